@@ -1,4 +1,4 @@
-"""The clocks of an open database, and how time that has passed is told from a wall clock that was set.
+"""The clocks of an open database, which distinguish time that has passed from changes of the wall clock.
 
 Two clocks, both in microseconds. The wall clock says when something happened, and may jump. Positions begin with its
 time, and messages expire by it, because their expiry interval counts from their position's time. The monotonic clock

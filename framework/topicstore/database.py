@@ -264,7 +264,7 @@ class Database:
         ``reverse`` that order is reversed: the newest comes first, and hardly any message older than the last of
         ``limit`` is read. With ``order="any"`` only each publisher's messages of each topic come in the order stored.
         This makes long replays faster: merging four shards takes 1.2 to 3 times as long, and merging the hundreds of
-        streams of `wildcard_optimized` and `skipstream` 1.5 to 5 times. With one stream, nothing is gained.
+        streams of `wildcard_optimized` and `skipstream` 1.5 to 12 times. With one stream, nothing is gained.
         With ``order="timestamp"`` they are sorted by their own times; all of them are read first, and held in memory,
         or with ``limit`` about twice as many as that.
 
@@ -401,7 +401,7 @@ class Database:
         window:     how many messages may be delivered and not acknowledged (`Subscription.acknowledge`); None: any.
         batch_size: the most messages of a batch.
         on_dropped: what iterating does if generations are dropped unread: "warn", "raise", or a function that is called
-                    with their numbers. `fetch` tells them in `SubscriptionBatch.dropped`.
+                    with their numbers. `fetch` returns them in `SubscriptionBatch.dropped`.
 
         Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`, and
         `WrongDatabaseError` for a place of another database.

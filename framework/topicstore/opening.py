@@ -57,8 +57,8 @@ def open(  # noqa: A001 - the name people know from every other store
     mode:       ``"a"`` (default): write it, and create it where there is none. ``"x"``: create it; one that is there
                 raises `NotADatabaseError`. ``"r+"``: write one that is there; none raises `DatabaseNotFoundError`.
                 ``"r"``: only read one that is there, as it is at this moment or at the last `Database.refresh`, and
-                change nothing of it. With backends that can do it (``rocksdb``) beside whoever writes it, without
-                a lock; with the others, where nobody has it open to write.
+                change nothing of it. Backends with ``concurrent_readers`` (``rocksdb``) do so while another process
+                writes it, without a lock; with the others no process may have it open to write.
     backend:    name of an installed backend; default ``"rocksdb"``.
     layout:     name of an installed layout; default ``"block"``.
     shards:     1 to 4,096; messages go to a shard by their client id; default 1.
@@ -76,19 +76,19 @@ def open(  # noqa: A001 - the name people know from every other store
                 the layout's are kept with each generation.
     auto_compact: merge what was stored in the background, when it is quiet, and count it (`Database.compact`);
                 may differ at every opening.
-    recovery:   what is done where a shard can't be read as it was stored. ``"strict"`` (default): cut what a power
-                failure left of a log behind the first write that is missing or damaged, if nothing is missing then
-                that was known to be on disk, and give a `RuntimeWarning` if some of it could be read; else raise
-                `DataLossError` or `CorruptionError`, and leave it as it is. ``"point_in_time"``: go on with what there
-                was before the first write that is missing or damaged. ``"salvage"``: the same, and then store again,
-                at their positions, the messages behind it that can be read with all that belongs to them; a warning
-                counts them and the others. State, sessions, retained messages, deletes and generations stay those from
-                before the damage, so what resumes by them may bring again what was salvaged. What the last two leave
-                out is gone for good, also where they are interrupted: copy the directory before.
+    recovery:   what happens if a shard can't be read as it was stored. ``"strict"`` (default): truncate the log of the
+                engine at the first write that a power failure left missing or damaged, with a `RuntimeWarning` if a
+                later write is readable; if a write is missing that was known to be on disk, raise `DataLossError` or
+                `CorruptionError` and change nothing. ``"point_in_time"``: open the shard as it was before the first
+                write that is missing or damaged. ``"salvage"``: the same, and then store again, at their positions,
+                the later messages that are completely readable; a warning counts those and the others. State,
+                sessions, retained messages, deletes and generations stay as they were before the damage, so a session
+                may deliver again what was salvaged. What the last two leave out is lost for good, even if they are
+                interrupted: copy the directory before.
     permissions: those of the directory where it is made, less the umask; by default others than its owner can't
                 enter it, and read nothing. Directories that are there keep theirs; queues and checkpoints get the same.
-    allow_ancient: take times, of messages and to read from, that lie in the first two months of 1970, which are refused
-                as seconds or milliseconds; may differ at every opening.
+    allow_ancient: accept times, of messages and to read from, in the first two months of 1970. They are refused by
+                default, because they are probably seconds or milliseconds. May differ at every opening.
     clock:      returns the present as microseconds since the epoch.
     monotonic:  returns microseconds that have passed since some moment; all durations go by it, so that the
                 clock may jump. By default the machine's, or with a ``clock`` of your own that one.

@@ -33,7 +33,7 @@ class Taken:
         self._releases: list[Release] = []
 
     def add(self, release: Release) -> None:
-        """Add a resource that was taken, which ``release`` gives back."""
+        """Add a resource that was acquired; ``release`` releases it."""
         self._releases.append(release)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""The requests of the two hooks by which plugins of a server say who a client is and what it may do."""
+"""The requests of the two hooks by which plugins of a server authenticate and authorize clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Credentials:
 
 @attrs.define(kw_only=True)
 class AuthenticationRequest:
-    """A request to say who some clients are."""
+    """A request to authenticate some clients."""
 
     clients: tuple[Credentials, ...]
 

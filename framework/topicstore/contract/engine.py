@@ -320,9 +320,9 @@ class Engine(Reader):
     def checkpoint_steps(self, path: Path) -> Generator[None]:
         """Do the work of `checkpoint` in three steps, after each of the first two of which the generator yields.
 
-        First comes what may take long before the copy's moment, such as writing out buffers; then the snapshot, during
-        which the framework lets nobody write, so it is quick; then the copying. Closing the generator earlier releases
-        what it holds. The default makes the whole checkpoint in the second step.
+        The first step is what may take long before the snapshot, such as flushing memtables. The second is the
+        snapshot; the framework admits no writer meanwhile, so it must be short. The third is copying. Closing the
+        generator earlier releases what it holds. The default makes the whole checkpoint in the second step.
         """
         yield
         self.checkpoint(path)

@@ -305,7 +305,7 @@ class CorruptionError(EngineError):
 
 
 class LogDamagedError(CorruptionError):
-    """From some write on a shard's log can't be read, or a write is missing in it, as after a power failure.
+    """A shard's log is unreadable from some write on, or lacks a write, as after a power failure.
 
     `Backend.open_shard` raises this error before it has changed anything. `topicstore.open` then cuts the log there,
     unless writes would be lost that were known to be on disk; in that case it raises `DataLossError`. A backend may

@@ -139,7 +139,7 @@ def topicstore_closed(db: OpenDatabase) -> None:
 
 @hookspec
 def topicstore_authenticate(request: AuthenticationRequest) -> Sequence[str | bool | None]:
-    """Return for each of ``request.clients``, in their order, who it is.
+    """Authenticate each of ``request.clients``; return the results in their order.
 
     A str is the name of the user that the client is; False refuses it; None leaves it to the next plugin, and at last
     to the server's own settings. The first that says something counts. Called in a thread that is not the event

@@ -1,10 +1,10 @@
 """Log stores: where sites that share a database keep its log and what belongs to it, as named objects.
 
 A log store can do four things. One of them, creating an object only if its name is free, is all on which sites agree:
-whoever creates the next entry of a log has written it. What must hold:
+the process that creates the next entry of a log has written it. What must hold:
 
 * `LogStore.create` of one name succeeds for one caller, whatever the number of threads, processes and machines that
-  try. The object is then whole and on disk, and stays until somebody deletes it. Objects are never changed.
+  try. The object is then whole and on disk, and stays until it is deleted. Objects are never changed.
 * `LogStore.get` and `LogStore.names` see each object that was created before they were called, and none that was
   deleted before. A cache, or a replica of the store that is behind, breaks the log.
 * An error other than `ObjectExistsError` and `ObjectNotFoundError` says nothing about whether the call took effect.
@@ -91,7 +91,8 @@ class LogStore(ABC):
     def create(self, name: str, data: bytes) -> None:
         """Create an object. It is whole and on disk when the call returns.
 
-        Raises `ObjectExistsError` if the name is taken, and `StorageUnavailableError`, after which nobody knows.
+        Raises `ObjectExistsError` if the name is taken, and `StorageUnavailableError`, after which it is unknown
+        whether the object was created.
         """
 
     @abstractmethod
@@ -111,7 +112,7 @@ class LogStore(ABC):
         """Delete an object, if there is one. Raises `StorageUnavailableError`."""
 
     def close(self) -> None:
-        """Give back what the store holds. Objects stay."""
+        """Release the resources of the store. Objects stay."""
         return
 
 

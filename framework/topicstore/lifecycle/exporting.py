@@ -239,7 +239,7 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
 def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *, anew: bool = False) -> ExportedSlab:
     """Export a shard's part of a sealed generation, unless it is there already.
 
-    ``anew``: compare an existing export with the stored rows, too, as is always done with a new one.
+    ``anew``: compare an existing export with the stored rows again; a new one is always compared.
     Raises `ManifestMismatchError` if an existing export has another number of messages, or other positions.
     """
     directory = slab_directory(target, shard.number, generation)

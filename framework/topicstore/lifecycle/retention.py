@@ -105,7 +105,7 @@ _VERSION = 1
 _ARCHIVING_VERSION = 2
 _FILTERS_VERSION = 3
 _EXCESS = 2
-"""The part of the limit on bytes, as a divisor, by which it may be exceeded before who stores has to wait."""
+"""The part of the limit on bytes, as a divisor, by which it may be exceeded before writers have to wait."""
 _PAUSE = 0.005
 """Seconds between two looks at whether enough was removed."""
 _AGAIN = 60_000_000

@@ -1,4 +1,4 @@
-"""`Bell`: wakes threads and asyncio tasks that wait until something has happened, and calls who asked for it.
+"""`Bell`: wakes threads and asyncio tasks that wait for an event, and calls registered functions.
 
 A listener looks first, then waits, then looks again, all while it is registered. A ring that comes after a look ends
 the wait that follows it, so no event in between is missed, however many listeners the bell has.

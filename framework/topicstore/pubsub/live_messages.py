@@ -41,7 +41,7 @@ class LiveMessages(Generic[T]):
         return self._begun()[0]
 
     def append(self, item: T) -> None:
-        """Add one behind all others."""
+        """Add a message after all others."""
         self._begun().append(item)
         self._bytes += self._size(item)
 

@@ -1,7 +1,7 @@
 """`RecentCommits`: batches that were committed a moment ago, still in memory, for followers that have caught up.
 
-A consumer that is told of a commit reads its messages here, without a scan of the engine. Which messages a filter gets
-is worked out when the batch is announced, once for all filters together, so a commit of a thousand messages for a
+A consumer that is notified of a commit reads its messages here, without a scan of the engine. Which messages a filter
+gets is worked out when the batch is announced, once for all filters together, so a commit of a thousand messages for a
 thousand filters costs each of them its own message and no more. Messages become objects once for all filters.
 
 What is read here is what a scan would return: the committed columns with their positions and times. So a batch is not
@@ -313,7 +313,7 @@ class RecentCommits:
         return much or len(self._commits) > _COMMITS
 
     def forget(self) -> None:
-        """Forget all commits. Those who read them forget them, too, each with `Matches.forget`."""
+        """Forget all commits. Their readers forget them, too, each with `Matches.forget`."""
         with self._lock:
             self._commits.clear()
             self._rows = self._bytes = self._listed = 0

@@ -63,7 +63,7 @@ class EarliestEnd:
                 self.time = min(self.time, time)
 
     def forget(self, time: int | None) -> None:
-        """Begin anew with a time."""
+        """Begin again with a time."""
         with self._lock:
             self.time = time
 

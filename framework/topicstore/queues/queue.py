@@ -241,7 +241,7 @@ class Queue:
     def peek(self, limit: int = 1_000, *, after: int = 0) -> QueueBatch:
         """Return at most ``limit`` messages that follow an id, or the head, as `read` does, which goes on as before.
 
-        It is for several who read the same queue, each of which knows where it is.
+        It is for several readers of one queue, each of which keeps its own place.
         """
         check_count("limit", limit)
         check_within("an id", after, 0, (1 << 64) - 1)

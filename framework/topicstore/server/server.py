@@ -203,13 +203,13 @@ class Server:
 
     @property
     def can_reread(self) -> bool:
-        """Whether it was told how to read its settings again."""
+        """Whether the server has a function for `reread`, which reads its settings."""
         return self._read is not None
 
     async def reread(self) -> Reloaded:
         """Read the settings again, and `reload` them. Raises what reading raises, and changes nothing then.
 
-        Raises `InvalidArgumentError` if the server wasn't told how to read them.
+        Raises `InvalidArgumentError` if the server has no function that reads them.
         """
         if self._read is None:
             raise InvalidArgumentError("this server has no settings to read again: a program has made them")
@@ -235,7 +235,9 @@ class Server:
                 ended.result()
 
     async def drain(self) -> None:
-        """Accept nobody any more, serve what was asked for, tell the clients, and end. May be called again.
+        """Accept no more connections, complete what was requested, send DISCONNECT to the clients, and end.
+
+        May be called again.
 
         Sessions last as long as their clients have asked for; wills are published, as after any end that is not the
         client's own (MQTT 5, section 3.1.2.5).

@@ -83,7 +83,7 @@ class ListenerSettings(Section, frozen=True):
 
 
 class AuthenticationSettings(Section, frozen=True):
-    """Section ``[authentication]``: who is let in."""
+    """Section ``[authentication]``: which clients may connect."""
 
     anonymous: Literal["loopback", "never", "always"] = "loopback"
     """From where clients may connect without a user name: from this machine, from nowhere, from everywhere."""
@@ -110,7 +110,7 @@ class Rule(Section, frozen=True):
 
 
 class AuthorizationSettings(Section, frozen=True):
-    """Section ``[authorization]``: who may do what."""
+    """Section ``[authorization]``: which users may do what."""
 
     rules: tuple[Rule, ...] = ()
     """The access list: the first rule that speaks of something counts."""

@@ -1,4 +1,4 @@
-"""`DeliveryBatch`: messages for one session's client as columns, which all who get the same messages share.
+"""`DeliveryBatch`: messages for one session's client as columns; sessions that get the same messages share them.
 
 The packets of a session wait in the order in which they are to be sent, as batches and as single packets; the
 functions here count them, cut them and make objects of them.

@@ -85,8 +85,8 @@ class Entrance:
     def afterwards(self, what: str, call: Callable[[], object]) -> None:
         """Have this thread, which holds the lock, call a program's callback after it has given up the lock.
 
-        An error of the callback is given as a `RuntimeWarning` that begins with ``what``: whoever made the call that
-        ended somebody's session can't do anything about it.
+        An error of the callback is given as a `RuntimeWarning` that begins with ``what``: the caller that
+        ended another client's session can't handle it.
         """
         self._due.calls.append((what, call))
 

@@ -1,4 +1,4 @@
-"""`Lookup`: which sessions there are, stored or kept in memory, and what is told of each."""
+"""`Lookup`: finds sessions, stored or kept in memory, and their `SessionInfo`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lookup:
         return found
 
     def info(self, found: Found) -> SessionInfo:
-        """Return what is told of a session."""
+        """Return the information about a session."""
         info, live = self._states.info(found, self._wall), self._in_memory(found.client_id)
         if live is None:
             return info

@@ -87,7 +87,7 @@ class Sessions:
         self.groups = SharedSubscriptions(self._groups, self._entered)
         """The shared subscriptions, and how long their members may be slow or away before others take over."""
         self.pace = Pace()
-        """How often is done what nothing else brings about; its attributes may be set."""
+        """How often the periodic work of sessions is done; its attributes may be set."""
         self._clock = parts.steady
         self._storage = parts.storage
         self._entrance = self._dispatcher.entrance
@@ -158,7 +158,7 @@ class Sessions:
                          subscription (sections 3.1.2.11.4 and 4.8.2); `SessionStatus.refused` counts it. Of a resumed
                          session it is asked for the messages in flight, too. It is called under the sessions' lock, so
                          it has to return quickly and call nothing of the database. If it raises, nothing is delivered
-                         to this session, whose `failure` tells, and the next tick tries again.
+                         to this session, whose `failure` is set, and the next tick tries again.
         overlapping:     what happens to a message that matches several subscriptions: with ``"each"`` it is delivered
                          for each, with ``"once"`` once, with the highest QoS and all subscription identifiers of those
                          that it matches (section 3.3.4), and with the RETAIN flag if one of them wants it as published.

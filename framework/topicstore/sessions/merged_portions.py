@@ -67,7 +67,7 @@ class MergedPortion(Portion):
 
 
 def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> MergedPortion:
-    """Return the messages of all parts of one shard, without those that have expired or that nobody is to get."""
+    """Return the messages of all parts of one shard, without those that have expired or that no session is to get."""
     rows = [rows_in(part.run, part.stop, part.matching[1], client_id, now) for part in parts]
     traits = [Traits.of(part.run.stretch) for part in parts]
     all_ = np.concatenate([one.positions[some] for one, some in zip(traits, rows, strict=True)])

@@ -84,8 +84,8 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     packet_id: int
     """The packet id, 1 to 65,535; 0 at QoS 0, which has none."""
     message: Message
-    """The message. Sessions that are at the same place are delivered the same object, those of other filters too if it
-    was committed a moment ago: a server that keeps what it encoded by the object encodes a message once for all."""
+    """The message. Sessions at the same place get the same object, and so do those of other filters if the message was
+    committed a moment ago. A server can cache the encoded message by this object."""
     qos: int
     """The QoS of delivery: the lower of those of the message and the subscription."""
     dup: bool = False

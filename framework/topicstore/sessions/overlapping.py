@@ -319,7 +319,7 @@ class OverlappingSources(Source):
             member.rewind()
 
     def close(self) -> None:
-        """There is nothing to give back that the subscriptions don't."""
+        """There is nothing to release that the subscriptions don't."""
 
 
 def _positions(run: Run, stop: int) -> Positions:

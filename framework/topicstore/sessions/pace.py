@@ -1,4 +1,4 @@
-"""`Pace`: how often is done for sessions what nothing else brings about."""
+"""`Pace`: how often the periodic work of sessions is done."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ the next reads; not more, because others wait meanwhile."""
 class RetainedSource(Source):
     """The retained messages that a subscription is sent, in order of topics.
 
-    The last topic that was delivered is its place. After a resumption it goes on behind that topic, with the retained
+    The last topic that was delivered is its place. After a resumption it goes on after that topic, with the retained
     messages that there are then.
     """
 
@@ -159,4 +159,4 @@ class RetainedSource(Source):
         self._failing = False
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """There is nothing to release."""

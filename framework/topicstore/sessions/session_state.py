@@ -102,7 +102,7 @@ class SessionState:
         return [stored[client_id] for client_id in client_ids]
 
     def info(self, found: Found, wall: Callable[[int], int]) -> SessionInfo:
-        """Return what is told of a session. ``wall`` turns a time of the sessions' clock into one of the wall clock."""
+        """Return a session's information. ``wall`` turns a time of the sessions' clock into one of the wall clock."""
         record, client_id = found.record, found.client_id
         subscriptions = [subscription for _, subscription in self.subscriptions(client_id)]
         return SessionInfo(

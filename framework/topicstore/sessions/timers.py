@@ -63,7 +63,7 @@ class Timers:
         self._next_timer: list[int | None] = [0 for _ in shards]
         """By shard, the earliest time at which a stored timer may be due; None: there is no timer."""
         self._passed: list[Timer | None] = [None for _ in shards]
-        """By shard, the timer behind which the next call of `run` begins; None: with the earliest."""
+        """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None
 
     def tick(self, now: int) -> float:

@@ -1,4 +1,4 @@
-"""`KeptRows`: what tally tables count of a filter's messages, kept in memory for who asks again.
+"""`KeptRows`: what tally tables count of a filter's messages, kept in memory for later calls.
 
 Each row says how many messages lie between two times. The tables of many topics take seconds to read, and a histogram
 of the same filter is asked for again whenever somebody looks at another time. A table never changes but by deletes.

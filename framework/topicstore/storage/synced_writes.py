@@ -153,7 +153,7 @@ def check_reached(directory: Path, shard: int, reached: Synced | None, tail: Tai
     """Raise `DataLossError` if a shard ends before the last write that was known to be on disk.
 
     Logs lose their ends only, so nothing is missing where a later position is there. The numbers of the writes then
-    tell nothing, nor does a 0: a release that doesn't number them may have written meanwhile.
+    tell nothing, nor does a 0: a release that doesn't number them may have written in between.
     """
     if reached is None or tail.last_position > reached.position:
         return

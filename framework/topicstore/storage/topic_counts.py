@@ -34,9 +34,9 @@ MOST_TOPICS = 1_000_000
 """The most topics of a shard whose counts are kept, about 200 bytes each. Counts of more are made for each call."""
 _EVERYTHING = TopicFilter("#")
 _NEVER = -1
-"""A number of deleted messages that no shard has, so that the counts are made anew."""
+"""A number of deleted messages that no shard has, so that everything is counted again."""
 _WAITING = 16
-"""The number of ranges counted meanwhile that wait to be added, before whoever counts adds them."""
+"""The number of ranges counted meanwhile that wait to be added, before the counting thread adds them."""
 
 _Counted = tuple[int, int, int, Tally]
 """A generation, a range of its positions as (before, last), and what there is in it."""

@@ -272,7 +272,7 @@ def summary(done: Imported) -> str:
     if done.resumed:
         text += f"; went on after row {done.resumed:,}"
     if done.lifted:
-        text += f"; {done.lifted:,} came late and were put behind the last before them"
+        text += f"; {done.lifted:,} came late and were put after the last before them"
     if done.outcome == "limit reached":
         text += f"; stopped by --limit, the next import goes on after row {done.rows:,}"
     return text

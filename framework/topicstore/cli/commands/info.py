@@ -36,7 +36,7 @@ def info(path: Path, *, as_json: bool) -> None:
     streams         what can be read separately (see: topicstore streams)
     values          what the layouts have written, without the engine's own
     readable up to  time of the last position that readers see
-    lifted          messages that came late and were put behind the last one
+    lifted          messages that came late and were put after the last one
                     before them (--late lift); shown if there are any
     slab            one generation of one shard: what a layout keeps together
     """  # noqa: D301 - click wants the character

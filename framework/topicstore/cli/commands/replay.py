@@ -53,7 +53,7 @@ _LOOK_EVERY = 0.5
     type=click.Choice(FORMATS),
     help="[default: by the ending of --output; else table on a terminal, jsonl elsewhere]",
 )
-@click.option("--output", type=PATH, metavar="FILE", help="Write to FILE; jsonl and csv are packed if it ends in .gz.")
+@click.option("--output", type=PATH, metavar="FILE", help="Write to FILE; .gz compresses jsonl and csv.")
 @click.option(
     "--order",
     type=click.Choice(["time", "any", "timestamp"]),

@@ -21,7 +21,7 @@ __all__ = ["topics"]
 def topics(path: Path, topic_filter: str, *, sort: str, as_json: bool) -> None:
     """List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.
 
-    Bytes are those of payloads and topics, before they are packed. Times are those of positions. All is exact; what
+    Bytes are those of payloads and topics, before compression. Times are those of positions. All is exact; what
     was counted in the background, or by `compact`, isn't read for it.
     """
     from topicstore.cli.terminal import display

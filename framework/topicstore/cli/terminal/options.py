@@ -73,7 +73,7 @@ _CREATION = (
     click.option(
         "--late",
         type=click.Choice(["raise", "lift"]),
-        help="With --timestamps message: refuse a message older than its shard's last, or put it behind that.  "
+        help="With --timestamps message: refuse a message older than its shard's last, or put it after that.  "
         "[default: raise]",
     ),
     click.option(

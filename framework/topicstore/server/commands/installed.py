@@ -25,4 +25,4 @@ def check_installed() -> None:
     """Raise `click.UsageError`, with the command that helps, if a library is missing."""
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        raise click.UsageError(f'needs {", ".join(missing)}: pip install "topicstore[server]"')
+        raise click.UsageError(f'the server needs {", ".join(missing)}: pip install "topicstore[server]"')
