@@ -69,7 +69,7 @@ def db(tmp_path: Path) -> Path:
 
 
 def test_it_creates_the_database_by_the_messages_own_times(db: Path, file: Path) -> None:
-    run("import", db, file, "--shards", 3, "--late", "lift", "--max-skew", 5, "--option", "block.level=3")
+    run("import", db, file, "--shards", 3, "--late", "lift", "--max-skew", "5s", "--option", "block.level=3")
     with ts.open(db, mode="r+") as found:
         manifest = found.manifest
     assert (manifest.timestamps, manifest.shards, manifest.late, manifest.max_skew) == ("message", 3, "lift", 5.0)

@@ -11,9 +11,8 @@ import click
 
 from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.groups import GroupWithDefault
-from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.cli.terminal.options import PATH, Length, json_option
 from topicstore.contract.positions import span_text
-from topicstore.contract.times import parse_when
 from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.storage.archive_locations import location_of
 
@@ -23,23 +22,7 @@ NONE = "none"
 FOREVER = "forever"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)b?", re.IGNORECASE)
-_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
-
-
-class _Length(click.ParamType[float | str]):
-    """A parameter that is a length of time, in seconds, or `NONE`."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        if not isinstance(value, str) or value == NONE:
-            return value  # type: ignore[no-any-return]
-        if _SECONDS.fullmatch(value):
-            return float(value)
-        try:
-            return -parse_when(f"-{value}", 0) / 1e6
-        except ValueError:
-            self.fail(f"{value!r} is not a length of time: write seconds, 30m, 12h, 7d, 2w, or none", param, ctx)
+_LENGTH = Length(NONE)
 
 
 class _Size(click.ParamType[int | str]):
@@ -70,7 +53,7 @@ class _FilterAge(click.ParamType[tuple[str, float | str]]):
         topic_filter, equals, length = value.rpartition("=")
         if not equals or not topic_filter:
             self.fail(f"{value!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'", param, ctx)
-        return topic_filter, length if length == FOREVER else _Length().convert(length, param, ctx)
+        return topic_filter, length if length == FOREVER else _LENGTH.convert(length, param, ctx)
 
 
 @click.group(cls=GroupWithDefault, default="show", subcommand_metavar="[show|set|run] PATH …")
@@ -132,7 +115,7 @@ def _stay(length: float | None) -> str:
 
 @retention.command("set")
 @click.argument("path", type=PATH)
-@click.option("--max-age", type=_Length(), help="Messages older than this go: seconds, 12h, 7d, or none.")
+@click.option("--max-age", type=_LENGTH, help="Messages older than this go: seconds, 12h, 7d, or none.")
 @click.option(
     "--filter",
     "filters",
@@ -141,7 +124,7 @@ def _stay(length: float | None) -> str:
     metavar="FILTER=TIME",
     help="What matches FILTER stays so long instead: 1h, 90d, forever; none takes the filter away.",
 )
-@click.option("--rotate-every", type=_Length(), help="A generation is written for so long.  [default: max-age / 4]")
+@click.option("--rotate-every", type=_LENGTH, help="A generation is written for so long.  [default: max-age / 4]")
 @click.option("--max-bytes", type=_Size(), help="Bytes of values in all generations: 500MB, 10GB, or none.")
 @click.option(
     "--when-full", type=click.Choice(["refuse", "drop"]), help="Refuse to store, or drop the oldest generations."

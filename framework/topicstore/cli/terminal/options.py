@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +18,11 @@ from topicstore.plugins import registry
 from .completion import backend_names, layout_names
 
 __all__ = [
+    "LENGTH",
     "PATH",
     "TIME",
     "TIME_HELP",
+    "Length",
     "arguments_of",
     "by_option",
     "creation_options",
@@ -53,6 +56,32 @@ class _Time(click.ParamType[int]):
 
 TIME = _Time()
 
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+
+
+class Length(click.ParamType[float | str]):
+    """A parameter that is a length of time, in seconds, or one of some words."""
+
+    name = "time"
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """Return the length, or the word."""
+        if not isinstance(value, str) or value in self._words:
+            return value  # type: ignore[no-any-return]
+        if _SECONDS.fullmatch(value):
+            return float(value)
+        try:
+            return -parse_when(f"-{value}", 0) / 1e6
+        except ValueError:
+            forms = ", ".join(["write seconds", "30m", "12h", "7d", "2w", *(f"or {word}" for word in self._words)])
+            self.fail(f"{value!r} is not a length of time: {forms}", param, ctx)
+
+
+LENGTH = Length()
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 
 _CREATION = (
@@ -78,9 +107,8 @@ _CREATION = (
     ),
     click.option(
         "--max-skew",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
-        help="How far ahead of the clock a message's own time may lie.  [default: 60]",
+        type=LENGTH,
+        help="How far ahead of the clock a message's own time may lie: seconds, 5m, 1h.  [default: 60]",
     ),
     click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="Plugin that wraps the data path."),
     click.option(
