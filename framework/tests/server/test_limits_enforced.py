@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import topicstore as ts
@@ -44,6 +44,20 @@ def test_one_client_too_many_is_refused(db: ts.Database, version: int) -> None:
         wait_until(lambda: db.sessions.connected("second") is None, "the second to be gone")
         with embedded.client(version=version) as client:
             assert client.connect("third").reason == 0
+
+
+def test_clients_that_connect_at_once_are_counted_too(db: ts.Database) -> None:
+    """Also those that have no CONNACK yet; who wasn't let in, or has gone again, leaves its place to others."""
+    with limited(db, Limits(connections=3)) as embedded, ExitStack() as clients:
+        many = [clients.enter_context(embedded.client()) for _ in range(20)]
+        for _ in range(2):
+            for number, client in enumerate(many):
+                client.send(wire.connect(f"client-{number}"))
+            reasons = [client.expect("CONNACK").reason for client in many]
+            assert sorted(reasons) == [0] * 3 + [0x97] * 17
+            clients.close()
+            wait_until(lambda: not embedded.server.traffic.connected, "all of them to be gone")
+            many = [clients.enter_context(embedded.client()) for _ in range(20)]
 
 
 @both

@@ -82,6 +82,10 @@ class Channel:
             sent[PUBLISH] += published
             sent[PUBREL] += pubrels
 
+    def ends(self, reason: str, code: int) -> None:
+        """Note why the connection ends, and with which reason code, for its line in the log."""
+        self.record.reason, self.record.code = reason, int(code)
+
     def _put(self, data: bytes) -> bool:
         if not data or self.gone or self.over:
             return False

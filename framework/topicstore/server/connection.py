@@ -351,6 +351,7 @@ class MqttConnection(asyncio.Protocol):
         elif serving.full:
             self.end(ReasonCode.QUOTA_EXCEEDED, "as many clients are connected as may be")
         else:
+            serving.opening[self] = None
             serving.spawn(self, self._admit(terms))
 
     async def _admit(self, terms: Terms) -> None:
@@ -501,8 +502,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _disconnect(self, packet: DisconnectPacket) -> None:
         expiry = KEEP if packet.session_expiry is None else self._terms.changed_expiry(packet.session_expiry)
-        record = self._channel.record
-        record.reason, record.code = packet.reason_string or "the client disconnected", packet.reason
+        self._channel.ends(packet.reason_string or "the client disconnected", packet.reason)
         self._state = _State.LEAVING
         self._barrier = packet
         self._waiting = None
@@ -534,8 +534,7 @@ class MqttConnection(asyncio.Protocol):
         if self._state != _State.NEW:
             self.end(bad.reason, bad.text)
             return
-        record = self._channel.record
-        record.reason, record.code = bad.text, int(bad.reason)
+        self._channel.ends(bad.text, bad.reason)
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
             told = _sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
@@ -549,8 +548,7 @@ class MqttConnection(asyncio.Protocol):
         """
         if self._state >= _State.OVER:
             return
-        record = self._channel.record
-        record.reason, record.code = text, int(reason)
+        self._channel.ends(text, reason)
         told = self.told(text if shown is None else shown) if self._state != _State.NEW else None
         if self._state == _State.OPENING:
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # a CONNACK can't say that (MQTT 5, section 3.2.2.2)
@@ -574,7 +572,7 @@ class MqttConnection(asyncio.Protocol):
         self._waiting = self._receipts = None
         self._throttled = False
         self._channel.shut()
-        self._serving.hold(self, held=False)
+        self._serving.shut(self)
 
     def abort(self) -> None:
         """Close the socket at once."""

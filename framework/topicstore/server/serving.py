@@ -49,6 +49,8 @@ class Serving:
         """The connections of sessions that are connected."""
         self.connections: dict[Client, None] = {}
         """All connections, also those without a session."""
+        self.opening: dict[Client, None] = {}
+        """The connections whose CONNECT is being served."""
         self.held: dict[Client, int] = {}
         """The connections from which nothing is read, with how much of what they are sent wasn't taken."""
         self.crowded = False
@@ -74,8 +76,8 @@ class Serving:
 
     @property
     def full(self) -> bool:
-        """Whether as many clients are connected as may be."""
-        return self.traffic.connected >= self.limits.connections
+        """Whether as many clients are connected, or about to be, as may be."""
+        return self.traffic.connected + len(self.opening) >= self.limits.connections
 
     def add(self, connection: Client) -> None:
         """Note a new connection."""
@@ -89,6 +91,7 @@ class Serving:
 
     def begin(self, session: Session, connection: Client) -> None:
         """Note whose connection a session's is, from its CONNACK on."""
+        self.opening.pop(connection, None)
         self.sessions[session] = connection
         self.traffic.connect()
 
@@ -104,6 +107,11 @@ class Serving:
             self.held[connection] = -1
         else:
             self.held.pop(connection, None)
+
+    def shut(self, connection: Client) -> None:
+        """Note that the last word was said on a connection."""
+        self.opening.pop(connection, None)
+        self.hold(connection, held=False)
 
     def kick(self) -> None:
         """Note that there is something for the next hop."""
