@@ -377,9 +377,12 @@ def test_a_service_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
         environment = {**os.environ, "NOTIFY_SOCKET": str(path)}
-        with server(str(tmp_path / "data"), *HERE, env=environment):
+        with server(str(tmp_path / "data"), *HERE, env=environment) as (process, _):
             manager.settimeout(PATIENCE)
             assert b"READY=1" == manager.recv(100)
+            process.send_signal(signal.SIGTERM)
+            assert b"STOPPING=1" == manager.recv(100)
+            assert 0 == ended(process)[0]
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     assert not notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")

@@ -1,4 +1,4 @@
-"""Telling whoever started the server that it serves: a line for scripts, a datagram for systemd."""
+"""Telling whoever started the server that it serves, or ends: a line for scripts, a datagram for systemd."""
 
 from __future__ import annotations
 

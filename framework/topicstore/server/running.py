@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import topicstore as ts
 
+from .readiness import notify
 from .server import Server
 from .settings import ServerSettings
 
@@ -48,6 +49,7 @@ async def serve(
                 await asyncio.wait((failing, ending), return_when=asyncio.FIRST_COMPLETED)
                 if failing.done():
                     failing.result()
+                notify("STOPPING=1")
                 await server.drain()
             finally:
                 for task in (failing, ending):
