@@ -188,6 +188,20 @@ def test_messages_keep_their_order(connect, name: str, version: int, qos: int) -
 
 
 @both
+@statement("4.6.0-4")
+def test_exchanges_go_on_in_the_order_of_their_receipts(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """Whatever order the messages had; those that a client has received together are released together."""
+    reader, writer = connect(version=version), connect(version=version)
+    reader.subscribe(name, options=2)
+    for number in range(6):
+        writer.publish(name, b"%d" % number, 2)
+    ids = [packet.packet_id for packet in reader.publishes(6)]
+    for group in ((ids[4],), (ids[2], ids[5], ids[0]), (ids[3], ids[1])):
+        reader.send(*[wire.acknowledgement("PUBREC", packet_id) for packet_id in group])
+        assert tuple(reader.expect("PUBREL").packet_id for _ in group) == group
+
+
+@both
 @statement("3.3.1-5", "3.3.1-6", "3.3.1-7", "3.3.1-8", "3.3.1-9")
 def test_a_retained_message_is_set_replaced_and_removed(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     writer = connect(version=version)
