@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.serving import Serving, serving
 
@@ -38,16 +39,16 @@ def need(module: str, package: str) -> None:
         pytest.skip(f"needs {package}: pip install {package}")
 
 
-def tool(name: str) -> str:
-    found = shutil.which(name)
+def tool(name: str, package: str = "mosquitto-clients") -> str:
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
-        pytest.skip(f"needs {name}: apt-get install mosquitto-clients")
+        pytest.skip(f"needs {name}: apt-get install {package}")
     return found
 
 
-def run(*command: object, expected: int = 0) -> str:
+def run(*command: object, expected: int = 0, cwd: Path | None = None) -> str:
     """Run a program; return what it prints."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
     assert done.returncode == expected, done.stdout + done.stderr
     return done.stdout
 
@@ -144,6 +145,36 @@ def test_mosquitto_sub_replays(mqtt: Serving, name: str, version: str) -> None:
     for start in ("beginning", "-2h"):
         replayed = run(subscribe, *common, "-q", "1", "-t", f"$replay/{start}/{name}/#", "-C", "5")
         assert replayed.split() == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("version", ["mqttv311", "mqttv50"])
+def test_a_bridge_of_mosquitto(mqtt: Serving, name: str, version: str, tmp_path: Path) -> None:
+    """Messages go both ways. It begins with a version that is no version of MQTT, and has to be told so."""
+    broker, publish, subscribe = tool("mosquitto", "mosquitto"), tool("mosquitto_pub"), tool("mosquitto_sub")
+    (tmp_path / "mosquitto.conf").write_text(f"""
+user root
+listener 0 socket
+allow_anonymous true
+connection {name}
+address 127.0.0.1:{mqtt.port}
+bridge_protocol_version {version}
+topic # both 1 here/ {name}/
+restart_timeout 1
+notifications false
+""")
+    with mqtt.client() as client:
+        client.connect()
+        client.publish(f"{name}/theirs", b"1", retain=True)
+        client.subscribe(f"{name}/ours", options=1)
+        with subprocess.Popen([broker, "-c", "mosquitto.conf"], cwd=tmp_path, stderr=subprocess.DEVNULL) as bridge:
+            try:
+                wait_until((tmp_path / "socket").is_socket, "the bridge's own clients can connect")
+                common = ["--unix", "socket", "-q", "1"]
+                run(publish, *common, "-t", "here/ours", "-m", "2", cwd=tmp_path)
+                assert client.expect("PUBLISH").payload == b"2"
+                assert run(subscribe, *common, "-t", "here/theirs", "-C", "1", cwd=tmp_path) == "1\n"
+            finally:
+                bridge.kill()
 
 
 def test_paho_replays_by_a_user_property(mqtt: Serving, name: str) -> None:

@@ -272,10 +272,11 @@ def test_the_protocol_has_its_name(version: int, name: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "answer"), [(0, 4), (1, 4), (2, 4), (3, 4), (6, 5), (7, 5), (0x83, 5), (0x84, 5), (255, 5)]
+    ("level", "answer"), [(0, 4), (1, 4), (2, 4), (3, 4), (6, 5), (7, 5), (0x83, 4), (0x84, 4), (0x85, 5), (255, 5)]
 )
 @statement("3.1.2-2", "3.1.1: 3.1.2-2")
 def test_the_protocol_has_a_version_that_is_served(level: int, answer: int) -> None:
+    """Bridges of mosquitto set a bit of it, and connect without it once they are told in the form of their version."""
     found = refused(0, connect(level, 2, wire.binary("me")), ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
     assert found.version == answer
     expected = b"\x20\2\0\1" if answer == 4 else b"\x20\3\0\x84\0"

@@ -16,6 +16,10 @@ from .reason import PacketError, ReasonCode
 
 __all__ = ["decode_connect"]
 
+_BRIDGE = 0x80
+"""The bit that bridges of mosquitto set in the version at first; told in the form of theirs that it isn't served, they
+connect without it (https://mosquitto.org/man/mosquitto-conf-5.html, ``try_private``)."""
+
 
 def _malformed(text: str) -> NoReturn:
     raise PacketError(ReasonCode.MALFORMED_PACKET, text)
@@ -55,7 +59,7 @@ def _version(body: bytes) -> int:
     version = body[6]
     if version not in (4, 5):
         text = f"protocol version {version} is not served; 4 (MQTT 3.1.1) and 5 are [MQTT-3.1.2-2]"
-        raise PacketError(unsupported, text, 4 if version < 5 else 5)
+        raise PacketError(unsupported, text, 4 if version & ~_BRIDGE < 5 else 5)
     return version
 
 
