@@ -199,6 +199,19 @@ def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
     assert (tmp_path / "topicstore-data").is_dir()
 
 
+@pytest.mark.parametrize("more", [(), ("--print-ready",)])
+def test_whether_anybody_reads_what_it_says_does_not_matter(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Clients are served; the log has it."""
+    with program("serve", str(tmp_path / "data"), *HERE, *more) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdout = None
+        assert "nobody reads it" in json.loads(process.stderr.readline())["event"]
+        process.send_signal(signal.SIGTERM)
+        assert 0 == ended(process)[0]
+
+
 def test_a_second_server_on_the_database_is_refused(tmp_path: Path) -> None:
     """With exit code 4, and without disturbing the first."""
     with server(str(tmp_path / "data"), *HERE) as (first, _), program("serve", str(tmp_path / "data"), *HERE) as second:

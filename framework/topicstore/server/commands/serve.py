@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from topicstore.server.settings import ListenerSettings, ServerSettings
 
 __all__ = ["serve"]
+
+_log = logging.getLogger("topicstore.server")
 
 _DIRECTORY = Path("topicstore-data")
 _EPILOG = """\b
@@ -134,7 +137,7 @@ def _run(settings: ServerSettings, read: Callable[[], ServerSettings], path: Pat
             if server.http is not None:
                 found.append((server.http.scheme, server.http.addresses))
             if print_ready:
-                click.echo(readiness.ready_line(found))
+                text = readiness.ready_line(found)
             else:
                 manifest = db.manifest
                 text = introduction(
@@ -146,7 +149,10 @@ def _run(settings: ServerSettings, read: Callable[[], ServerSettings], path: Pat
                     urls=[url for one in server.listeners for url in one.urls] + server.urls_of_http,
                     mqtt=[address for scheme, addresses in found if scheme == "mqtt" for address in addresses],
                 )
+            try:
                 click.echo(text)
+            except BrokenPipeError:  # no reason to end: clients are served all the same
+                _log.warning("what is said to whoever started the server can't be written: nobody reads it")
             readiness.notify("READY=1")
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
