@@ -51,6 +51,36 @@ def test_a_client_that_is_kicked_is_told(db: ts.Database) -> None:
         assert client.ended() == 0x98
 
 
+@pytest.mark.parametrize("topic_filter", ["a/#", "$share/group/a/#"])
+def test_a_client_that_was_away_for_too_long_is_told(
+    db: ts.Database, caplog: pytest.LogCaptureFixture, topic_filter: str
+) -> None:
+    """Retention removed what it had not read: a reason string of MQTT 5, the log and the session's record say so."""
+    clients: tuple[tuple[str, int, dict[str, int]], ...] = (
+        ("new", 5, {"session_expiry_interval": 3600}),
+        ("old", 4, {}),
+    )
+    with Embedded(db) as embedded:
+        for name, version, values in clients:
+            with embedded.client(version=version) as client:
+                client.connect(name, clean=False, **values)
+                client.subscribe(topic_filter.replace("group", name), options=1)
+                client.leave()
+        db.publish([ts.Message("a/1", b"gone", "program", 1)])
+        db.add_generation()
+        db.publish([ts.Message("a/1", b"there", "program", 1)])
+        db.drop_generation(1)
+        for name, version, values in clients:
+            with embedded.client(version=version) as client:
+                told = client.connect(name, clean=False, **values).properties.get("reason_string", "")
+                assert ("removed by retention" in str(told)) == (version == 5)
+                assert client.expect("PUBLISH").payload == b"there"
+                session = db.sessions.connected(name)
+                assert session is not None
+                assert [one.dropped for one in session.status().subscriptions] == [(1,)]
+    assert sum("was away for too long" in one.message for one in caplog.records) == 2
+
+
 def test_draining_tells_all_clients_and_keeps_their_sessions(db: ts.Database) -> None:
     """Those of MQTT 5 are told, those of 3.1.1 are closed; what was acknowledged is there, and sessions go on."""
     with Embedded(db) as embedded:
