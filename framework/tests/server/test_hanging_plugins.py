@@ -10,9 +10,10 @@ import topicstore as ts
 from topicstore.contract.access import AuthenticationRequest
 from topicstore.server.access.access import Access
 from topicstore.server.access.hooks import AccessHooks
-from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings
+from topicstore.server.limits import Limits
+from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ServerSettings
 from topicstore_conformance.conditions.skipping import need
-from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
 
@@ -30,6 +31,32 @@ class Hanging:
         self.asked.set()
         assert self.may_answer.wait(PATIENCE)
         return [None] * len(request.clients)
+
+
+def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(tmp_path: Path) -> None:
+    """Else clients that nobody has let in could keep all others out."""
+    plugin = Hanging()
+    access = Access(
+        AuthenticationSettings(),
+        AuthorizationSettings(),
+        authenticate=AccessHooks([("hanging", plugin)], "topicstore_authenticate"),
+    )
+    settings = ServerSettings(limits=Limits(connections=1))
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, settings, access=access) as embedded:
+
+        async def full() -> bool:
+            assert embedded.server._broker is not None
+            return embedded.server._broker.serving.full
+
+        try:
+            with embedded.client() as client, embedded.client() as other:
+                client.send(wire.connect("me"))
+                assert plugin.asked.wait(PATIENCE)
+                assert other.connect("other").reason == 0x97
+            wait_until(lambda: not embedded.do(full()), "the place to be free")
+        finally:
+            plugin.may_answer.set()
+    access.close()
 
 
 def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(tmp_path: Path) -> None:

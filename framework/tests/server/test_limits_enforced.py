@@ -48,16 +48,15 @@ def test_one_client_too_many_is_refused(db: ts.Database, version: int) -> None:
 
 def test_clients_that_connect_at_once_are_counted_too(db: ts.Database) -> None:
     """Also those that have no CONNACK yet; who wasn't let in, or has gone again, leaves its place to others."""
-    with limited(db, Limits(connections=3)) as embedded, ExitStack() as clients:
-        many = [clients.enter_context(embedded.client()) for _ in range(20)]
+    with limited(db, Limits(connections=3)) as embedded:
         for _ in range(2):
-            for number, client in enumerate(many):
-                client.send(wire.connect(f"client-{number}"))
-            reasons = [client.expect("CONNACK").reason for client in many]
-            assert sorted(reasons) == [0] * 3 + [0x97] * 17
-            clients.close()
+            with ExitStack() as clients:
+                many = [clients.enter_context(embedded.client()) for _ in range(20)]
+                for number, client in enumerate(many):
+                    client.send(wire.connect(f"client-{number}"))
+                reasons = [client.expect("CONNACK").reason for client in many]
+                assert sorted(reasons) == [0] * 3 + [0x97] * 17
             wait_until(lambda: not embedded.server.traffic.connected, "all of them to be gone")
-            many = [clients.enter_context(embedded.client()) for _ in range(20)]
 
 
 @both

@@ -87,6 +87,7 @@ class Serving:
     def remove(self, connection: Client) -> None:
         """Note that a connection's socket is closed."""
         self.connections.pop(connection, None)
+        self.opening.pop(connection, None)  # though who the client was may still be asked
         self.held.pop(connection, None)
 
     def begin(self, session: Session, connection: Client) -> None:
