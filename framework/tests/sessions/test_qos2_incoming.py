@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import topicstore as ts
 from topicstore.sessions import Sessions, SessionTakenOverError
+from topicstore_conformance.database.intercepting_engines import Turnstile, replace_engine
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
 def message(payload: str, qos: int = 2, client_id: str = "client") -> ts.Message:
@@ -98,3 +102,75 @@ def test_an_owner_that_was_overtaken_stores_nothing(
         client.publish([message("1")], [7])
     assert [] == stored(db)
     assert 1 == newer.publish([message("1")], [7]).count
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def slow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ts.Database, Turnstile]]:
+    """Return a database that waits for each flush, and what lets flushes through."""
+    with ts.open(tmp_path / "slow", backend=request.param, durability="sync", auto_compact=False) as db:
+        db.sessions.open("listener", expiry_interval=None).subscribe("#", 2)
+        engine = db.storage.shards[0].engine()
+        turnstile = Turnstile(engine)
+        yield db, turnstile
+        turnstile.let_through(100)
+        replace_engine(db, engine)
+
+
+def test_publishes_and_pubrels_in_threads_share_flushes(slow_disk: tuple[ts.Database, Turnstile]) -> None:
+    """Of one session and of several: the first has a flush of its own, and the others have few between them."""
+    db, turnstile = slow_disk
+    sessions = [db.sessions.open(f"client-{number % 8}", expiry_interval=None) for number in range(8)] * 2
+    ids = range(1, 17)
+    publishes = [
+        partial(session.publish, [message("1", client_id=session.client_id)], [packet_id])
+        for session, packet_id in zip(sessions, ids, strict=True)
+    ]
+    pubrels = [partial(session.pubrel, packet_id) for session, packet_id in zip(sessions, ids, strict=True)]
+    log, engine = db.storage.shards[0].log, turnstile._engine
+    for calls in (publishes, pubrels):
+        turnstile, written = Turnstile(engine), log.tail.writes
+        replace_engine(db, turnstile)
+        running = [begin(call) for call in calls]
+        wait_until(lambda written=written: log.tail.writes == written + 16, "all to be written")  # type: ignore[misc]
+        assert 1 == turnstile.begun
+        turnstile.let_through(100)
+        for call in running:
+            call.result(PATIENCE)
+        assert turnstile.begun <= 3
+    assert len(stored(db)) == 16
+
+
+def test_a_repetition_waits_for_the_message_that_it_repeats(slow_disk: tuple[ts.Database, Turnstile]) -> None:
+    """It is answered when that is committed, and is stored no second time; other packet ids don't wait."""
+    db, turnstile = slow_disk
+    client = db.sessions.open("client", expiry_interval=None)
+    replace_engine(db, turnstile)
+    first = begin(partial(client.publish, [message("1")], [7]))
+    wait_until(lambda: turnstile.begun, "a flush")
+    again = begin(partial(client.publish, [message("1")], [7]))
+    wait_until(lambda: db.sessions._dispatcher.claims._waiting, "the repetition to wait")
+    assert not again.done()
+    turnstile.let_through(100)
+    assert [1, 0] == [call.result(PATIENCE).count for call in (first, again)]
+    assert ["1"] == stored(db)
+
+
+def test_a_slow_commit_holds_up_calls_for_the_same_session_only(slow_disk: tuple[ts.Database, Turnstile]) -> None:
+    """The others write meanwhile, and deliveries leave that session out."""
+    db, turnstile = slow_disk
+    one, two = (db.sessions.open(name, expiry_interval=None) for name in ("one", "two"))
+    two.subscribe("b", 1)
+    db.publish([ts.Message("b", b"", "publisher", 1)])
+    replace_engine(db, turnstile)
+    log = db.storage.shards[0].log
+    written = log.tail.writes
+    first = begin(partial(one.subscribe, "a", 1))
+    wait_until(lambda: log.tail.writes == written + 1, "the first commit")
+    same = begin(partial(one.subscribe, "c", 1))
+    wait_until(lambda: db.sessions._dispatcher.claims._waiting, "a call for the same session to wait")
+    other = begin(partial(two.deliver))
+    wait_until(lambda: log.tail.writes == written + 2, "the other session's commit")
+    turnstile.let_through(100)
+    assert first.result(PATIENCE).created
+    assert same.result(PATIENCE).created
+    assert 1 == len(other.result(PATIENCE))

@@ -10,7 +10,7 @@ from .batches import Acknowledged
 from .context import SessionContext
 from .live_rows import Refused, check_sessions
 from .live_session import LiveSession
-from .qos2_incoming import pubrel
+from .qos2_incoming import exchanges_of, pubrel
 
 __all__ = ["free_all", "receive_all"]
 
@@ -20,7 +20,7 @@ def free_all(
 ) -> Acknowledged:
     """Free the packet ids of incoming PUBRELs; see `Sessions.pubrel`."""
     refused = _checked(ids, partial=partial)
-    with context.entrance.enter():
+    with context.dispatcher.claims.of((), exchanges_of(lives, ids)):
         check_sessions(context, lives, refused, partial=partial)
         return pubrel(context, lives, ids, refused, partial=partial)
 

@@ -17,7 +17,7 @@ _Errors = dict[LiveSession, TopicstoreError]
 
 
 class Commits:
-    """Writes sessions. Used under the dispatcher's lock.
+    """Writes sessions. Used under the dispatcher's lock, which is given up during each write, and with their claims.
 
     Every write of a session is conditional on its guard. ``overtaken`` ends a session whose guard has changed because
     the session was opened elsewhere, and returns the error to raise.
@@ -60,9 +60,11 @@ class Commits:
         errors = self.together({draft.session: draft.writes for draft in drafts})
         for draft in drafts:
             failure = errors.get(draft.session)
+            if draft.session.ended is not None:  # it was overtaken
+                continue
             if failure is None:
                 draft.session.settle(draft)
-            elif draft.session.ended is None:
+            else:
                 draft.session.fail(draft, failure)
         return list(dict.fromkeys(errors.values()))
 
@@ -73,12 +75,21 @@ class Commits:
 
     def checkpoint(self, sessions: Iterable[LiveSession]) -> list[TopicstoreError]:
         """Commit the acknowledgements of some sessions; return the errors."""
-        drafted = {session: session.last_draft() for session in sessions}
-        failures = self.commit([draft for draft in drafted.values() if draft is not None])
-        for session in drafted:
+        asked = list(sessions)
+        try:
+            for session in asked:
+                session.clean()  # before it is drafted: what is acknowledged from here on is noted again
+            drafts = [draft for session in asked if (draft := session.last_draft()) is not None]
+            failures = self.commit(drafts)
+        except BaseException:
+            for session in asked:
+                session.touched()
+            raise
+        for session in asked:
             if session.ended is None and session.failure is None:
-                session.clean()
                 session.ask()  # PUBRECs may have been committed whose thread has not announced them yet
+            elif session.ended is None:
+                session.touched()
         return failures
 
     def _write_in(self, shard: int, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:

@@ -7,7 +7,7 @@ and the rest wait for one piece and not for all. A session has one turn in a cal
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -71,38 +71,45 @@ class Deliveries:
         check_max_bytes(max_bytes)
         taken: list[tuple[LiveSession, Session, Packets]] = []
         turns: collections.deque[LiveSession] | None = None
-        entrance = self._dispatcher.entrance
         try:
             while turns is None or (turns and total > 0):
-                with entrance.piece():
+                with self._dispatcher.claims.piece() as claim:
                     self._check()
                     if turns is None:
                         turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
                     before = len(taken)
-                    self._piece_locked(turns, _Limits(each, total, max_bytes), taken)
+                    turns += self._piece_locked(
+                        self._claimed_locked(turns, claim), _Limits(each, total, max_bytes), taken
+                    )
                 total -= sum(count_of(packets) for _, _, packets in taken[before:])
         except BaseException:
-            with entrance.enter():
+            with self._dispatcher.entrance.enter():
                 for live, _, packets in taken:
                     live.put_back(packets)
             raise
         return [(session, packets) for _, session, packets in taken]
 
+    def _claimed_locked(
+        self, turns: collections.deque[LiveSession], claim: Callable[[LiveSession], bool]
+    ) -> Iterator[LiveSession]:
+        """Yield the sessions of ``turns`` that still have something to do, as they are claimed."""
+        while turns:
+            live = turns.popleft()
+            if live.ended is None and self._dispatcher.is_ready_locked(live) and claim(live):
+                yield live
+
     def _piece_locked(
         self,
-        turns: collections.deque[LiveSession],
+        ready: Iterator[LiveSession],
         limits: _Limits,
         taken: list[tuple[LiveSession, Session, Packets]],
-    ) -> None:
-        """Let some sessions have their turn, and add what they hand out to ``taken``."""
+    ) -> list[LiveSession]:
+        """Let some sessions have their turn, and add what they hand out to ``taken``; return who has another one."""
         drafts: list[Draft] = []
         having: list[LiveSession] = []
         left, effort = limits.total, 0
         try:
-            while turns and left > 0 and effort < _PIECE:
-                live = turns.popleft()
-                if live.ended is not None or not self._dispatcher.is_ready_locked(live):
-                    continue
+            while left > 0 and effort < _PIECE and (live := next(ready, None)) is not None:
                 having.append(live)
                 draft = _draft(live, limits.of(live, left), limits.max_bytes)
                 count = len(draft) if draft is not None else min(live.waiting(), limits.of(live, left))
@@ -113,9 +120,11 @@ class Deliveries:
             self._commits.commit(drafts)
         except BaseException:
             for live in having:
-                live.rewind()
+                if live.ended is None:
+                    live.rewind()
             raise
         left = limits.total
+        again: list[LiveSession] = []
         for live in having:
             if live.ended is None:
                 unsent = live.unsent()
@@ -124,7 +133,8 @@ class Deliveries:
                     taken.append((live, self._connections.sessions[live.client_id], packets))
                     left -= count_of(packets)
                 elif live.unsent() < unsent:  # all that it was to send again has vanished, and newer messages may wait
-                    turns.append(live)
+                    again.append(live)
+        return again
 
 
 def _draft(live: LiveSession, limit: int, max_bytes: int | None) -> Draft | None:

@@ -6,7 +6,8 @@ ready, and their sessions with them. So a session without traffic costs nothing.
 
 All code of sessions runs under `Channels.lock`, called the dispatcher's lock elsewhere, except two kinds of methods,
 which take no lock and only note what happened: those that the storing thread calls, and those that a server calls in
-its event loop, such as acknowledging.
+its event loop, such as acknowledging. While an engine writes, the lock is given up, and the sessions concerned are
+claimed (`topicstore.sessions.claims`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -30,6 +31,7 @@ from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES
 
+from .claims import Claims
 from .entrance import Entrance
 from .session_clock import SessionClock
 
@@ -268,7 +270,10 @@ class Dispatcher(Channels, Generic[R]):
         self.failed: dict[R, None] = {}
         """The sessions for which something failed that is to be tried again."""
         self._ready: dict[R, None] = {}
-        """The sessions that have something to do, in the order of their turns."""
+        """The sessions that have something to do, in the order of their turns, without those that are claimed."""
+        self._hidden: dict[R, bool] = {}
+        """The sessions that are claimed, and whether they have something to do. Guarded by the lock."""
+        self.claims = Claims(self.lock, self.entrance, self._hide_locked, self._show_locked)
         self._heard: collections.deque[R] = collections.deque()
         """The sessions that were acknowledged, paused or resumed since. Any thread appends to it, without a lock."""
         remember(self)
@@ -290,8 +295,23 @@ class Dispatcher(Channels, Generic[R]):
         self.hear_locked()
         super().listen_locked()
 
+    def _hide_locked(self, claimed: Collection[R]) -> None:
+        """Keep sessions from having a turn: whoever waits for one would find nothing to deliver."""
+        for one in claimed:
+            self._hidden[one] = one in self._ready
+            self._ready.pop(one, None)
+
+    def _show_locked(self, released: Collection[R]) -> None:
+        """Let sessions have a turn again, after the others."""
+        for one in released:
+            if self._hidden.pop(one):
+                self.ready_locked(one)
+
     def ready_locked(self, one: R) -> None:
         """Note that a session has something to do."""
+        if one in self._hidden:
+            self._hidden[one] = True
+            return
         self._ready[one] = None
         self.bell.ring()
 
@@ -303,6 +323,8 @@ class Dispatcher(Channels, Generic[R]):
     def idle_locked(self, one: R) -> None:
         """Note that a session has nothing to do."""
         self._ready.pop(one, None)
+        if one in self._hidden:
+            self._hidden[one] = False
 
     def next_ready_locked(self, limit: int) -> list[R]:
         """Return at most ``limit`` sessions that have something to do."""
@@ -315,7 +337,7 @@ class Dispatcher(Channels, Generic[R]):
 
     def forget_locked(self, one: R) -> None:
         """Remove a session that has ended."""
-        self._ready.pop(one, None)
+        self.idle_locked(one)
         self.dirty.pop(one, None)
         self.failed.pop(one, None)
 
@@ -335,7 +357,7 @@ class Dispatcher(Channels, Generic[R]):
     async def wait_async(self, timeout: float | None, executor: Executor | None) -> bool:
         """Wait like `wait` without blocking the event loop.
 
-        It looks in a thread if there are events to handle: that may take long, and commits hold the lock.
+        It looks in a thread if there are events to handle: that may take long, as that of a shared subscription reads.
         """
         loop = asyncio.get_running_loop()
         end = None if timeout is None else time.monotonic() + timeout

@@ -1,9 +1,10 @@
 """`Entrance`: how a thread comes to hold the sessions' lock, and what it does after it has given the lock up.
 
-Long work is done in pieces, and the lock given up after each. Python's locks are not fair: the thread that gives one up
-would have it again before another wakes. So who enters holds a second lock, the queue, from before it waits for the
-lock until it has given it up. Long work takes only the lock, and passes through the queue before each piece: if
-somebody waits there, it has its turn first.
+The lock is given up whenever an engine writes (`Entrance.released`): what must not change meanwhile is claimed
+(`topicstore.sessions.claims`). Long work is done in pieces, and the lock given up after each. Python's locks are not
+fair: the thread that gives one up would have it again before another wakes. So a thread that enters holds a second
+lock, the queue, while it waits for the lock. Long work passes through the queue before each piece: if another thread
+waits there, that thread has its turn first.
 
 The callbacks of programs are not called under the lock, where they would hold up everybody, but by the same thread
 after it.
@@ -25,10 +26,11 @@ __all__ = ["Entrance"]
 _Call = tuple[str, Callable[[], object]]
 
 
-class _Due(threading.local):
-    """The calls that are due in the current thread once it has given up the lock."""
+class _Thread(threading.local):
+    """What the current thread has entered, and the calls that are due once it has given up the lock."""
 
     def __init__(self) -> None:
+        self.depth = 0
         self.calls: list[_Call] = []
 
 
@@ -38,8 +40,8 @@ class Entrance:
     def __init__(self, lock: ProcessLock) -> None:
         self._lock = lock
         self._queue = ProcessLock()
-        """Taken before the lock. Work in pieces holds it only between them."""
-        self._due = _Due()
+        """Held while a thread waits for the lock. Work in pieces takes it only between them."""
+        self._thread = _Thread()
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
@@ -47,27 +49,51 @@ class Entrance:
 
         It may be entered again by a thread that holds the lock, as when a signal handler or a plugin calls.
         """
+        nested = self._lock.owned()
+        self._thread.depth += 1
         try:
-            if self._lock.owned():
+            if nested:
                 with self._lock:  # without the queue: somebody there may wait for this thread
                     yield
             else:
-                with self._queue, self._lock:
-                    yield
+                with self._queue:
+                    self._lock.acquire()
+                yield
         finally:
+            self._thread.depth -= 1
+            if not nested and self._lock.owned():  # also if it was interrupted as soon as it had the lock
+                self._lock.release()
             self._call()
 
     @contextlib.contextmanager
-    def piece(self) -> Iterator[None]:
-        """Hold the lock for one piece of long work, after those who wait for it at this moment."""
+    def released(self) -> Iterator[None]:
+        """Give the lock up while an engine reads or writes, and hold it again afterwards.
+
+        Within another call of the same thread, which may rely on the lock, it is kept.
+        """
+        if self._thread.depth != 1 or not self._lock.owned():
+            yield
+            return
+        self._lock.release()
+        try:
+            yield
+        finally:
+            try:
+                self._lock.acquire()
+            except BaseException:  # interrupted while it waited: the caller needs the lock all the same
+                self._lock.acquire()
+                raise
+
+    def pass_queue(self) -> None:
+        """Return when those who waited for the lock at this moment have had it. Nothing, if this thread holds it."""
         if not self._lock.owned():
             with self._queue:
                 pass
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._call()
+
+    @property
+    def depth(self) -> int:
+        """How many calls of this thread, each within the one before, have entered."""
+        return self._thread.depth
 
     @contextlib.contextmanager
     def within(self, end: float | None) -> Iterator[bool]:
@@ -88,12 +114,12 @@ class Entrance:
         An error of the callback is given as a `RuntimeWarning` that begins with ``what``: the caller that
         ended another client's session can't handle it.
         """
-        self._due.calls.append((what, call))
+        self._thread.calls.append((what, call))
 
     def _call(self) -> None:
-        calls = self._due.calls
-        if calls and not self._lock.owned():
-            self._due.calls = []
+        calls = self._thread.calls
+        if calls and not self._thread.depth and not self._lock.owned():
+            self._thread.calls = []
             do_all([lambda what=what, call=call: _guarded(what, call) for what, call in calls], "failed")  # type: ignore[misc]
 
 

@@ -71,7 +71,8 @@ class Sessions:
 
     All methods may be called from any thread. Those that a server calls in its event loop wait neither for a lock nor
     for the engine: `connected`, `counts`, `notify`, `wait_async`, and those that `Session` names. All others may wait,
-    for the engine and for each other, though never for a whole `deliver`, which lets others in between its pieces.
+    for the engine and for calls for the same sessions. Calls that open or end sessions, `tick` and `checkpoint` wait
+    for all others, and others for them; none waits for a whole `deliver`, which lets others in between its pieces.
 
     ``on_end`` is called without any lock: by the thread whose call ended the session, at the end of that call. An error
     that it raises is no error of that call; it is given as a `RuntimeWarning` or, where warnings are errors, passed to
@@ -79,19 +80,17 @@ class Sessions:
     """
 
     def __init__(self, parts: DatabaseParts) -> None:
-        self._states = SessionState(parts.states, parts.shard_of)
         self._dispatcher: Dispatcher[LiveSession] = Dispatcher(
             parts.hub, len(parts.states), parts.shard_of, parts.clock, parts.steady
         )
+        self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
+        self._states = SessionState(parts.states, parts.shard_of, self._entrance.released)
         self._groups = Groups(self._states, self._dispatcher)
         self.groups = SharedSubscriptions(self._groups, self._entered)
         """The shared subscriptions, and how long their members may be slow or away before others take over."""
         self.pace = Pace()
         """How often the periodic work of sessions is done; its attributes may be set."""
-        self._clock = parts.steady
-        self._storage = parts.storage
-        self._entrance = self._dispatcher.entrance
-        """The way to the lock that guards all attributes below; `DurableFilters.wants` takes it when it has to."""
+        self._clock, self._storage = parts.steady, parts.storage
         self._silences = Silences()
         self._connections = Connections(self._entrance, self._silences.forget)
         self._commits = Commits(self._states, self._connections.overtaken)
@@ -99,7 +98,8 @@ class Sessions:
         self._filters = DurableFilters(self._lookup.all_subscriptions, self._dispatcher.lock)
 
         def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
-            return parts.publish(messages, state, self._filters)
+            with self._entrance.released():
+                return parts.publish(messages, state, self._filters)
 
         self._context = SessionContext(
             dispatcher=self._dispatcher,
@@ -190,7 +190,7 @@ class Sessions:
             batch_size=batch_size,
         )
         good, _ = checked([how], partial=False)
-        with self._entrance.enter():
+        with self._claims.all():
             self._check_may_write()
             return self._opening.open_all(good, on_end)[0]
 
@@ -212,7 +212,7 @@ class Sessions:
         first, because of ``clean_start`` or its expiry, is removed by commits of its own.
         """
         good, refused = checked(connects, partial=partial)
-        with self._entrance.enter():
+        with self._claims.all():
             self._check_may_write()
             if not partial:
                 return list(self._opening.open_all(good, on_end))
@@ -304,7 +304,7 @@ class Sessions:
 
         Raises the first error, after committing all that could be committed.
         """
-        with self._entrance.enter():
+        with self._claims.all():
             self._check_may_write()
             self._dispatcher.hear_locked()
             failures = self._commits.checkpoint(list(self._dispatcher.dirty))
@@ -343,7 +343,7 @@ class Sessions:
         A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
         """
         lives = lives_of(self._context, list(sessions))
-        with self._entrance.enter():
+        with self._claims.all():
             return self._leaving.end_rows(
                 lives, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval, partial=partial
             )
@@ -354,7 +354,7 @@ class Sessions:
         ``partial``, and the effect of a crash, are as in `disconnect`.
         """
         lives = lives_of(self._context, list(sessions))
-        with self._entrance.enter():
+        with self._claims.all():
             return self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial)
 
     def kick(self, client_id: str) -> bool:
@@ -362,7 +362,7 @@ class Sessions:
 
         A connection that a crash left open counts. Raises `SessionNotFoundError`.
         """
-        with self._entrance.enter():
+        with self._claims.all():
             self._check_may_write()
             session = self._connections.live.get(client_id)
             if session is not None:
@@ -377,7 +377,7 @@ class Sessions:
 
     def expire(self, client_id: str) -> None:
         """End a client's session now, and its connection if it has one. Raises `SessionNotFoundError`."""
-        with self._entrance.enter():
+        with self._claims.all():
             self._check_may_write()
             found = self._lookup.found(client_id)
             session = self._connections.live.get(client_id)
@@ -388,7 +388,7 @@ class Sessions:
 
     def close(self) -> None:
         """Commit everything and end all connections as if they were lost. `Database.close` calls it."""
-        with self._entrance.enter():
+        with self._claims.all():
             release_all((self._note_clock_locked, self._close_locked, self._dispatcher.close))
 
     def _close_locked(self) -> None:
@@ -582,7 +582,7 @@ class Sessions:
         that a tick or the closing preceded: time that really passes counts. While no process has the database open, the
         expiry of sessions and the delays of wills go by the time that has passed according to the wall clock.
         """
-        with self._entrance.enter():
+        with self._claims.all():
             self._check_may_write()
             self._note_clock_locked()
             return self._timers.tick(self._clock())

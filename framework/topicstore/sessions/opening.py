@@ -152,7 +152,8 @@ class Opening:
     def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
         """Return by client what returns its stored session, or raises the error of reading it."""
         try:
-            found = self._states.find_all(client_ids)
+            with self._context.entrance.released():
+                found = self._states.find_all(client_ids)
         except TopicstoreError:  # a damaged one holds up no others
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
@@ -192,7 +193,9 @@ class Opening:
             writes = [write for row in left for write in self._writes(row)]
             try:
                 if wills:
-                    self._wills.store(shard, [(client_id, will.message) for client_id, will in wills if will], writes)
+                    messages = [(client_id, will.message) for client_id, will in wills if will]
+                    with self._context.entrance.released():
+                        self._wills.store(shard, messages, writes)
                 else:
                     self._states.write(shard, writes)
             except StateConflictError as conflict:

@@ -18,7 +18,7 @@ from .incoming import Incoming
 from .inflight import MAX_PACKET_ID
 from .live_rows import Refused, check_sessions
 from .live_session import LiveSession
-from .qos2_incoming import NewIds, adopt_committed, new_messages, writes_of
+from .qos2_incoming import NewIds, adopt_committed, exchanges_of, new_messages, writes_of
 
 __all__ = ["publish"]
 
@@ -36,14 +36,13 @@ def publish(
 
     refused: the rows that were refused before, with their errors; others are added.
 
-    It takes the dispatcher's lock, and holds it while packet ids are committed.
+    It claims the exchanges that its packet ids are of, and holds no lock while it publishes.
     """
     _check_rows(lives, messages, ids, refused, partial=partial)
-    with context.entrance.enter():
+    with context.dispatcher.claims.of((), exchanges_of(lives, ids, messages.qos)):
         check_sessions(context, lives, refused, partial=partial)
-        if any(ids[row] and messages.qos[row] == 2 for row in _some(range(len(ids)), refused)):
+        with context.entrance.released():
             return _publish(context, lives, messages, ids, refused, partial=partial)
-    return _publish(context, lives, messages, ids, refused, partial=partial)
 
 
 def _publish(
@@ -121,7 +120,8 @@ def _refuse_overtaken(
     partial: bool,
 ) -> None:
     """Refuse the rows of the sessions that were opened elsewhere."""
-    overtaken = context.commits.taken_over(new)
+    with context.entrance.enter():
+        overtaken = context.commits.taken_over(new)
     if not overtaken:
         raise conflict
     for taken in overtaken.values():

@@ -1,13 +1,15 @@
 """Messages that clients publish at QoS 2 are stored exactly once, however often they are sent.
 
 The packet id of such a message is committed in one engine write with it. Until its PUBREL comes, a message with the
-same id is a repetition (MQTT 5, section 4.3.3). Used under the dispatcher's lock.
+same id is a repetition (MQTT 5, section 4.3.3). The callers have claimed the exchanges, each a session and a packet
+id: none of them changes until they have committed.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.state import StateWrite
@@ -20,10 +22,18 @@ from .live_rows import Refused
 from .live_session import LiveSession
 from .records import VERSION, put_all
 
-__all__ = ["NewIds", "adopt_committed", "new_messages", "pubrel", "writes_of"]
+__all__ = ["NewIds", "adopt_committed", "exchanges_of", "new_messages", "pubrel", "writes_of"]
 
 NewIds = dict[LiveSession, dict[int, None]]
 """The packet ids that come into use, by session."""
+
+
+def exchanges_of(
+    lives: Sequence[LiveSession], ids: Sequence[int], qos: Sequence[int] | None = None
+) -> list[tuple[LiveSession, int]]:
+    """Return the exchanges of rows, which are to be claimed: of all that have a packet id, or of those of QoS 2."""
+    rows = zip(lives, ids, repeat(2) if qos is None else qos, strict=False)
+    return [(live, number) for live, number, level in rows if level == 2 and number and type(number) is int]
 
 
 def new_messages(
@@ -93,7 +103,7 @@ def pubrel(
     for live, some in freed.items():
         if live not in errors:
             for packet_id in some:
-                del live.incoming[packet_id]
+                live.incoming.pop(packet_id, None)
     for failure in errors.values():
         if not partial:
             raise failure

@@ -12,6 +12,7 @@ from topicstore.contract.model import Message
 from topicstore.pubsub.publishing import PublishResult
 from topicstore.storage.lag import Lag
 
+from .acknowledging import free_all
 from .context import SessionContext
 from .credit import check_max_bytes
 from .delivery_batch import single
@@ -20,7 +21,6 @@ from .live_rows import Refused
 from .live_session import LiveSession
 from .model import Ended, Publish, PubRel, SessionStatus, SubscribeOptions, SubscribeResult
 from .publishing import publish
-from .qos2_incoming import pubrel
 from .starts import Start
 from .subscribing import status_of, subscribe_rows, unsubscribe
 
@@ -127,7 +127,7 @@ class Session:
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """End a subscription; return whether there was one. The exchanges of messages in flight are completed."""
-        with self._context.entrance.enter():
+        with self._context.dispatcher.claims.of([self._live]):
             self._heard()
             return unsubscribe(self._context, self._live, topic_filter)
 
@@ -152,7 +152,7 @@ class Session:
         """
         check_max_bytes(max_bytes)
         live = self._live
-        with self._context.entrance.enter():
+        with self._context.dispatcher.claims.of([live]):
             live.check()
             self._context.dispatcher.listen_locked()
             live.go_on()
@@ -247,10 +247,9 @@ class Session:
         for packet_id in packet_ids:
             if type(packet_id) is not int:
                 raise _no_id(packet_id)
-        with self._context.entrance.enter():
-            self._heard()
-            freed = pubrel(self._context, [self._live] * len(packet_ids), packet_ids, {}, partial=False)
-            return sum(freed.known)
+        self._heard()
+        freed = free_all(self._context, [self._live] * len(packet_ids), packet_ids, partial=False)
+        return sum(freed.known)
 
     # --- its end ---
 
@@ -260,7 +259,7 @@ class Session:
 
     def checkpoint(self) -> None:
         """Commit the acknowledgements received so far."""
-        with self._context.entrance.enter():
+        with self._context.dispatcher.claims.of([self._live]):
             self._live.check()
             for failure in self._context.commits.checkpoint([self._live]):
                 raise failure
@@ -271,13 +270,13 @@ class Session:
         expiry_interval: a timedelta or seconds, or None for never, in place of the value that the session was
                          opened with.
         """
-        with self._context.entrance.enter():
+        with self._context.dispatcher.claims.all():
             self._live.check()
             self._context.end(self._live, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval)
 
     def lost(self) -> None:
         """End the connection without a DISCONNECT: the will is published after its delay."""
-        with self._context.entrance.enter():
+        with self._context.dispatcher.claims.all():
             self._live.check()
             self._context.end(self._live, Ended.LOST, send_will=True)
 

@@ -8,6 +8,7 @@ engine write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 
 import attrs
@@ -71,9 +72,18 @@ def encode_session(client_id: str, record: SessionRecord) -> Found:
 
 
 class SessionState:
-    """The stored sessions of one open database. Methods raise the errors of reading and writing state."""
+    """The stored sessions of one open database. Methods raise the errors of reading and writing state.
 
-    def __init__(self, states: Sequence[ShardState], shard_of: Callable[[str], int]) -> None:
+    released: returns a context manager that gives the sessions' lock up. It is entered while an engine writes.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[ShardState],
+        shard_of: Callable[[str], int],
+        released: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._released = released
         self.states = states
         """The states of all shards, by shard number."""
         self.shard_of = shard_of
@@ -177,11 +187,12 @@ class SessionState:
 
     def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
         """Commit writes to a shard together."""
-        self.states[shard].write(writes)
+        with self._released():
+            self.states[shard].write(writes)
 
     def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
         """Commit writes to the shard of a client together."""
-        self.states[self.shard_of(client_id)].write(writes)
+        self.write(self.shard_of(client_id), writes)
 
     def all_current(self, found: Sequence[Found]) -> list[bool]:
         """Say of each session whether it is still as it was found."""

@@ -62,7 +62,7 @@ def subscribe_rows(
             if not partial:
                 raise
             refused[row] = error
-    with context.entrance.enter():
+    with context.dispatcher.claims.of(dict.fromkeys(lives)):
         check_sessions(context, lives, refused, partial=partial)
         asked = {row: one for row, one in asked.items() if row not in refused}
         outcome = refused | _subscribe(context, asked, start, partial=partial)

@@ -363,7 +363,11 @@ class Group:
     def save(self) -> None:
         """Commit all places, the removal of members, and which returned messages are left."""
         writes = [self._record(), *(FrameworkWrite(self.keys.member(client_id), None) for client_id in self._gone)]
-        cut = [(loan, loan.behind(loan.settled)) for loan in self.loans if loan.settled >= loan.first]
+        cut = [
+            (loan, loan.behind(loan.settled))
+            for loan in self.loans
+            if loan.settled >= loan.first and not (loan.owner is not None and loan.owner.drafting)
+        ]  # the draft's place in a loan is stored under its first position
         writes += [FrameworkWrite(self.keys.returned_at(loan.shard, loan.first), None) for loan, _ in cut]
         writes += [self._returned(loan.shard, left) for loan, left in cut if len(left)]
         self._home.write(writes)
