@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[Callable[[Sessions, Session], object], object]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("who", ["deliver", "subscribe", "tick", "open"])
+@pytest.mark.parametrize("who", ["deliver", "scan", "subscribe", "tick", "open"])
 def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
     db: ts.Database, sessions: Sessions, session: Session, clock: Clock, who: str, name: str
 ) -> None:
@@ -109,8 +109,11 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
         session.puback(5)
         sessions.tick()
         clock.now += 20_000_000
+    if who == "scan":
+        session.subscribe("+", 1, start="beginning")
     others: dict[str, tuple[type, str, Callable[[], object]]] = {
         "deliver": (engine, "write", sessions.deliver),
+        "scan": (Feed, "_scan", sessions.deliver),
         "subscribe": (engine, "write", lambda: session.subscribe("three", 1)),
         "tick": (engine, "write", sessions.tick),
         "open": (SessionState, "find_all", lambda: sessions.open("other")),

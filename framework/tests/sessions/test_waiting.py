@@ -10,6 +10,8 @@ from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import topicstore as ts
@@ -17,6 +19,7 @@ from topicstore import plugins
 from topicstore.contract.state import StateWrite
 from topicstore.plugins import Registry
 from topicstore.pubsub.bell import Bell, ListeningThread
+from topicstore.pubsub.feed import Feed
 from topicstore.sessions import Publish, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
@@ -339,3 +342,25 @@ def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessi
     assert 1 == sessions["client"].in_flight
     sessions.checkpoint()
     assert 0 == sessions["client"].in_flight
+
+
+def test_what_is_stored_during_a_scan_is_not_missed(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
+    """Though those who waited for it were woken while the scan, which had seen the end, held no lock."""
+    db.store([ts.Message("a/b", b"1", "publisher", 1)])
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 1, start="beginning")
+    scan, stored = Feed._scan, list[str]()
+
+    def scanned(self: Feed, *args: Any) -> Any:
+        result = scan(self, *args)
+        if len(result[0].positions) and not stored:
+            stored.append("2")
+            begin(lambda: (publish("2"), sessions.wait(0))).result(PATIENCE)
+        return result
+
+    with patch.object(Feed, "_scan", scanned):
+        found = [text for _, packets in sessions.deliver() for text in payloads(packets)]
+    assert ["2"] == stored
+    while sessions.wait(0):
+        found += [text for _, packets in sessions.deliver() for text in payloads(packets)]
+    assert ["1", "2"] == found

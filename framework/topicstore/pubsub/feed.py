@@ -188,6 +188,10 @@ class Feed:
         begin, end = self._shards[shard].quiet
         return begin <= after and end == _FOREVER
 
+    def in_memory(self, shard: int, after: int) -> bool:
+        """Say whether `read` needs no scan. It needs no lock, and may have changed on return."""
+        return self._shards[shard].matches.reach_back_to(after)
+
     def unread(self, shard: int, after: int) -> bool:
         """Return whether there may be matching messages after position ``after``. Raises the errors of reading."""
         run = self.read(shard, after, 1)

@@ -212,6 +212,10 @@ class Matches:
         self._lasts.clear()
         self._joined = self.answer = None
 
+    def reach_back_to(self, position: int) -> bool:
+        """Say whether all that follows a position is here. It needs no lock, and may have changed on return."""
+        return position >= self._since
+
     def add(self, commit: Commit, topics: list[str]) -> None:
         """Add a commit that is announced; under the shard's lock."""
         with self._lock:

@@ -79,7 +79,7 @@ class _Routed:
 class Channel:
     """One filter, and the sources in this process that follow it."""
 
-    __slots__ = ("_bytes", "_channels", "_count", "_noted", "_routed", "_waiting", "feed", "live", "users")
+    __slots__ = ("_bytes", "_channels", "_count", "_noted", "_routed", "_waiting", "feed", "live", "passed", "users")
 
     def __init__(self, channels: Channels, feed: Feed, shards: int) -> None:
         self.feed = feed
@@ -98,6 +98,8 @@ class Channel:
         """How many messages these are."""
         self._bytes = 0
         """How many bytes their payloads have."""
+        self.passed = 0
+        """How often waiting followers were woken. Guarded by the dispatcher's lock."""
 
     def wait_locked(self, follower: Follower, shard: int) -> None:
         """Let a follower wait: it is woken when there is something to read in a shard."""
@@ -155,6 +157,7 @@ class Channel:
         """Wake the followers concerned by the events that were noted."""
         while self._noted:
             shard, _ = self._noted.popitem()  # before the followers are: a later event is handled again
+            self.passed += 1
             waiting, self._waiting[shard] = self._waiting[shard], {}
             for follower in waiting:
                 follower.wake(shard)

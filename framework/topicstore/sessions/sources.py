@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import attrs
+
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
@@ -322,9 +324,16 @@ class FeedSource(Source):
         return self._read(next(iter(self._behind)), limit, now, None)
 
     def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
-        """Read on in a shard, to the end of its current era or to ``bound``."""
+        """Read on in a shard, to the end of its current era or to ``bound``; a scan holds no lock of sessions."""
         era = self.era(shard)
-        run = self.run(shard, limit)
+        if self._channel.feed.in_memory(shard, self._places[shard]):
+            run = self.run(shard, limit)
+        else:
+            passed = self._channel.passed
+            with self._channels.entrance.released():
+                run = self.run(shard, limit)
+            if passed != self._channel.passed:  # it was not among those that were woken, for it did not wait yet
+                run = attrs.evolve(run, caught_up=False)
         end, stop = run.position, run.rows.stop
         if bound is not None or era.until is not None:
             end = min(end for end in (bound, None if era.until is None else era.until[shard]) if end is not None)

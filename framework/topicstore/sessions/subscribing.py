@@ -102,7 +102,8 @@ def _subscribe_once(
 ) -> None:
     """Make or change subscriptions that all differ, with one commit for each shard."""
     changes: dict[int, _Change] = {}
-    any_retained = len(asked) == 1 or context.retained.any()  # one look for all, and for one the look for its own
+    with context.entrance.released():
+        any_retained = len(asked) == 1 or context.retained.any()  # one look for all, and for one the look for its own
     asked = _stored_members(context, asked, outcome, partial=partial)
     try:
         for row, (session, topic_filter, options) in asked.items():
@@ -304,7 +305,9 @@ def _stored(
 ) -> _Change:
     """Return the change that stores a subscription, and that its retained messages are to be sent if there are any."""
     sending = None
-    if retained and context.retained.may_match(source.topic_filter):
+    with context.entrance.released():
+        some = retained and context.retained.may_match(source.topic_filter)
+    if some:
         sending = RetainedSource(session.keys, source, context.retained)
 
     def stored() -> None:
