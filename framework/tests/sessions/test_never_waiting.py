@@ -337,3 +337,49 @@ def test_the_faces_calls_are_done_at_once(tmp_path: Path) -> None:
             await asyncio.gather(*busy)
 
     asyncio.run(main())
+
+
+def publish_twice(sessions: Sessions, name: str) -> None:
+    """Publish 40 messages at QoS 2, each of them twice, some of them again over another connection."""
+    session = sessions.open(name, expiry_interval=None)
+    for number in range(40):
+        packet_id, message = number % 7 + 1, ts.Message(f"a/{name}", b"%d" % number, name, 2)
+        session.publish([message], [packet_id])
+        if number % 9 == 0:
+            session = sessions.open(name, expiry_interval=None)
+        assert 0 == session.publish([message], [packet_id]).count
+        assert 1 == session.pubrel(packet_id)
+
+
+def test_calls_for_the_same_sessions_beside_each_other(sessions: Sessions) -> None:
+    """Publishers repeat themselves and are taken over, subscriptions change: each message comes once."""
+    receivers = [sessions.open(f"receiver-{number}", expiry_interval=None, receive_maximum=7) for number in range(4)]
+    clients = {session: Client(session) for session in receivers}
+    for session, topic_filter in zip(receivers, ["a/#", "a/#", "$share/group/a/#", "$share/group/a/#"], strict=True):
+        session.subscribe(topic_filter, 2)
+
+    def deliver() -> None:
+        for session, packets in sessions.deliver(limit_each=5):
+            if session in clients:
+                clients[session].inbox += packets
+                clients[session].answer()
+
+    def change() -> None:
+        receivers[0].subscribe("other", 1)
+        receivers[0].unsubscribe("other")
+        passing = sessions.open("passing")
+        passing.subscribe("a/#", 1)
+        passing.deliver(5)
+        passing.disconnect()
+
+    publishing = [begin(partial(publish_twice, sessions, name)) for name in ("one", "two")]
+    with Beside(deliver, receivers[0].checkpoint, change, sessions.checkpoint, sessions.tick):
+        for each in publishing:
+            each.result(PATIENCE)
+    while sessions.wait(0):
+        deliver()
+    payloads = [clients[session].payloads for session in receivers]
+    wanted = sorted([b"%d" % number for number in range(40)] * 2)
+    assert [wanted] * 3 == [sorted(payloads[0]), sorted(payloads[1]), sorted(payloads[2] + payloads[3])]
+    sessions.checkpoint()
+    assert [0] * 4 == [info.in_flight for info in sessions if info.client_id.startswith("receiver")]
