@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import topicstore as ts
@@ -15,7 +16,9 @@ from topicstore.sessions import Publish, Session, Sessions
 from topicstore.sessions.shared.assignment import moves
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
 from topicstore.sessions.shared.slices import SLICES, slice_of
+from topicstore.shard.state import ShardState
 from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import PATIENCE, begin
 
 TEXT = "$share/g/t/#"
 SECOND = 1_000_000
@@ -242,6 +245,37 @@ def test_what_a_session_had_in_flight_goes_to_another(
     assert 15 == next(iter(sessions.groups)).returned
     assert sorted(set(payloads[:20]) - set(acknowledged)) == everything(drain(sessions))
     assert 0 == next(iter(sessions.groups)).returned
+
+
+def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_commit(
+    sessions: Sessions, crash: Callable[[], Sessions], spread: Callable[..., list[bytes]]
+) -> None:
+    """After a crash, what one member was being sent of it is still that member's."""
+    member(sessions, "a")
+    spread(20)
+    drain(sessions, acknowledge=False)
+    one = member(sessions, "b")
+    other = member(sessions, "c")
+    sessions.expire("a")
+    sent = one.deliver(3)
+    one.puback(*[item.packet_id for item in sent])
+    write, saved = ShardState.write, list[bool]()
+
+    def saving(self: ShardState, *args: Any) -> None:
+        write(self, *args)
+        if not saved:
+            saved.append(True)
+            begin(lambda: other.unsubscribe(TEXT)).result(PATIENCE)
+
+    with patch.object(ShardState, "write", saving):
+        sent += one.deliver(4)
+    assert [True] == saved
+    after = member(crash(), "b")
+    while rest := after.deliver():
+        sent += [item for item in rest if isinstance(item, Publish) and not item.dup]
+    found = [item.message.payload for item in sent if isinstance(item, Publish)]
+    assert len(found) > 7
+    assert sorted(set(found)) == sorted(found)
 
 
 def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
