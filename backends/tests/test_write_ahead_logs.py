@@ -17,7 +17,9 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message
+from topicstore.contract.engine import KEYSPACES
 from topicstore.contract.errors import CorruptionError, DataLossError
+from topicstore.plugins import load_target, registry
 from topicstore_conformance.conditions.directories import quick_directory
 
 pytest.importorskip("google_crc32c", reason='needs google-crc32c: pip install "topicstore[rocksdb]"')
@@ -346,6 +348,20 @@ def test_what_is_read_needs_no_room_for_temporary_files(killed: Path, monkeypatc
     assert list(range(31)) == numbers(ts.open(killed, mode="r"))
     with pytest.warns(RuntimeWarning, match="was cut"):
         assert list(range(31)) == numbers(ts.open(killed))
+
+
+@pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
+def test_the_directory_of_a_reader_is_removed_at_closing(tmp_path: Path, backend: str) -> None:
+    """It does not stay until the closed engine is collected."""
+    pytest.importorskip({"leveldb": "plyvel", "rocksdb": "rocksdict"}[backend])
+    with ts.open(tmp_path / "db", backend=backend) as db:
+        db.store([Message("t", b"1")])
+    shard = tmp_path / "db" / "shard-0000"
+    kind = load_target(registry().backend(backend))
+    reader = kind(kind.Options()).open_reader(shard, KEYSPACES, alone=True)
+    assert 1 == len(list(shard.glob(f"{READER}*")))
+    reader.close()
+    assert [] == list(shard.glob(f"{READER}*"))
 
 
 def test_the_directory_of_a_killed_reader_is_removed(tmp_path: Path) -> None:

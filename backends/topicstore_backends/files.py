@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -78,14 +78,19 @@ def disk_bytes(path: Path) -> int:
     return total
 
 
-def link_files(path: Path, links: str, *, without: Collection[str]) -> None:
+def link_files(path: Path, links: str, *, without: Collection[str], lasting: str | None = None) -> None:
     """Link all files of a directory into another, except those with the names ``without``.
 
-    An engine that opens the second directory writes its own files there and leaves the first one unchanged.
+    Files with the suffix ``lasting`` get hard links, through which they can be opened after an engine has removed
+    them. An engine that opens the second directory writes its own files there and leaves the first one unchanged.
     """
     for entry in path.iterdir():
         if entry.name not in without and not entry.name.startswith(READER):
-            Path(links, entry.name).symlink_to(entry.resolve())
+            link = Path(links, entry.name)
+            if entry.suffix == lasting:
+                link.hardlink_to(entry.resolve())
+            else:
+                link.symlink_to(entry.resolve())
 
 
 class ReaderDirectory:
@@ -103,21 +108,23 @@ class ReaderDirectory:
 
     def remove(self) -> None:
         """Remove it with everything in it, but not in a fork, whose parent reads it. May be called twice."""
-        if os.getpid() == self._owner:
-            with suppress(FileNotFoundError):
-                shutil.rmtree(self.path)
-        if self._lock >= 0:
-            lock, self._lock = self._lock, -1
-            os.close(lock)
+        try:
+            if os.getpid() == self._owner:
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(self.path)
+        finally:  # what is left is abandoned then
+            if self._lock >= 0:
+                lock, self._lock = self._lock, -1
+                os.close(lock)
 
-    def remove_with(self, owner: object) -> None:
-        """Remove it when an object is collected or the process ends."""
-        weakref.finalize(owner, self.remove)
+    def removal(self, engine: object) -> Callable[[], object]:
+        """Return what removes it at the engine's closing. It is removed too if the engine is collected unclosed."""
+        return weakref.finalize(engine, self.remove)
 
 
 @contextmanager
-def reader_directory(*, stays: bool, beside: Path | None = None) -> Iterator[ReaderDirectory]:
-    """Make a `ReaderDirectory`, and remove it at the end; with ``stays``, only if the block fails.
+def reader_directory(beside: Path | None) -> Iterator[ReaderDirectory]:
+    """Make a `ReaderDirectory` for an engine, and remove it if the block, which opens the engine, fails.
 
     Its removal succeeds even if the block uses up the files that the process may open.
     """
@@ -128,12 +135,9 @@ def reader_directory(*, stays: bool, beside: Path | None = None) -> Iterator[Rea
         try:
             yield made
         except BaseException:
-            stays = False
-            raise
-        finally:
             spare.close()
-            if not stays:
-                made.remove()
+            made.remove()
+            raise
 
 
 def remove_abandoned(place: Path) -> None:

@@ -263,9 +263,11 @@ def cuts_of(damaged: CorruptionError, directory: Path, *, manifest_counts: bool)
     return cuts(directory, manifest_counts=manifest_counts, refused=True)
 
 
-def link_uncut(directory: Path, links: str, found: Sequence[Cut], *, without: Collection[str]) -> None:
-    """Link the files of a directory into another; of those that must be cut, copy the part that is kept."""
-    link_files(directory, links, without={*without, *(cut.file.name for cut in found)})
+def link_uncut(
+    directory: Path, links: str, found: Sequence[Cut], *, without: Collection[str], lasting: str | None = None
+) -> None:
+    """Link the files of a directory into another, as `link_files` does; copy those that must be cut."""
+    link_files(directory, links, without={*without, *(cut.file.name for cut in found)}, lasting=lasting)
     for cut in found:
         if cut.keep is not None:
             kept = b""

@@ -790,7 +790,6 @@ if not child:
     sys.exit(3)
 say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(path.glob("topicstore-reader-*"))))
 reader.close()
-del reader
 say(len(list(path.glob("topicstore-reader-*"))))
 """
     assert [[3, 1], [0]] == namespaces.run(program, tmp_path / "copy")
@@ -934,8 +933,8 @@ data[-500] ^= 1
 log.write_bytes(data)
 reader = backend.open_reader(killed, KEYSPACES, alone=True)
 (twin,) = killed.glob("topicstore-reader-*")
-reader.close()
 shutil.rmtree(twin)
+reader.close()
 try:
     backend.open_shard(killed, KEYSPACES, create=False)
 except LogDamagedError as damaged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import CorruptionError, EngineError, LogDamagedError
+from topicstore_conformance.backend.leaks import linux, open_files
 from topicstore_conformance.faults import namespaces
 from topicstore_conformance.faults.threads import wait_until
 
@@ -101,6 +103,58 @@ def test_reopening_finds_everything(tmp_path: Path) -> None:
         ]
         put(engine, DATA, [((1, 0, opening), b"v")])
         engine.close()
+
+
+def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
+    """Store a value in each of some sessions. RocksDB moves their tables to the last level without merging them."""
+    for number in numbers:
+        engine = open_engine(path)
+        put(engine, DATA, [((1, 0, number), random.Random(number).randbytes(size))])
+        engine.close()
+
+
+def test_short_sessions_leave_few_tables(tmp_path: Path) -> None:
+    """Small tables are merged when a shard is opened, 16 or more at a time; four may lie in the first level."""
+    sessions(tmp_path / "shard", range(50))
+    assert len(files(tmp_path / "shard", ".sst")) < 16 + 4 + 1
+    engine = open_engine(tmp_path / "shard")
+    assert 50 == count(engine.scan(DATA))
+    engine.close()
+
+
+def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
+    """RocksDB writes no more after a compaction that met damage, so the shard would be lost for writing."""
+    sessions(tmp_path / "shard", range(12))
+    broken = files(tmp_path / "shard", ".sst")[0]
+    damage(broken, 0.02)
+    sessions(tmp_path / "shard", range(12, 30))
+    engine = open_engine(tmp_path / "shard")
+    (sentence,) = engine.verify()
+    assert str(broken) in sentence
+    engine.close()
+
+
+@linux
+@pytest.mark.parametrize("linking", [True, False], ids=["hard links", "no hard links"])
+def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linking: bool) -> None:
+    """By hard links, with few tables open; where a file system has none, by opening all tables at once."""
+    sessions(tmp_path / "shard", range(24), 1 << 20)
+    if not linking:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", refuse)
+    reader = RocksdbBackend(RocksdbOptions()).open_reader(tmp_path / "shard", KEYSPACES, alone=False)
+    opened = sum(name.endswith(".sst") for name in open_files(tmp_path))
+    assert (opened < 24) == linking
+    engine = open_engine(tmp_path / "shard")
+    put(engine, DATA, [((1, 0, number), b"") for number in range(24)])
+    engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
+    assert 2 > len(files(tmp_path / "shard", ".sst"))
+    engine.close()
+    assert [1 << 20] * 24 == [len(value) for chunk in reader.scan(DATA) for _, value in chunk]
+    reader.close()
 
 
 def test_a_shard_that_is_not_there_is_not_made(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from topicstore.contract.errors import CorruptionError, UnsupportedError
 
 from topicstore_backends.files import (
     OWN_FILES,
+    ReaderDirectory,
     check_there,
     make_directory,
     reader_directory,
@@ -124,7 +125,7 @@ class DuckdbBackend(Backend):
         DuckDB follows a symbolic link and would use the log beside its target. A hard link must be on the same disk.
         Where links aren't supported, the file is copied.
         """
-        with reader_directory(stays=True, beside=file.parent) as made:
+        with reader_directory(file.parent) as made:
             with Translated(file):
                 twin = made.path / FILE
                 try:
@@ -135,26 +136,25 @@ class DuckdbBackend(Backend):
                     shutil.copyfile(file, twin)
                 with _log_of(file).open("rb") as log:
                     _log_of(twin).write_bytes(log.read(end))
-            engine = self._attach(file, keyspaces, opened=twin, read_only=True)
-            made.remove_with(engine)
-            return engine
+            return self._attach(file, keyspaces, made=made, read_only=True)
 
     def _attach(
         self,
         file: Path,
         keyspaces: Sequence[Keyspace[Any]],
         *,
-        opened: Path | None = None,
+        made: ReaderDirectory | None = None,
         create: bool = False,
         read_only: bool = False,
     ) -> DuckdbEngine:
-        """Attach a file, or the copy or link ``opened`` in its place."""
+        """Attach a file, or the copy or link in its place that is in ``made``, which is removed at closing."""
+        opened = file if made is None else made.path / FILE
         translated = Translated(file, opened=opened)
         with translated:
             os.close(os.open(os.devnull, os.O_RDONLY))  # DuckDB ends the process if no more files can be opened
-            name = self._instance.attach(opened or file, read_only=read_only)
+            name = self._instance.attach(opened, read_only=read_only)
         try:
-            return DuckdbEngine(self._instance, name, opened or file, keyspaces, translated, create=create)
+            return DuckdbEngine(self._instance, name, opened, keyspaces, translated, create=create, made=made)
         except BaseException:
             with suppress(duckdb.Error):
                 self._instance.detach(name)

@@ -23,7 +23,7 @@ from topicstore.contract.errors import (
     InvalidArgumentError,
 )
 
-from topicstore_backends.files import make_directory, sync
+from topicstore_backends.files import ReaderDirectory, make_directory, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
 from .errors import INVALIDATED, LEFT_IN_LOG, StatementRefused, Translated
@@ -89,6 +89,7 @@ class DuckdbEngine(Engine):
         translated: Translated,
         *,
         create: bool,
+        made: ReaderDirectory | None = None,
     ) -> None:
         self._instance = instance
         self._name = name
@@ -116,6 +117,8 @@ class DuckdbEngine(Engine):
                 self._create()
             self._look()
             failing.pop_all()
+        if made is not None:
+            self._open.callback(made.removal(self))
         self._open.callback(instance.detach, name)
         self._open.callback(self._writer.close)
         forking.remember(self)

@@ -13,7 +13,14 @@ from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import CorruptionError, EngineError, UnsupportedError
 from topicstore.contract.forking import LibraryThreads
 
-from topicstore_backends.files import OWN_FILES, check_there, make_directory, reader_directory, remove_abandoned
+from topicstore_backends.files import (
+    OWN_FILES,
+    ReaderDirectory,
+    check_there,
+    make_directory,
+    reader_directory,
+    remove_abandoned,
+)
 from topicstore_backends.options import whole_number
 from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
@@ -92,7 +99,7 @@ class LeveldbBackend(Backend):
             remove_abandoned(path)
             check_logs(path, manifest_counts=True)
         try:
-            return self._open(path, keyspaces, path)
+            return self._open(path, keyspaces)
         except CorruptionError:
             with Translated(path):
                 check_logs(path, manifest_counts=True, refused=True)
@@ -134,17 +141,23 @@ class LeveldbBackend(Backend):
         return self._open_linked(path, keyspaces, more)
 
     def _open(
-        self, path: Path, keyspaces: Sequence[Keyspace[Any]], opened: Path, *, paranoid: bool = True
+        self,
+        path: Path,
+        keyspaces: Sequence[Keyspace[Any]],
+        *,
+        made: ReaderDirectory | None = None,
+        paranoid: bool = True,
     ) -> LeveldbEngine:
-        """Open the database of the directory ``path`` in the directory ``opened``."""
+        """Open the database of the directory ``path``, in ``made`` if that is given, which is removed at closing."""
         _THREADS.begin()
+        opened = path if made is None else made.path
         with Translated(path, opened=opened, opening=True):
             instance = Instance(opened, Translated(path, opened=opened))
             try:
                 instance.database = _open_database(opened, self.options, paranoid=paranoid)
                 if paranoid:  # otherwise the format may be what can't be read
                     _check_format(path, instance.database, keyspaces)
-                return LeveldbEngine(opened, instance, keyspaces)
+                return LeveldbEngine(opened, instance, keyspaces, made)
             except BaseException:
                 instance.close()
                 raise
@@ -155,14 +168,12 @@ class LeveldbBackend(Backend):
         """Open a directory with links to a database's files, and with copies of those that must be cut.
 
         LevelDB writes a new manifest and log whenever it opens a database, and deletes old files. Here it does so in
-        that directory, which is removed with the engine.
+        that directory, which is removed when the engine is closed.
         """
-        with Translated(path), reader_directory(stays=True, beside=path) as made:
+        with Translated(path), reader_directory(path) as made:
             check_there(path / "CURRENT", "LevelDB")  # LevelDB would create a missing database
             link_uncut(path, str(made.path), found, without=("LOCK", "LOG", "LOG.old"))
-            engine = self._open(path, keyspaces, made.path, paranoid=paranoid)
-            made.remove_with(engine)
-            return engine
+            return self._open(path, keyspaces, made=made, paranoid=paranoid)
 
 
 def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool) -> Any:

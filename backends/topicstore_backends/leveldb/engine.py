@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from topicstore.contract import forking
 from topicstore.contract.engine import Engine, EngineInfo, K, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError, EngineError
 
-from topicstore_backends.files import disk_bytes, sync
+from topicstore_backends.files import ReaderDirectory, disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
 from .errors import lost, text_of
@@ -60,7 +60,13 @@ class LeveldbEngine(Engine):
     returns; with it the logs are synced as well, in a second step that lets other threads write.
     """
 
-    def __init__(self, path: Path, instance: Instance, keyspaces: Sequence[Keyspace[Any]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        instance: Instance,
+        keyspaces: Sequence[Keyspace[Any]],
+        made: ReaderDirectory | None = None,
+    ) -> None:
         self._path = path
         self._instance = instance
         self._database = instance.database
@@ -77,6 +83,8 @@ class LeveldbEngine(Engine):
         """The names of logs whose directory entries are on disk."""
         self._finished: frozenset[str] = frozenset()
         """The names of tables that LevelDB has synced. Noted when the engine is closed."""
+        self._removing: Callable[[], object] | None = None if made is None else made.removal(self)
+        """Removes the directory in which the database is only read."""
         self._present.hidden = HiddenRanges(_records(self._database))
         forking.remember(self)
 
@@ -395,16 +403,19 @@ class LeveldbEngine(Engine):
         it. It is synced here, because the framework compares the files with those that the close has left.
         """
         with ExitStack() as closing:  # each callback runs even if another raises, the last one first
-            closing.callback(self._sync_unfinished)
+            closing.callback(self._tidy_up)
             closing.callback(self._instance.close)
             with suppress(DatabaseClosedError), self._calls.lock(), self._calls:
                 listed = _LISTED.findall(self._database.get_property(b"leveldb.sstables"))
                 self._finished = frozenset(f"{int(number):06}.ldb" for number in listed)
 
-    def _sync_unfinished(self) -> None:
+    def _tidy_up(self) -> None:
         if self._instance.left_to_parent:
             return
         with self._instance.translated:
+            if self._removing is not None:
+                self._removing()
+                return
             unfinished = [table for table in self._path.glob("*.ldb") if table.name not in self._finished]
             for table in unfinished:
                 sync(table)

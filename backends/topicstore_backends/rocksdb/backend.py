@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import rocksdict
 from topicstore.contract.engine import Backend, Keyspace
-from topicstore.contract.errors import CorruptionError, EngineError
+from topicstore.contract.errors import CorruptionError, EngineError, StorageFullError, TooManyOpenFilesError
 from topicstore.contract.forking import LibraryThreads
 
-from topicstore_backends.files import OWN_FILES, check_there, make_directory, reader_directory, remove_abandoned
+from topicstore_backends.files import (
+    OWN_FILES,
+    READER,
+    check_there,
+    make_directory,
+    reader_directory,
+    remove_abandoned,
+    shortage,
+)
 from topicstore_backends.options import whole_number
 from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
-from .engine import RocksdbEngine, RocksdbReader
+from .engine import Opened, RocksdbEngine, RocksdbReader
 from .errors import Translated
 
 __all__ = ["RocksdbBackend", "RocksdbOptions"]
@@ -107,7 +115,12 @@ class RocksdbBackend(Backend):
             except CorruptionError:
                 check_logs(path, manifest_counts=False, refused=True)
                 raise
-        return RocksdbEngine(path, database, keyspaces, self._cache, scarce=scarce)
+        engine = RocksdbEngine(path, database, keyspaces, self._cache, scarce=scarce)
+        with ExitStack() as failing:
+            failing.callback(engine.close)
+            engine.merge_small_tables()
+            failing.pop_all()
+        return engine
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
         """Cut the logs at the first damage. See `Backend.repair_log`."""
@@ -128,10 +141,10 @@ class RocksdbBackend(Backend):
             options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
         with Translated(path):
             check_there(path / "CURRENT", "RocksDB")
-            database = _open_linked(
+            opened = _open_linked(
                 path, options, families, [] if salvage else cuts_of(damaged, path, manifest_counts=False)
             )
-        return RocksdbReader(path, database, keyspaces, self._cache)
+        return RocksdbReader(path, opened, keyspaces, self._cache)
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> RocksdbReader:
         """Open the database in ``path`` as it is now, without its lock, even beside a writer.
@@ -143,15 +156,14 @@ class RocksdbBackend(Backend):
         options, families = self._reading(keyspaces)
         with Translated(path):
             check_there(path / "CURRENT", "RocksDB")
-            database = _open_moment(path, options, families)
-        return RocksdbReader(path, database, keyspaces, self._cache)
+            opened = _open_moment(path, options, families)
+        return RocksdbReader(path, opened, keyspaces, self._cache)
 
     def _reading(self, keyspaces: Sequence[Keyspace[Any]]) -> tuple[rocksdict.Options, dict[str, rocksdict.Options]]:
         """Return the options of a database that is only read, and of its families. All are the same object."""
         options = _database_options(self.options, self._cache)
         options.create_if_missing(False)
         options.create_missing_column_families(False)
-        options.set_max_open_files(-1)  # opens all files at once, because compactions remove files that are not open
         return options, dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
 
 
@@ -195,7 +207,7 @@ def _table_options(cache: rocksdict.Cache) -> rocksdict.BlockBasedOptions:
     return tables
 
 
-def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
+def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> Opened:
     """Open a database for reading while its files may change.
 
     The opening fails if a file is removed between listing and opening. But a log that was written out as a table and
@@ -207,18 +219,20 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
         before = _moment(path)
         try:
             with Translated(path):
-                database = _open_cut(path, options, families)
+                opened = _open_cut(path, options, families)
         except EngineError:
             if _moment(path) == before:
                 raise
             continue
         if _moment(path) == before:
-            return database
+            return opened
+        database, made = opened
         database.close()
+        made.remove()
     raise EngineError(f"{path}: its files changed each of the {MOMENTS} times that it was opened; try again")
 
 
-def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
+def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> Opened:
     """Open a database with its logs cut where that is needed."""
     found = cuts(path, manifest_counts=False)
     try:
@@ -235,23 +249,41 @@ def _moment(path: Path) -> dict[str, int]:
     sizes = {}
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
-            if entry.name not in _NOT_READ:
+            if entry.name not in _NOT_READ and not entry.name.startswith(READER):
                 sizes[entry.name] = entry.stat().st_size if entry.name.startswith("MANIFEST") else 0
     return sizes
 
 
 def _open_linked(
     path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options], found: Sequence[Cut]
-) -> rocksdict.Rdict:
+) -> Opened:
     """Open a directory with links to a database's files, and with copies of those that must be cut.
 
     At every opening rocksdict writes ``rocksdict-config.json``, and RocksDB its info log: here they write them beside
-    the links. RocksDB keeps the files open, so the links can be removed.
+    the links. The directory is made beside the tables, which get hard links: compactions of the writer remove tables.
+    Where that fails, as on a full disk or in somebody else's directory, it is made where temporary files are, and
+    RocksDB opens all tables at once and keeps them open.
     """
-    with (
-        reader_directory(stays=False, beside=path if found else None) as made,
-        Translated(path, opened=made.path, opening=True),
-    ):
-        link_uncut(path, str(made.path), found, without=_NOT_READ)
-        mode = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
-        return rocksdict.Rdict(str(made.path), options, families, access_type=mode)
+    options.set_max_open_files(OPEN_FILES)
+    try:
+        return _open_links(path, options, families, found, beside=path)
+    except (OSError, StorageFullError) as failed:
+        if isinstance(shortage(path, failed, str(failed)), TooManyOpenFilesError):
+            raise
+    options.set_max_open_files(-1)
+    return _open_links(path, options, families, found, beside=None)
+
+
+def _open_links(
+    path: Path,
+    options: rocksdict.Options,
+    families: dict[str, rocksdict.Options],
+    found: Sequence[Cut],
+    *,
+    beside: Path | None,
+) -> Opened:
+    with reader_directory(beside) as made:
+        link_uncut(path, str(made.path), found, without=_NOT_READ, lasting=".sst" if beside else None)
+        with Translated(path, opened=made.path, opening=True):
+            mode = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
+            return rocksdict.Rdict(str(made.path), options, families, access_type=mode), made

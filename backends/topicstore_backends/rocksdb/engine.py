@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakSet
 
 import rocksdict
@@ -24,14 +24,18 @@ from topicstore.contract.errors import (
 )
 
 from topicstore_backends.calls import Calls
-from topicstore_backends.files import disk_bytes, sync
+from topicstore_backends.files import ReaderDirectory, disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
 from .errors import Translated, file_named
 from .families import Family
 from .scans import Cursor, RocksdbSnapshot, Scan
+from .small_tables import REWRITING, small_runs
 
-__all__ = ["RocksdbEngine", "RocksdbReader"]
+__all__ = ["Opened", "RocksdbEngine", "RocksdbReader"]
+
+Opened: TypeAlias = tuple[rocksdict.Rdict, ReaderDirectory]
+"""A database that is only read, and the directory in which it was opened."""
 
 # From this many sorted keys on, an iterator visits them without filling the block cache: so many blocks would
 # evict those that are read repeatedly, and inserting a block takes as long as reading it.
@@ -55,6 +59,7 @@ class RocksdbEngine(Engine):
         cache: rocksdict.Cache,
         *,
         scarce: bool = False,
+        made: ReaderDirectory | None = None,
     ) -> None:
         self._path = path
         self._database = database
@@ -63,6 +68,8 @@ class RocksdbEngine(Engine):
         """Whether automatic compactions are off, because disk space was scarce and none has been reclaimed since."""
         self._families: ByKeyspace[Family] = ByKeyspace()
         with Translated(path), ExitStack() as failing:
+            if made is not None:
+                failing.callback(made.remove)
             failing.callback(database.close)
             self._translated = Translated(path, opened=Path(database.path()))
             for keyspace in keyspaces:
@@ -78,10 +85,23 @@ class RocksdbEngine(Engine):
         self._closing = forking.ProcessLock()
         self._open = ExitStack()
         """Closes everything that is still open, the database last. Guarded by `_closing`."""
+        if made is not None:
+            self._open.callback(made.removal(self))
         self._open.callback(database.close)
         for family in self._families.values():
             self._open.callback(family.close)
         forking.remember(self)
+
+    def merge_small_tables(self) -> None:
+        """Merge the small tables that short sessions have left, unless disk space is scarce."""
+        if self._scarce:
+            return
+        with self._calls.lock(), self._calls:
+            for family, first, last in small_runs(self._database, self._families.values()):
+                # Compaction of a table that can't be read would end all writing; readers and `verify` report it.
+                with suppress(EngineError):
+                    if self._walk(family, first, last + b"\0") is None:
+                        family.data.compact_range(first, last, REWRITING)
 
     def leave_to_parent(self) -> None:
         """Leak RocksDB's objects in a forked child, so that nothing closes them, not even the end of the process.
@@ -274,9 +294,9 @@ class RocksdbEngine(Engine):
                 yield f"keyspace {family.name!r}: {damage}"
             start = self._behind(damage, start)
 
-    def _walk(self, family: Family, start: bytes) -> CorruptionError | None:
-        """Read a keyspace from ``start`` to its end, or to a damage, which is returned."""
-        cursor = self._open_cursor(family, None, caching=False)
+    def _walk(self, family: Family, start: bytes, end: bytes | None = None) -> CorruptionError | None:
+        """Read a keyspace from ``start`` to ``end`` or its end, or to a damage, which is returned."""
+        cursor = self._open_cursor(family, end, caching=False)
         try:
             with self._translated:
                 cursor.use(lambda iterator: iterator.seek(start))
@@ -313,6 +333,10 @@ def _steps(iterator: rocksdict.RdictIter) -> bool:
 
 class RocksdbReader(RocksdbEngine):
     """A RocksDB database as it was when it was opened, which another process may be writing."""
+
+    def __init__(self, path: Path, opened: Opened, keyspaces: Sequence[Keyspace[Any]], cache: rocksdict.Cache) -> None:
+        database, made = opened
+        super().__init__(path, database, keyspaces, cache, made=made)
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Raise `ReadOnlyDatabaseError`."""

@@ -1,0 +1,66 @@
+"""Finds tables that are too small to be worth a file each, and that RocksDB leaves as they are.
+
+Each session of a program writes its messages out as a table when it ends. If their keys follow all others, RocksDB
+moves the table down to the last level as it is, and merges it with none (https://github.com/facebook/rocksdb/issues/9540).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+import rocksdict
+
+from .families import Family
+
+__all__ = ["REWRITING", "small_runs"]
+
+SMALL_BYTES = 1 << 20
+"""Tables below this size are small. So many sessions cost one rewriting of about as many bytes."""
+FEWEST = 16
+"""The number of small tables side by side from which on they are merged."""
+MOST_BYTES = 16 << 20
+"""The bytes that are merged at a time: opening a database must not take long."""
+REWRITING = rocksdict.CompactOptions()
+"""Merges tables of the last level too, which are otherwise left as they are."""
+REWRITING.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
+_LISTED = re.compile(r"^ (\d+):\d+\[", re.MULTILINE)
+"""The number of a table in RocksDB's own list of them: `` 47:1171[1 .. 1]['key' seq:1, type:1 .. ``…"""
+
+
+def small_runs(database: rocksdict.Rdict, families: Iterable[Family]) -> Iterator[tuple[Family, bytes, bytes]]:
+    """Yield family, first and last key of at most one run of small tables for each family."""
+    tables = database.live_files()
+    if sum(map(_is_small, tables)) < FEWEST:
+        return
+    for family in families:
+        listed = family.data.property_value("rocksdb.sstables") or ""
+        names = {f"/{int(number):06}.sst" for number in _LISTED.findall(listed)}
+        # The tables of level 0 overlap, and RocksDB merges them by itself.
+        own = sorted(
+            (table for table in tables if table["name"] in names and table["level"]),
+            key=lambda table: (table["level"], table["start_key"]),
+        )
+        for (_, small), group in groupby(own, lambda table: (table["level"], _is_small(table))):
+            run = _beginning(group) if small else []
+            if len(run) >= FEWEST:
+                yield family, run[0]["start_key"], run[-1]["end_key"]
+                break
+
+
+def _is_small(table: dict[str, Any]) -> bool:
+    return bool(table["size"] < SMALL_BYTES)
+
+
+def _beginning(tables: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first tables of a run, as many as are merged at a time."""
+    run: list[dict[str, Any]] = []
+    left = MOST_BYTES
+    for table in tables:
+        left -= table["size"]
+        if left < 0:
+            break
+        run.append(table)
+    return run
