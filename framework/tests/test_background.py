@@ -72,6 +72,32 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 db.close()
 """
 
+FORKS_OF_ANOTHER_THREAD = """
+import atexit, os, sys
+from concurrent.futures import ThreadPoolExecutor
+from topicstore import background
+
+def fork():
+    child = os.fork()
+    if not child:
+        atexit._run_exitfuncs()
+        os._exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def trace(frame, event, argument):
+    ended.append(other.submit(fork).result())
+    return trace
+
+ended = []
+with ThreadPoolExecutor(1) as other:
+    other.submit(int).result()
+    sys.settrace(trace)
+    background._end_all()
+    sys.settrace(None)
+print(len(ended) > 3, set(ended))
+raise SystemExit(7)
+"""
+
 
 def run(program: str, *arguments: object, code: int = 7) -> str:
     """Run a program that ends without closing what it opened; return what it printed."""
@@ -137,3 +163,8 @@ def test_a_writer_that_nobody_closed_stores_what_it_holds(tmp_path: Path) -> Non
 def test_a_fork_ends_no_thread_of_its_parent(tmp_path: Path) -> None:
     """It has none, and leaves its parent's messages alone."""
     run(FORK, tmp_path / "db", code=0)
+
+
+def test_a_fork_ends_though_its_parent_was_exiting() -> None:
+    """Whatever line of the exit handler the parent's main thread was in, the fork of another thread runs its own."""
+    assert "True {3}\n" == run(FORKS_OF_ANOTHER_THREAD)

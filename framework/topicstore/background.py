@@ -31,8 +31,8 @@ _ENDS: weakref.WeakKeyDictionary[object, Callable[[Any], object]] = weakref.Weak
 os.register_at_fork(after_in_child=_ENDS.clear)  # a fork has none of the threads
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 """Seconds."""
-_exiting = threading.Event()
-"""Set when the interpreter exits: no thread is started after that."""
+_exiting = False
+"""Whether the interpreter exits: no thread is started after that. A fork could inherit the lock of an `Event`, held."""
 
 
 def end_at_exit(owner: T, end: Callable[[T], object]) -> None:
@@ -42,7 +42,8 @@ def end_at_exit(owner: T, end: Callable[[T], object]) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    _exiting.set()
+    global _exiting
+    _exiting = True
     there = [one for reference in reversed(_ENDS.keyrefs()) if (one := reference()) is not None]
     do_all([partial(_ENDS[one], one) for one in there], "could not be ended")
 
@@ -76,7 +77,7 @@ class BackgroundTask:
         self._wake.ring()
         if self._thread is None:
             with self._starting:
-                if self._thread is None and not self.stopping.is_set() and not _exiting.is_set():
+                if self._thread is None and not self.stopping.is_set() and not _exiting:
                     thread = threading.Thread(target=self._run, name=f"topicstore-{self._name}", daemon=True)
                     thread.start()
                     self._thread = thread
