@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 
+from topicstore.contract.descriptors import lock_file, naming
 from topicstore.contract.errors import DataLossError, StorageFullError, TooManyOpenFilesError
 
 __all__ = [
@@ -49,7 +50,8 @@ def sync(path: Path) -> None:
     """Sync a file's contents, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -170,7 +172,7 @@ def _locked(directory: Path) -> int:
     """Return the descriptor that holds a directory's lock. Raises `OSError` if it is held elsewhere."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, directory)
     except BaseException:
         os.close(lock)
         raise
@@ -183,7 +185,7 @@ def set_aside(file: Path, keep: int) -> None:
     The copy is named ``NAME.cut-at-KEEP``, which no engine regards as its own. Both are on disk when it returns. A file
     that is missing is created.
     """
-    with file.open("a+b") as opened:
+    with naming(file), file.open("a+b") as opened:
         opened.seek(keep)
         behind = opened.read()
         if any(behind):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.log_store import (
     LogStore,
@@ -137,7 +138,7 @@ class DirectoryLogStore(LogStore):
             draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that nobody takes it for abandoned
+                lock_file(descriptor, fcntl.LOCK_EX, draft)  # so that nobody takes it for abandoned
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(data)
                 os.fsync(descriptor)
@@ -174,7 +175,7 @@ def _remove_abandoned(drafts: Path) -> None:
         with suppress(FileNotFoundError, BlockingIOError):
             descriptor = os.open(draft, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, draft)
                 draft.unlink()
             finally:
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The lock of a directory, where the file system locks no directories."""
+"""The lock of a directory, and what its calls and those on other descriptors report when they fail."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import errno
 import fcntl
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import topicstore as ts
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.storage.directory_lock import DirectoryLock
+from topicstore_conformance.conditions.skipping import need
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self to count files in")
@@ -34,6 +38,57 @@ def test_other_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         DirectoryLock(tmp_path)
     monkeypatch.undo()
     DirectoryLock(tmp_path).release()
+
+
+def test_a_volume_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's error of ``flock`` names no file, and doesn't say what to do."""
+
+    def flock(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=r"can't lock files \(flock\).*; use a local disk.*LOCK'") as failed:
+        ts.open(tmp_path / "db")
+    assert (errno.ENOLCK, str(tmp_path / "db" / "LOCK")) == (failed.value.errno, failed.value.filename)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate", "fsync"])
+def test_a_failing_call_on_a_descriptor_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The system's error doesn't, and a database has many."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}"):
+        ts.open(tmp_path / "db")
+
+
+CLOSED = """
+import os, sys
+import topicstore as ts
+directory, backend, report = sys.argv[1:]
+for number in range(3):
+    os.close(number)
+with ts.open(directory, backend=backend) as db:
+    db.store([ts.Message("a/b", b"1", "c")])
+    found = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+with ts.open(directory, mode="r") as db:
+    found += [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+with open(report, "w") as file:
+    print(*found, file=file)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self to look at files in")
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
+def test_no_file_becomes_a_standard_stream(tmp_path: Path, backend: str) -> None:
+    """A program that closed its own would print into it; so would the C libraries in use."""
+    need(backend)
+    subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "db", backend, tmp_path / "report"], check=True)
+    assert [os.devnull] * 6 == (tmp_path / "report").read_text().split()
 
 
 def opened(directory: Path) -> list[str]:

@@ -17,6 +17,7 @@ import attrs
 import click
 
 from topicstore import __version__
+from topicstore.contract.descriptors import take_closed_streams
 
 from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
 from .terminal.interrupts import interrupt_on_sigterm
@@ -158,13 +159,8 @@ def _forget_stdout() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams take all text; in place of closed ones, nothing is read, and written to nowhere.
-
-    Otherwise a file of the database would get the descriptor of a closed stream, and what is printed with it.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
+    """Make the standard streams take all text; in place of closed ones, nothing is read, and written to nowhere."""
+    take_closed_streams()
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))

@@ -36,6 +36,7 @@ from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
 from topicstore.contract.cursors import Cursor
+from topicstore.contract.descriptors import naming
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
@@ -121,7 +122,8 @@ def _digest(file: int, begin: int, size: int) -> bytes:
 def _opened(path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDONLY)
     try:
-        yield file
+        with naming(path):
+            yield file
     finally:
         os.close(file)
 

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from topicstore.contract.batch import MessageBatch
+from topicstore.contract.descriptors import naming
 from topicstore.contract.errors import (
     CorruptionError,
     GenerationArchivedError,
@@ -398,7 +399,7 @@ def _table(held: list[pa.RecordBatch], seen: _Topics) -> pa.Table:
 def _write_part(path: Path, tables: Iterator[pa.Table]) -> Part:
     """Write row groups into a file until it is large enough; it is on disk when this returns."""
     groups = []
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         with pq.ParquetWriter(file, COLUMNS, **_OPTIONS) as writer:
             for table in tables:
                 writer.write_table(table, row_group_size=table.num_rows)

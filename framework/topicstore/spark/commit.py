@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import InvalidMessageError
 from topicstore.database import Database
 from topicstore.opening import open  # noqa: A004 - the name people know
@@ -91,13 +92,14 @@ def _in_turn(directory: Path) -> Iterator[None]:
 
     There is no waiting for a database that doesn't exist yet.
     """
+    path = directory / _TURN
     try:
-        handle = open_own(directory / _TURN, os.O_RDWR | os.O_CREAT)
+        handle = open_own(path, os.O_RDWR | os.O_CREAT)
     except FileNotFoundError:
         yield
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock_file(handle, fcntl.LOCK_EX, path)
         yield
     finally:
         os.close(handle)

@@ -46,6 +46,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from topicstore.contract.descriptors import naming
 from topicstore.contract.errors import (
     EngineError,
     InvalidMessageError,
@@ -140,7 +141,8 @@ def write_commit(staging: Path, batch: Batch, mode: int) -> None:
     """Record which attempts the commit of a batch takes."""
     directory = staging / batch.write
     make_write_directory(directory, mode)  # it doesn't exist if there were no rows
-    with (directory / _COMMIT).open("wb") as file:
+    path = directory / _COMMIT
+    with naming(path), path.open("wb") as file:
         file.write(msgspec.json.encode(_Commit(batch.shards, list(batch.attempts))))
         file.flush()
         os.fsync(file.fileno())

@@ -26,6 +26,7 @@ import xxhash
 
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
+from topicstore.contract.descriptors import naming
 from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
@@ -86,7 +87,8 @@ def _sync(directory: Path) -> None:
     for path in directory.iterdir():
         handle = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            with naming(path):
+                os.fsync(handle)
         finally:
             os.close(handle)
     sync_directory(directory)

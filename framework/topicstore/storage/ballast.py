@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from topicstore.contract.descriptors import naming
 from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
 from topicstore.contract.forking import ProcessLock
 from topicstore.shard.shard import Shard
@@ -82,7 +83,8 @@ class Ballast:
         if missing > 0 and shutil.disk_usage(self._directory).free >= _PLENTY * size:
             file = open_own(path, os.O_WRONLY | os.O_CREAT)
             try:
-                os.posix_fallocate(file, 0, size)
+                with naming(path):
+                    os.posix_fallocate(file, 0, size)
             except BaseException:  # for example a quota: a part of it would take space without being enough
                 give_up_ballast(self._directory)
                 raise

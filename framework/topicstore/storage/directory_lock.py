@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from topicstore.contract.descriptors import lock_file, naming
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.contract.forking import remember
 from topicstore.contract.times import format_time
@@ -44,17 +45,20 @@ class DirectoryLock:
         remember(self)
         with Taken() as taken:
             taken.add(self._close)
-            self._open(directory / "LOCK", reading=reading)
+            path = directory / "LOCK"
+            self._open(path, reading=reading)
             try:
                 if self._file >= 0:
-                    self._lock(self._file)
+                    self._lock(self._file, path)
                 self._lock_directory(directory)
             except BlockingIOError as busy:
                 raise DatabaseLockedError(f"{directory} is open elsewhere: {self._holder()}") from busy
             if not self._shared:
                 since = format_time(int(time.time()) * 1_000_000)
-                os.ftruncate(self._file, 0)
-                os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+                holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
+                with naming(path):
+                    os.ftruncate(self._file, 0)
+                    os.pwrite(self._file, holder.encode(), 0)
 
     def release(self) -> None:
         """Release the lock, even if forked processes have inherited it. May be called twice, but not in those."""
@@ -82,7 +86,7 @@ class DirectoryLock:
     def _lock_directory(self, directory: Path) -> None:
         try:
             self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._lock(self._directory)
+            self._lock(self._directory, directory)
         except OSError as bad:
             if self._file < 0 or bad.errno not in _NOT_LOCKED:
                 raise
@@ -90,8 +94,8 @@ class DirectoryLock:
             if unlocked >= 0:
                 os.close(unlocked)
 
-    def _lock(self, file: int) -> None:
-        fcntl.flock(file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    def _lock(self, file: int, path: Path) -> None:
+        lock_file(file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, path)
 
     def _holder(self) -> str:
         said = os.pread(self._file, 1000, 0) if self._file >= 0 else b""

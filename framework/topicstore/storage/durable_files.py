@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from topicstore.contract.descriptors import naming
 from topicstore.contract.errors import CorruptionError, NotADatabaseError
 from topicstore.releasing import Taken
 
@@ -53,7 +54,7 @@ def read_own(path: Path, *, links: bool = False) -> bytes:
     """Return the content of one of topicstore's own files. Raises the errors of `open_own`."""
     file = open_own(path, os.O_RDONLY, links=links)
     try:
-        with os.fdopen(file, "rb", closefd=False) as opened:
+        with naming(path), os.fdopen(file, "rb", closefd=False) as opened:
             return opened.read()
     finally:
         os.close(file)
@@ -69,7 +70,7 @@ def replace_file(path: Path, data: bytes, *, draft: Path) -> None:
         raise CorruptionError(_NO_FILE, str(draft))
     draft.unlink(missing_ok=True)
     try:
-        with draft.open("xb") as file:
+        with naming(draft), draft.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -104,7 +105,8 @@ def sync_directory(directory: Path) -> None:
     """
     handle = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(directory):
+            os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from topicstore.clocks import Clocks
+from topicstore.contract.descriptors import take_closed_streams
 from topicstore.contract.engine import Backend
 from topicstore.contract.errors import (
     DatabaseLockedError,
@@ -87,6 +88,7 @@ def open_storage(
     with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
         with shortage_told():
+            take_closed_streams()
             if read_only:
                 shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
                 opened.add(shards.close)

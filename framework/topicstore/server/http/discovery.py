@@ -17,6 +17,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
+from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.database import Database
 from topicstore.releasing import Taken
@@ -71,7 +72,7 @@ def find_server(directory: Path) -> FoundServer | None:
         return None
     with os.fdopen(file, "rb") as opened:
         try:
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(opened.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB, directory / _FILE)
         except BlockingIOError:
             found = _decoded(directory / _FILE, opened.read())
             return found if found.directory == _identity(directory) else None
@@ -143,7 +144,7 @@ class Announcement:
             with Taken() as taken:
                 taken.add(lambda: os.close(file))
                 taken.add(lambda: draft.unlink(missing_ok=True))
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock_file(file, fcntl.LOCK_EX, draft)
                 with os.fdopen(file, "wb", closefd=False) as out:  # which writes all of it, or fails
                     out.write(msgspec.json.format(msgspec.json.encode(server), indent=2) + b"\n")
                 draft.replace(path)
