@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from topicstore.shard.records import load_tail
 from topicstore.shard.write_path import Prepared
 from topicstore.storage.manifest import Manifest, read_manifest
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults import namespaces
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
@@ -762,3 +764,48 @@ def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ts.InvalidArgumentError, match=r"mode is one of a, x, r\+, r, not"):
             ts.open(tmp_path / "db", mode)  # type: ignore[arg-type]
     assert not (tmp_path / "db").exists()
+
+
+# --- many shards ---
+
+SHARDS = 200
+FILES = 4_096
+"""More than so many shards have open, of RocksDB 11 each, and of a reader beside them."""
+MANY = """
+import os, resource
+import topicstore as ts
+
+path, shards = arguments[0], int(arguments[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+def by_shard(db):
+    shards = [db.shard_of(message.client_id) for message in db.replay("#")]
+    return [len(shards), len(set(shards))]
+
+if not os.path.exists(path):
+    if not (child := os.fork()):
+        db = ts.open(path, backend="rocksdb", shards=shards)
+        for generation in range(2):
+            db.store([ts.Message(f"a/{n % 50}", b"%d" % n, f"client-{n}") for n in range(4_000)])
+            generation or db.add_generation()
+        os._exit(0)  # as if it were killed
+    os.waitpid(child, 0)
+with ts.open(path) as db, ts.open(path, mode="r") as reader:
+    say(*by_shard(db), *by_shard(reader), db.verify().messages, len(db.verify().damages), db.delete("a/1"))
+    reader.refresh()
+    say(*by_shard(reader))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < FILES, reason=f"needs {FILES} open files: ulimit -Hn"
+)
+def test_two_hundred_shards(tmp_path: Path) -> None:
+    """All are written, survive a kill, are verified and read beside their writer, and open again after that."""
+    need("rocksdb")
+    everything, deleted = [8_000, SHARDS], 160
+    assert [[*everything, *everything, 8_000, 0, deleted], [8_000 - deleted, SHARDS]] == namespaces.run(
+        MANY, tmp_path / "db", SHARDS
+    )
+    assert [8_000 - deleted, SHARDS] == namespaces.run(MANY, tmp_path / "db", SHARDS)[0][:2]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 import topicstore as ts
 from topicstore.contract.checksums import add_checksum
-from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.engine import KEYSPACES, STATE, WriteBatch
 from topicstore.queues import record
 from topicstore.sessions import Publish, Will
 from topicstore.shard.state import OWN
 from topicstore.state_decoders import DECODERS
 from topicstore.storage.storage import Storage
+from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 
 WRONG = {"newer": [99], "of other types": [1, {}, {}, {}], "not an array": 1}
 """What no record of any kind is."""
@@ -26,22 +30,31 @@ def put(storage: Storage, key: bytes, value: object) -> None:
     storage.shards[0].engine().write(write)
 
 
+def keep(db: ts.Database) -> None:
+    """Have a database keep values of about every kind in its state."""
+    db.persistence.add("a/#")
+    db.retention.set(max_age=1e6, filters={"nothing/#": 1.0})
+    one = db.sessions.open("one", expiry_interval=3600, will=Will(ts.Message("will", b"gone", "one"), 1))
+    one.subscribe("a/#", qos=2)
+    one.subscribe("$share/g/a/+", qos=1)
+    db.publish([ts.Message(f"a/{n}", b"x", "two", qos=2, retain=True) for n in range(3)])
+    packets = [packet for packet in one.deliver(limit=10) if isinstance(packet, Publish)]
+    one.pubrec(*(packet.packet_id for packet in packets[:1]))
+    one.deliver(limit=10)
+    one.publish([ts.Message("a/3", b"z", "one", qos=2)], [7])
+    db.sessions.open("two", expiry_interval=3600).disconnect()
+    db.retention.run(db.clock() + 10**7)
+
+
+def pairs_of(db: ts.Database) -> list[tuple[bytes, bytes]]:
+    return [pair for chunk in db.storage.shards[0].engine().scan(STATE) for pair in chunk]
+
+
 def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
     """All that sessions, subscriptions, retained messages, rules and retention keep has a decoder that takes it."""
     with ts.open(tmp_path / "db", shards=1) as db:
-        db.persistence.add("a/#")
-        db.retention.set(max_age=1e6, filters={"nothing/#": 1.0})
-        one = db.sessions.open("one", expiry_interval=3600, will=Will(ts.Message("will", b"gone", "one"), 1))
-        one.subscribe("a/#", qos=2)
-        one.subscribe("$share/g/a/+", qos=1)
-        db.publish([ts.Message(f"a/{n}", b"x", "two", qos=2, retain=True) for n in range(3)])
-        packets = [packet for packet in one.deliver(limit=10) if isinstance(packet, Publish)]
-        one.pubrec(*(packet.packet_id for packet in packets[:1]))
-        one.deliver(limit=10)
-        one.publish([ts.Message("a/3", b"z", "one", qos=2)], [7])
-        db.sessions.open("two", expiry_interval=3600).disconnect()
-        db.retention.run(db.clock() + 10**7)
-        pairs = [pair for chunk in db.storage.shards[0].engine().scan(STATE) for pair in chunk]
+        keep(db)
+        pairs = pairs_of(db)
         keys = [key for key, _ in pairs if key.startswith(OWN)]
         assert [] == [key for key in keys if not key.startswith(tuple(DECODERS))]
         met = {prefix for prefix in DECODERS for key in keys if key.startswith(prefix)}
@@ -58,6 +71,41 @@ def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
             put(db.storage, key, WRONG[wrong])
         places = {damage.place for damage in db.verify().damages}
     assert {f"shard 0, state {key!r}" for key in keys} == places
+
+
+def answers(db: ts.Database) -> list[object]:
+    """Return what a database says of its state."""
+    said: list[object] = [db.retained("#"), list(db.persistence), db.retention.settings, db.sessions.clients()]
+    for client in ("one", "two"):
+        session = db.sessions.open(client, expiry_interval=3600)
+        said += [session.present, session.status().subscriptions, session.deliver(limit=100)]
+    return [*said, list(db.replay("#"))]
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
+    """Of each value, any bit: verification reports it, and what is asked fails or is answered as without it."""
+    chance = random.Random(15)
+    with ts.open(tmp_path / "made", shards=1, auto_compact=False) as db:
+        keep(db)
+        db.sessions.close()
+    with ts.open(shutil.copytree(tmp_path / "made", tmp_path / "copy"), auto_compact=False) as db:
+        pairs, expected = pairs_of(db), answers(db)
+    for key, value in pairs:
+        for _ in range(2):
+            shutil.rmtree(tmp_path / "copy")
+            shutil.copytree(tmp_path / "made", tmp_path / "copy")
+            flipped = bytearray(value)
+            flipped[chance.randrange(len(value))] ^= 1 << chance.randrange(8)
+            engine = RocksdbBackend(RocksdbOptions()).open_shard(tmp_path / "copy/shard-0000", KEYSPACES, create=False)
+            with closing(engine):
+                write = WriteBatch()
+                write.put(STATE, key, bytes(flipped))
+                engine.write(write)
+            (tmp_path / "copy" / "closed").unlink()
+            with suppress(ts.CorruptionError, ts.NewerFormatError), ts.open(tmp_path / "copy") as db:
+                assert db.verify().damages, key
+                assert answers(db) == expected, key
 
 
 @pytest.mark.parametrize("opened", [True, False])
