@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,8 +25,14 @@ SABOTEURS: list[Saboteur] = []
 
 def pair(database: type[Database], backend: str) -> Pair:
     """Have all databases that are opened from now on be the saboteur's; each has a test class of its own."""
-    topicstore.opening.Database = database  # type: ignore[misc]
+    os.environ["SABOTEUR"] = database.__name__  # see sitecustomize.py
+    take_over(database.__name__)
     return pair_of(backend, "block")
+
+
+def take_over(name: str) -> None:
+    """Have all databases that this process opens from now on be those of a saboteur."""
+    topicstore.opening.Database = globals()[name]  # type: ignore[misc]
 
 
 def breaks(promise: Callable[..., object], on: str = "memory") -> Any:
@@ -279,6 +286,26 @@ class MissesByName(Database):
         return iter(batches if "#" in topic_filter or "+" in topic_filter else batches[1:])
 
 
+@breaks(S.test_power_failure, "rocksdb")
+class TrustsTheSystem(Database):
+    """Calls durable what only the operating system has."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        for shard in self.storage.shards:
+            shard.log.engine.flush_log = lambda: None  # type: ignore[method-assign]
+
+
+@breaks(S.test_synced_writes_do_not_vanish, "rocksdb")
+class TakesNoNotes(Database):
+    """Notes nowhere which write has reached the disk."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        for shard in self.storage.shards:
+            shard.log._note_synced = lambda *_: True
+
+
 # --- living on -------------------------------------------------------------------------------
 
 
@@ -289,6 +316,19 @@ class AnswersWhenClosed(Database):
     def __init__(self, *arguments: Any, **how: Any) -> None:
         super().__init__(*arguments, **how)
         self.storage.check_open = lambda: None  # type: ignore[method-assign]
+
+
+@breaks(S.test_a_forked_child, "rocksdb")
+class FlushesInForks(Database):
+    """Lets a forked child believe that it has flushed its parent's messages."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self.owner = os.getpid()
+
+    def flush(self) -> None:
+        if os.getpid() == self.owner:
+            super().flush()
 
 
 globals().update(suites_of(DatabaseSuite, SABOTEURS, "pair"))
