@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from topicstore_conformance.conditions.profiles import MODE
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.pairs import Pair, covering, quick_options
 
 pytestmark = pytest.mark.slow
@@ -43,6 +45,24 @@ with ts.open(path, backend=backend, layout=layout, options=json.loads(options), 
         found.append((count, rows, megabytes()))
 print(json.dumps(found))
 """
+TINY = """
+import re, sys
+import topicstore as ts
+from pathlib import Path
+
+def kilobytes():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+path, backend, batches = sys.argv[1], sys.argv[2], int(sys.argv[3])
+buffers = {"write_buffer_bytes": 1 << 20, "cache_bytes": 1 << 20}  # full when the first fifth is stored
+messages = [ts.Message(f"t/{n}", b"%d" % n, f"c{n % 7}") for n in range(100)]
+with ts.open(path, backend=backend, options={backend: buffers}) as db:
+    for number in range(batches):
+        db.store([messages[number % 100]])
+        if number == batches // 5:
+            warm = kilobytes()
+    print(kilobytes() - warm)
+"""
 SMALL_CACHES = {
     "rocksdb": {"write_buffer_bytes": 4 << 20, "cache_bytes": 4 << 20},
     "duckdb": {"memory_bytes": 128 << 20, "log_bytes": 4 << 20},
@@ -66,3 +86,15 @@ def test_storing_and_replaying_more_takes_no_more_memory(pair: Pair, tmp_path: P
     assert [[times * first] * 2 for times in (1, 2, 3, 4)] == [row[:2] for row in found]
     _, second, _, fourth = (row[2] for row in found)
     assert fourth - second < 20, f"grew from {second:.0f} to {fourth:.0f} MB"
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="needs /proc to see a process's memory")
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
+def test_tiny_batches_leave_nothing_in_memory(tmp_path: Path, backend: str) -> None:
+    """A hundred thousand and more leave less than 80 bytes each: about what one object of Python takes."""
+    need(backend)
+    batches = 100_000 if MODE == "quick" else 1_000_000
+    command = [sys.executable, "-c", TINY, str(tmp_path / "db"), backend, str(batches)]
+    grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown * 1024 / (batches * 4 // 5) < 80, f"grew by {grown:,} kB"
