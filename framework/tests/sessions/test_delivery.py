@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from unittest.mock import patch
 
 import pytest
 import topicstore as ts
+from topicstore.contract.state import StateWrite
 from topicstore.sessions import Publish, PubRel, Session, Sessions
-from topicstore.shard.state import OWN
+from topicstore.shard.state import OWN, ShardState
 from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 Publishing = Callable[..., None]
 SECOND = 1_000_000
@@ -114,6 +118,30 @@ def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -
     assert sessions.wants("t/1")
     sessions.expire("a")
     assert not sessions.wants("t/1")
+
+
+@pytest.mark.parametrize("changing", ["unsubscribe", "expire"])
+def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessions, changing: str) -> None:
+    """By a call that comes when the end is committed, and not counted yet: the next subscription is wanted."""
+    session = opened(sessions)
+    if changing == "expire":
+        session.disconnect()
+    write, reading = ShardState.write, list[Future[bool]]()
+
+    def beside(self: ShardState, writes: Iterable[StateWrite]) -> None:
+        write(self, writes)
+        if not reading and not list(sessions._states.all_subscriptions()):
+            reading.append(begin(lambda: sessions.wants("a/b")))
+            wait_until(lambda: reading[0].done() or sessions._dispatcher.claims._waiting, "the other call to read")
+
+    with patch.object(ShardState, "write", beside):
+        if changing == "expire":
+            sessions.expire("subscriber")
+        else:
+            assert session.unsubscribe("a/#")
+    assert [False] == [call.result(PATIENCE) for call in reading]
+    sessions.open("other", expiry_interval=None).subscribe("a/#", 1)
+    assert sessions.wants("a/b")
 
 
 # --- options ---

@@ -22,12 +22,19 @@ def is_durable(record: SubscriptionRecord) -> bool:
 class DurableFilters:
     """The filters of all durable subscriptions. They are read when they are first needed.
 
-    `wants` may be called from any thread.
+    `read` and `wants` may be called from any thread.
+
+    alone: returns a context manager that holds the lock, and within which no other call changes subscriptions. A
+           call that has committed a change, and has not counted it yet, would have it counted twice.
     """
 
-    def __init__(self, load: Callable[[], Iterable[SubscriptionRecord]], lock: AbstractContextManager[object]) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Iterable[SubscriptionRecord]],
+        alone: Callable[[], AbstractContextManager[object]],
+    ) -> None:
         self._load = load
-        self._lock = lock
+        self._alone = alone
         self._routes: FilterIndex[str] = FilterIndex()
         """The index of filters. Changed under the lock; looked up in any thread."""
         self._counts: Counter[str] = Counter()
@@ -56,11 +63,15 @@ class DurableFilters:
                 if is_shared(topic_filter):
                     self._shared.remove(read_filter(topic_filter), topic_filter)
 
+    def read(self) -> None:
+        """Read the filters, unless that was done. A call that holds claims must do so before it takes them."""
+        if not self._loaded:
+            with self._alone():
+                self._read_locked()
+
     def wants(self, topic: str, qos: int = 1) -> bool:
         """Say whether a message of this topic and QoS is stored for a durable subscription."""
-        if not self._loaded:
-            with self._lock:
-                self._read_locked()
+        self.read()
         return bool((self._routes if qos or self.store_qos0 else self._shared).match(topic))
 
     def _add(self, topic_filter: str) -> None:

@@ -95,7 +95,7 @@ class Sessions:
         self._connections = Connections(self._entrance, self._silences.forget)
         self._commits = Commits(self._states, self._connections.overtaken)
         self._lookup = Lookup(self._states, self._connections.live, self._clock.wall)
-        self._filters = DurableFilters(self._lookup.all_subscriptions, self._dispatcher.lock)
+        self._filters = DurableFilters(self._lookup.all_subscriptions, self._claims.all)
 
         def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
             with self._entrance.released():

@@ -39,6 +39,7 @@ def publish(
     It claims the exchanges that its packet ids are of, and holds no lock while it publishes.
     """
     _check_rows(lives, messages, ids, refused, partial=partial)
+    context.filters.read()
     with context.dispatcher.claims.of((), exchanges_of(lives, ids, messages.qos)):
         check_sessions(context, lives, refused, partial=partial)
         with context.entrance.released():
