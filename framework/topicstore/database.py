@@ -563,7 +563,9 @@ class Database:
         """
         if self.storage.inherited:
             return
-        self._closing.run(self._close, within=self.storage.entered)
+        sessions = self._sessions
+        within = self.storage.entered or (sessions is not None and sessions.entered())
+        self._closing.run(self._close, within=within)
 
     def _close(self) -> None:
         with self._beginning:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 import topicstore as ts
 from topicstore.pubsub.feed import Feed
-from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
 from topicstore.sessions.inflight import InflightWindow
 from topicstore.sessions.live_session import LiveSession
 from topicstore.sessions.session_state import SessionState
@@ -383,3 +383,63 @@ def test_calls_for_the_same_sessions_beside_each_other(sessions: Sessions) -> No
     assert [wanted] * 3 == [sorted(payloads[0]), sorted(payloads[1]), sorted(payloads[2] + payloads[3])]
     sessions.checkpoint()
     assert [0] * 4 == [info.in_flight for info in sessions if info.client_id.startswith("receiver")]
+
+
+def test_calls_go_in_the_order_they_came(sessions: Sessions, session: Session) -> None:
+    """A call for many sessions is not passed by later ones for a few of them, however many there are."""
+    two = sessions.open("two")
+    session.subscribe("+", 1, start="beginning")
+    claims = sessions._dispatcher.claims
+    rows = [(session, "x", SubscribeOptions(1)), (two, "x", SubscribeOptions(1))]
+    with held(Feed, "_scan", session.deliver):
+        many = begin(lambda: sessions.subscribe(rows))
+        wait_until(lambda: len(claims._waiting) == 1, "a call for both to wait")
+        few = begin(lambda: two.subscribe("x", 2))
+        wait_until(lambda: len(claims._waiting) == 2 or few.done(), "a call for one of them")
+        assert not few.done()
+    assert [True, True] == [result.created for result in many.result(PATIENCE)]
+    assert not few.result(PATIENCE).created
+
+
+def test_a_call_that_is_interrupted_keeps_no_claims(sessions: Sessions, session: Session) -> None:
+    """By Ctrl-C, as soon as it has them: the session can be used, and has its turn."""
+    session.subscribe("+", 1, start="beginning")
+    with patch.object(sessions._dispatcher.claims, "_hide", side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            session.deliver()
+        with pytest.raises(KeyboardInterrupt):
+            sessions.deliver()
+    assert begin(sessions.deliver).result(PATIENCE)
+    assert begin(lambda: session.subscribe("x", 1)).result(PATIENCE).created
+
+
+def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
+    sessions: Sessions, session: Session
+) -> None:
+    """It is refused, as it can't wait: a signal handler may interrupt a call that the other thread waits for."""
+    two = sessions.open("two")
+    session.subscribe("+", 1, start="beginning")
+    with held(Feed, "_scan", session.deliver) as delivering, sessions._dispatcher.claims.of([two._live]):
+        assert two.subscribe("x", 1).created
+        for call in (session.deliver, sessions.tick):
+            with pytest.raises(ts.NestedCallError):
+                call()
+    assert delivering.result(PATIENCE)
+
+
+def test_a_close_within_a_call_waits_for_its_end(db: ts.Database, session: Session) -> None:
+    """Though the call holds no lock while it scans: what it delivers is committed before."""
+    session.subscribe("+", 1, start="beginning")
+    scan, closed = Feed._scan, list[bool]()
+
+    def closing(self: Feed, *args: Any) -> Any:
+        if not closed:
+            db.close()
+            closed.append(session.ended is not None)
+        return scan(self, *args)
+
+    with patch.object(Feed, "_scan", closing):
+        assert session.deliver()
+    db.close()
+    assert [False] == closed
+    assert session.ended is not None

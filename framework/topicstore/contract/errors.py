@@ -175,8 +175,8 @@ class DatabaseClosedError(UnrecoverableError):
 class NestedCallError(RecoverableError):
     """The call was made within another one of the same thread that is writing, as by a signal handler or a destructor.
 
-    Nothing was done. Set a flag there, and make the call when the other one has returned. `Database.close` may be
-    called anywhere.
+    Or it was made within another call for sessions, and is for sessions that another thread is changing. Nothing was
+    done. Set a flag there, and make the call when the other one has returned. `Database.close` may be called anywhere.
     """
 
 

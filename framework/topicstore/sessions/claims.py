@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator
+from itertools import repeat
 from typing import Generic, TypeVar
 
+from topicstore.contract.errors import NestedCallError
 from topicstore.contract.forking import ProcessLock
 
 from .entrance import Entrance
@@ -28,11 +30,12 @@ class Claims(Generic[R]):
     """The claims of one open database's sessions. All methods may be called from any thread.
 
     A session is claimed for its subscriptions and deliveries, and an incoming exchange of QoS 2, which is a session and
-    a packet id, by itself. A call within another one of the same thread, as a signal handler or a plugin makes it,
-    waits for no claim: the holder might wait for this thread.
+    a packet id, by itself. Calls that want the same wait in the order they came. A call within another one of the same
+    thread, as a signal handler or a plugin makes it, uses the claims of that thread, and waits for no other: the holder
+    might wait for this thread. It raises `NestedCallError` if another thread has what it claims.
 
     hide: called with the sessions that were claimed.
-    show: called with the sessions whose claims were released.
+    show: called with the sessions whose claims were released, or which the call that claims them did not come to hide.
     """
 
     def __init__(
@@ -42,56 +45,63 @@ class Claims(Generic[R]):
         hide: Callable[[Collection[R]], object],
         show: Callable[[Collection[R]], object],
     ) -> None:
+        self._lock = lock
         self._entrance = entrance
         self._hide = hide
         self._show = show
         self._changed = threading.Condition(lock)
         """Notified when claims are released, and when a call waits for claims no longer. Its lock guards the rest."""
-        self._taken: set[Hashable] = set()
-        """The sessions and the exchanges that are claimed."""
-        self._all = False
-        """Whether a call has claimed everything."""
-        self._waiting: dict[int, bool] = {}
-        """By number, the calls that wait for claims, and whether they wait for all. They are in the order they came."""
+        self._taken: dict[Hashable, int] = {}
+        """The sessions and the exchanges that are claimed, and the threads that have them."""
+        self._all: int | None = None
+        """The thread that has claimed everything."""
+        self._waiting: dict[int, set[Hashable] | None] = {}
+        """By number, what the calls wait for; None: all. They are in the order they came."""
         self._number = 0
+        self._callers: set[int] = set()
+        """The threads that have claims or wait for some."""
+
+    def entered(self) -> bool:
+        """Return whether this thread has claims or waits for some: that call must end before sessions are closed."""
+        return threading.get_ident() in self._callers
 
     @contextlib.contextmanager
     def of(self, sessions: Collection[R], exchanges: Collection[tuple[R, int]] = ()) -> Iterator[None]:
         """Hold the lock and the claims of some sessions and exchanges; for none it waits for no other call's."""
-        nested = self._entrance.depth > 0
         keys: set[Hashable] = {*sessions, *exchanges}
+        me, held = threading.get_ident(), self._lock.owned()
         with self._entrance.enter():
-            if nested or not keys:
+            if not keys or self._nested(me, keys, held=held):
                 yield
                 return
-            with self._in_line(every=False) as number:
-                while self._all or self._all_come_first(number) or not self._taken.isdisjoint(keys):
-                    self._changed.wait()
-                self._taken |= keys
-            self._hide(sessions)
+            number = self._next()
             try:
+                self._callers.add(me)
+                self._wait(number, keys)
+                self._taken.update(dict.fromkeys(keys, me))
+                self._hide(sessions)
                 yield
             finally:
-                self._release(keys)
-                self._show(sessions)
+                self._waiting.pop(number, None)
+                self._release(me, sessions, exchanges)
 
     @contextlib.contextmanager
     def all(self) -> Iterator[None]:
         """Hold the lock and all claims, after those who have some. Later claims wait for it."""
-        nested = self._entrance.depth > 0
+        me, held = threading.get_ident(), self._lock.owned()
         with self._entrance.enter():
-            if nested:
+            if self._nested(me, None, held=held):
                 yield
                 return
-            with self._in_line(every=True) as number:
-                while self._all or self._taken or self._all_come_first(number):
-                    self._changed.wait()
-                self._all = True
+            number = self._next()
             try:
+                self._callers.add(me)
+                self._wait(number, None)
+                self._all = me
                 yield
             finally:
-                self._all = False
-                self._changed.notify_all()
+                self._waiting.pop(number, None)
+                self._release(me)
 
     @contextlib.contextmanager
     def piece(self) -> Iterator[Callable[[R], bool]]:
@@ -99,44 +109,80 @@ class Claims(Generic[R]):
 
         Yields what claims a session for the rest of the piece, and returns False if another call has it.
         """
-        nested = self._entrance.depth > 0
+        me, held, mine = threading.get_ident(), self._lock.owned(), dict[R, None]()
         self._entrance.pass_queue()
         with self._entrance.enter():
-            before, mine = self._number, dict[R, None]()
+            if self._nested(me, (), held=held):
+                yield lambda session: self._taken.get(session, me) == me
+                return
 
             def claim(session: R) -> bool:
-                if nested or session in mine:
-                    return True
-                if session in self._taken:
-                    return False
-                self._taken.add(session)
-                mine[session] = None
-                self._hide((session,))
-                return True
+                if session not in self._taken:
+                    mine[session] = None
+                    self._taken[session] = me
+                    self._hide((session,))
+                return session in mine
 
-            while not nested and (self._all or any(number < before for number in self._waiting)):
-                self._changed.wait()
+            before = self._next()
             try:
+                self._callers.add(me)
+                while self._all is not None or any(number < before for number in self._waiting):
+                    self._changed.wait()
                 yield claim
             finally:
-                self._release(mine)
-                self._show(mine)
+                self._release(me, mine)
 
-    @contextlib.contextmanager
-    def _in_line(self, *, every: bool) -> Iterator[int]:
-        number = self._number
+    def _nested(self, me: int, keys: Collection[Hashable] | None, *, held: bool) -> bool:
+        """Return whether the call is within another one of its thread. Raises `NestedCallError`; see the class.
+
+        held: whether the thread held the lock before the call.
+        """
+        if not held and me not in self._callers:
+            return False
+        taken = self._taken.values() if keys is None else map(self._taken.get, keys, repeat(me))
+        if self._all not in (None, me) or any(owner != me for owner in taken):
+            raise NestedCallError(
+                "another thread's call is changing these sessions: a call within another one of the same thread, as a "
+                "signal handler makes it, can't wait for that"
+            )
+        return True
+
+    def _next(self) -> int:
         self._number += 1
-        self._waiting[number] = every
+        return self._number
+
+    def _wait(self, number: int, keys: set[Hashable] | None) -> None:
+        """Wait until no call has any of the claims, and none that came earlier waits for any."""
+        self._waiting[number] = keys
+        while self._all is not None or self._has_any(keys) or self._earlier_wants_any(number, keys):
+            self._changed.wait()
+        del self._waiting[number]
+
+    def _has_any(self, keys: set[Hashable] | None) -> bool:
+        return bool(self._taken) if keys is None else not self._taken.keys().isdisjoint(keys)
+
+    def _earlier_wants_any(self, number: int, keys: set[Hashable] | None) -> bool:
+        return any(
+            earlier < number and (wanted is None or keys is None or not wanted.isdisjoint(keys))
+            for earlier, wanted in self._waiting.items()
+        )
+
+    def _release(self, me: int, sessions: Collection[R] = (), exchanges: Collection[tuple[R, int]] = ()) -> None:
+        """Release the claims of a thread, as far as it came to take them."""
         try:
-            yield number
-        finally:
-            del self._waiting[number]
+            self._release_once(me, sessions, exchanges)
+        except BaseException:  # interrupted: other calls need the claims all the same
+            self._release_once(me, sessions, exchanges)
+            raise
+
+    def _release_once(self, me: int, sessions: Collection[R], exchanges: Collection[tuple[R, int]]) -> None:
+        mine = [session for session in sessions if self._taken.get(session) == me]
+        self._show(mine)
+        for key in (*mine, *exchanges):
+            if self._taken.get(key) == me:
+                del self._taken[key]
+        if self._all == me:
+            self._all = None
+        self._callers.discard(me)
+        if self._lock.owned():  # it isn't in a forked child
             self._changed.notify_all()
-
-    def _all_come_first(self, number: int) -> bool:
-        """Return whether a call that came earlier waits for all claims."""
-        return any(every and earlier < number for earlier, every in self._waiting.items())
-
-    def _release(self, keys: Collection[Hashable]) -> None:
-        self._taken.difference_update(keys)
-        self._changed.notify_all()

@@ -307,7 +307,7 @@ class Dispatcher(Channels, Generic[R]):
     def _show_locked(self, released: Collection[R]) -> None:
         """Let sessions have a turn again, after the others."""
         for one in released:
-            if self._hidden.pop(one):
+            if self._hidden.pop(one, False):
                 self.ready_locked(one)
 
     def ready_locked(self, one: R) -> None:

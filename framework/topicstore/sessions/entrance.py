@@ -74,14 +74,16 @@ class Entrance:
         if self._thread.depth != 1 or not self._lock.owned():
             yield
             return
-        self._lock.release()
         try:
+            self._lock.release()
             yield
         finally:
             try:
-                self._lock.acquire()
+                if not self._lock.owned():  # it may have been interrupted before it gave the lock up
+                    self._lock.acquire()
             except BaseException:  # interrupted while it waited: the caller needs the lock all the same
-                self._lock.acquire()
+                if not self._lock.owned():
+                    self._lock.acquire()
                 raise
 
     def pass_queue(self) -> None:
@@ -89,11 +91,6 @@ class Entrance:
         if not self._lock.owned():
             with self._queue:
                 pass
-
-    @property
-    def depth(self) -> int:
-        """How many calls of this thread, each within the one before, have entered."""
-        return self._thread.depth
 
     @contextlib.contextmanager
     def within(self, end: float | None) -> Iterator[bool]:

@@ -84,6 +84,8 @@ class Sessions:
             parts.hub, len(parts.states), parts.shard_of, parts.clock, parts.steady
         )
         self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
+        self.entered = self._claims.entered
+        """Says whether this thread is within a call of sessions that must end before they can be closed."""
         self._states = SessionState(parts.states, parts.shard_of, self._entrance.released)
         self._groups = Groups(self._states, self._dispatcher)
         self.groups = SharedSubscriptions(self._groups, self._entered)
@@ -418,9 +420,8 @@ class Sessions:
         """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _, _ in given])
-        return subscribe_rows(
-            self._context, lives, [(text, options) for _, text, options in given], start, partial=partial
-        )
+        wanted = [(text, options) for _, text, options in given]
+        return subscribe_rows(self._context, lives, wanted, start, partial=partial)
 
     def publish(self, rows: Iterable[tuple[Session, Message, int]], *, partial: bool = False) -> PublishedRows:
         """Publish messages of many clients, as `Session.publish` does, with one commit for each shard.
@@ -490,9 +491,8 @@ class Sessions:
         """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _ in given])
-        return receive_all(
-            self._context, lives, [packet_id for _, packet_id in given], accepted=accepted, partial=partial
-        )
+        ids = [packet_id for _, packet_id in given]
+        return receive_all(self._context, lives, ids, accepted=accepted, partial=partial)
 
     # --- looking ---
 
