@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import topicstore as ts
+from topicstore.contract.state import StateWrite
 from topicstore.sessions import Sessions, SessionTakenOverError
+from topicstore.shard.state import ShardState
 from topicstore_conformance.database.intercepting_engines import Turnstile, replace_engine
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
@@ -102,6 +105,31 @@ def test_an_owner_that_was_overtaken_stores_nothing(
         client.publish([message("1")], [7])
     assert [] == stored(db)
     assert 1 == newer.publish([message("1")], [7]).count
+
+
+@pytest.mark.parametrize("call", ["deliver", "subscribe"])
+def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
+    db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions], call: str
+) -> None:
+    """It is told so, and nothing of it stays: no turn that would be taken again and again, and no filter."""
+    client = sessions.open("client", expiry_interval=None)
+    client.subscribe("a/#", 2)
+    db.publish([message("1", client_id="publisher")])
+    client.pubrec(*[packet.packet_id for packet in client.deliver()])
+    write, found = ShardState.write, list[BaseException | None]()
+
+    def overtaken(self: ShardState, writes: Iterable[StateWrite]) -> None:
+        write(self, writes)
+        if not found:
+            found.append(None)
+            crash().open("client", expiry_interval=None)
+            found[0] = begin(lambda: client.publish([message("2")], [1])).exception(PATIENCE)
+
+    with patch.object(ShardState, "write", overtaken), pytest.raises(SessionTakenOverError):
+        client.deliver() if call == "deliver" else client.subscribe("b/#", 2)
+    assert [SessionTakenOverError] == [type(failure) for failure in found]
+    assert not sessions.wait(0)
+    assert not sessions._dispatcher._channels
 
 
 @pytest.fixture(params=["memory", "rocksdb"])

@@ -37,8 +37,9 @@ class Commits:
 
         Those of sessions that are kept in memory count as committed.
 
-        A session that was opened elsewhere doesn't hold up the others. If the process dies in between, those of some
-        shards are committed, and those of the others are not.
+        A session that was opened elsewhere doesn't hold up the others; another call, for an exchange of QoS 2, may have
+        found that during the commit. If the process dies in between, those of some shards are committed, and those of
+        the others are not.
         """
         by_shard: defaultdict[int, list[LiveSession]] = defaultdict(list)
         for session in changes:
@@ -47,6 +48,10 @@ class Commits:
         errors: _Errors = {}
         for shard, sessions in by_shard.items():
             errors.update(self._write_in(shard, {session: changes[session] for session in sessions}))
+        for session in changes:
+            over = session.over()
+            if over is not None:
+                errors.setdefault(session, over)
         return errors
 
     def taken_over(self, sessions: Iterable[LiveSession]) -> _Errors:

@@ -590,6 +590,10 @@ class LiveSession:
 
     def check(self) -> None:
         """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended."""
-        if self.ended is not None:
-            kind = SessionTakenOverError if self.ended is Ended.TAKEN_OVER else SessionEndedError
-            raise kind(f"session {self.client_id!r} is over: {self.ended.value}")
+        if (over := self.over()) is not None:
+            raise over
+
+    def over(self) -> SessionEndedError | None:
+        """Return the error that `check` raises; None if the object has not ended."""
+        kind = SessionTakenOverError if self.ended is Ended.TAKEN_OVER else SessionEndedError
+        return None if self.ended is None else kind(f"session {self.client_id!r} is over: {self.ended.value}")

@@ -29,7 +29,7 @@ def store(context: SessionContext, session: LiveSession) -> None:
         writes += source.everything()
     for sending in session.retained.values():
         writes += sending.everything()
-    writes += put_all(list(map(session.keys.incoming, session.incoming)), (VERSION,))
+    writes += put_all(list(map(session.keys.incoming, list(session.incoming))), (VERSION,))
     context.states.write_for(session.client_id, writes)
     session.found, session.guard = found, found.guard
     session.window.stored = True
