@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from multiprocessing import util
@@ -34,7 +35,12 @@ _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install ([^,]+)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests' files in memory where there is room: most of the time would go by in waiting for a disk."""
+    """Keep the tests' files in memory where there is room: most of the time would go by in waiting for a disk.
+
+    Ctrl-C ends programs, also where a shell has started the tests in the background, which ignore it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
         return
     for folder in _MEMORY.glob(f"{_MINE}*"):  # of runs that were killed, or in which a test has failed

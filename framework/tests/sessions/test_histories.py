@@ -311,10 +311,10 @@ class Published:
     """It was deleted, or dropped."""
 
     def left(self, now: int) -> int | None:
-        """Return the seconds until it expires, rounded up."""
+        """Return the seconds until it expires, rounded up; never more than were published, if a clock is set back."""
         properties = self.message.properties
         interval = None if properties is None else properties.message_expiry_interval
-        return None if interval is None else -((now - self.time) // SECOND - interval)
+        return None if interval is None else min(interval, -((now - self.time) // SECOND - interval))
 
     def readable(self, now: int) -> bool:
         left = self.left(now)
