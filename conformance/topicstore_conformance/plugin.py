@@ -12,5 +12,5 @@ __all__ = ["topicstore_variables"]
 
 @hookimpl
 def topicstore_variables() -> list[str]:
-    """Return the variables that choose a mode, and that name sets of real messages."""
+    """Return the variables that choose a mode and random examples, and that name sets of real messages."""
     return [modes.VARIABLE, modes.EXAMPLES, datasets.VARIABLE]
