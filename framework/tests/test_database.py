@@ -441,7 +441,7 @@ def test_a_replay_is_in_order_of_positions_unless_any_will_do(tmp_path: Path) ->
         assert sorted(positions) == sorted(
             p for batch in db.replay_arrow("#", ids=True, order="any") for p in batch["position"].to_pylist()
         )
-        with pytest.raises(ts.InvalidArgumentError, match="order is 'time' or 'any', not 'none'"):
+        with pytest.raises(ts.InvalidArgumentError, match="not 'none'"):
             db.replay("#", order="none")  # type: ignore[arg-type]
         with pytest.raises(ts.InvalidArgumentError, match="leave out order"):
             db.replay("#", reverse=True, order="any")

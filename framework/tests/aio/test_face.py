@@ -16,7 +16,7 @@ from topicstore import aio
 
 INTERNAL = {
     "Database": {"storage", "hub"},
-    "Sessions": {"states", "dispatcher", "shared"},
+    "Sessions": {"states", "dispatcher", "shared", "entered"},
     "Queue": {"write_copy"},
     "Queues": {"write_copies"},
     "Session": {"on_end"},
