@@ -224,11 +224,16 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
             if _moment(path) == before:
                 raise
             continue
-        if _moment(path) == before:
-            return opened
         database, made = opened
-        database.close()
-        made.remove()
+        unchanged = False
+        try:
+            unchanged = _moment(path) == before
+        finally:
+            if not unchanged:
+                database.close()
+                made.remove()
+        if unchanged:
+            return opened
     raise EngineError(f"{path}: its files changed each of the {MOMENTS} times that it was opened; try again")
 
 

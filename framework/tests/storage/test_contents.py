@@ -428,6 +428,8 @@ def test_killed_again_and_again_it_counts_what_is_there(
                 held[message.topic] = held.get(message.topic, 0) + 1
             assert held == {tally.topic: tally.messages for tally in db.topics()}
             assert db.verify().ok
+            if what == "delete":  # the next delete needs tables, which the one before may have left or not
+                db.compact()
     with ts.open(path, mode="r+", auto_compact=False) as db:
         db.compact()
         assert counting.backlog(db.storage.shards[0]) < 20
