@@ -17,7 +17,7 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message
-from topicstore.contract.engine import KEYSPACES
+from topicstore.contract.engine import DATA, KEYSPACES
 from topicstore.contract.errors import CorruptionError, DataLossError
 from topicstore.plugins import load_target, registry
 from topicstore_conformance.conditions.directories import quick_directory
@@ -335,6 +335,58 @@ def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
     for read_only in (True, False):
         with pytest.raises(CorruptionError, match=f"{manifest.name}: it can't be read from byte 0 on"):
             ts.open(killed, mode="r" if read_only else "a")
+
+
+@pytest.fixture
+def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
+    """Return a RocksDB database whose log was flushed and whose next one was begun, as it is with both of these logs.
+
+    Also its manifest, and the length of that before the flush, the second of the database.
+    """
+    pytest.importorskip("rocksdict")
+    with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
+        for number in range(30):
+            db.store([Message("t", b"%2d" % number)])
+            if number == 19:
+                before = shutil.copytree(tmp_path / "db", tmp_path / "before")
+            if number in (9, 19):
+                db.storage.shards[0].engine().reclaim(DATA, (0, 0, 0), (1 << 31, 0, 0))
+        after = shutil.copytree(tmp_path / "db", tmp_path / "after")
+    for log in before.glob("shard-0000/*.log"):
+        assert not (after / "shard-0000" / log.name).exists()
+        shutil.copy(log, after / "shard-0000")
+    (manifest,) = after.glob("shard-0000/MANIFEST-*")
+    return after, manifest, (before / "shard-0000" / manifest.name).stat().st_size
+
+
+@pytest.mark.parametrize("torn", [b"", bytes(40), bytes(range(1, 41))], ids=["short", "zeros", "noise"])
+def test_a_flush_of_which_the_manifest_has_a_part(flushing: tuple[Path, Path, int], torn: bytes) -> None:
+    """A power failure may leave some edits of it, and behind them anything: the log that was flushed still counts."""
+    database, manifest, before = flushing
+    content, ends = manifest.read_bytes(), write_ahead_logs._read(manifest, head=None).ends
+    new = [end for end in ends if end > before]
+    assert 3 <= len(new)
+    for end in (before, *new[:-1]):
+        for at in (end, end + 9):
+            image = shutil.copytree(database, database.with_name("image"))
+            (image / "shard-0000" / manifest.name).write_bytes(content[:at] + torn)
+            assert list(range(30)) == numbers(ts.open(image, mode="r"))
+            assert list(range(30)) == numbers(ts.open(image))
+            shutil.rmtree(image)
+
+
+def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]) -> None:
+    """What is behind it was not synced if the log is there that it makes superfluous; else it is damage."""
+    database, manifest, before = flushing
+    content = manifest.read_bytes()
+    manifest.write_bytes(content[:before] + bytes(20) + content[before + 20 :])
+    damaged = shutil.copytree(database, database.with_name("damaged"))
+    assert list(range(30)) == numbers(ts.open(database, mode="r"))
+    assert list(range(30)) == numbers(ts.open(database))
+    min(damaged.glob("shard-0000/*.log")).unlink()
+    for mode in ("r", "a"):
+        with pytest.raises(CorruptionError, match=f"{manifest.name}: it can't be read from byte {before} on"):
+            ts.open(damaged, mode=mode)
 
 
 # --- directories of readers -------------------------------------------------------------------

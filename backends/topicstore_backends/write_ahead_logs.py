@@ -17,6 +17,9 @@ https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format is the same
     write in a log: sequence number of its first change (u64), number of changes (u32), changes
 
 Numbers are little-endian. A manifest's writes are edits: tag (varint) and value, of which only the first ones are read.
+RocksDB writes what belongs together, such as a flush of all column families, as a group of edits: each ends with a tag
+and the number of those that follow. Without its last edit a group counts for nothing, and RocksDB still needs the logs
+from which it was written.
 """
 
 from __future__ import annotations
@@ -50,9 +53,11 @@ _NAMED = re.compile(rb"(MANIFEST-\d+)\n")
 _LOG = re.compile(r"\d+\.log")
 _TEXTS = frozenset((0x2001, 1))
 """Tags whose value is a length and that many bytes: the database's id, and the name of its key order."""
-_LOG_NUMBER, _LAST_SEQUENCE = 2, 4
-_NUMBERS = frozenset((_LOG_NUMBER, 3, _LAST_SEQUENCE, 9, 10, 203))
+_LOG_NUMBER, _LAST_SEQUENCE, _OLDEST_LOG = 2, 4, 10
+_NUMBERS = frozenset((_LOG_NUMBER, 3, _LAST_SEQUENCE, 9, _OLDEST_LOG, 203))
 """Tags, at the head of an edit, whose values are one number."""
+_GROUPED = re.compile(rb"\xac\x02([\x00-\x7f])\Z")
+"""Matches the end of an edit of a group, and in it how many follow: the tag 300, and a number."""
 
 
 @attrs.frozen
@@ -116,19 +121,24 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
                      needs next as empty if it is missing.
 
     Logs that the manifest no longer needs are ignored, as the engines ignore them. The list is empty if nothing is
-    damaged or there is no database. Raises `CorruptionError` if the manifest is damaged inside, because RocksDB may
-    read such a manifest for ever, and, unless ``refused``, if that log is missing; `DataLossError` if the manifest is
-    missing.
+    damaged or there is no database. Raises `CorruptionError` if the manifest is damaged inside, and, unless
+    ``refused``, if that log is missing; `DataLossError` if the manifest is missing.
+
+    A manifest whose end was not synced may be damaged inside, too: its pages are written back in any order. That end
+    tells of tables made from logs, or from other tables, which are removed only once it is synced. So it is cut if the
+    oldest log that is needed without it is there; if one of these tables is missing, the engine finds that. But for
+    RocksDB, which writes many edits when it begins a manifest, something must have been flushed since.
     """
     found: list[Cut] = []
     manifest = _manifest_of(directory)
     if manifest is None:
         return []
     edits = _read(manifest, head=None)
-    if edits.goes_on:
-        raise CorruptionError(f"it can't be read from byte {edits.end} on", str(manifest))
-    oldest, sequence = _numbers(edits.writes)
+    count = len(edits.writes) if manifest_counts else _grouped(edits.writes)
+    oldest, sequence = _numbers(edits.writes[:count])
     logs = {int(name[:-4]): directory / name for name in os.listdir(directory) if _LOG.fullmatch(name)}  # noqa: PTH208 - texts
+    if edits.goes_on and (oldest not in logs or not (manifest_counts or _flushed(edits.writes[:count]))):
+        raise CorruptionError(f"it can't be read from byte {edits.end} on", str(manifest))
     if manifest_counts and oldest not in logs:
         logs[oldest] = directory / f"{oldest:06}.log"
         if not refused:
@@ -138,7 +148,7 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
             )
         found.append(Cut(logs[oldest], 0))
     if not edits.whole:
-        found.append(Cut(manifest, edits.end))
+        found.append(Cut(manifest, edits.ends[count - 1] if count else 0))
     counting = [logs[number] for number in sorted(logs) if number >= oldest]
     if not refused and not found and _follow_each_other(counting, sequence):
         return []
@@ -340,9 +350,27 @@ def _records(data: memoryview, at: int) -> Iterator[tuple[int, int, int]]:
         yield data[start - 1], start, at
 
 
+def _grouped(edits: list[bytes]) -> int:
+    """Return how many edits count: all but those of a group at the end that lacks some."""
+    for number in range(len(edits), 0, -1):
+        grouped = _GROUPED.search(edits[number - 1])
+        if grouped is None or grouped[1] == b"\0":
+            return number
+    return 0
+
+
+def _flushed(edits: list[bytes]) -> bool:
+    """Return whether a group is among the edits."""
+    return any(map(_GROUPED.search, edits))
+
+
 def _numbers(edits: list[bytes]) -> tuple[int, int]:
-    """Return the number of the oldest log that is still needed, and the last sequence number, from the latest edits."""
-    oldest = sequence = 0
+    """Return the number of the oldest log that is still needed, and the last sequence number, from the latest edits.
+
+    LevelDB tells that log by the number of the log that it writes; RocksDB has one of these by column family, and tells
+    the oldest log that any of them needs.
+    """
+    highest = {_LOG_NUMBER: 0, _LAST_SEQUENCE: 0, _OLDEST_LOG: 0}
     for edit in edits:
         at = 0
         while at < len(edit):
@@ -352,11 +380,9 @@ def _numbers(edits: list[bytes]) -> tuple[int, int]:
             value, at = _varint(edit, at)
             if tag in _TEXTS:
                 at += value
-            elif tag == _LOG_NUMBER:
-                oldest = max(oldest, value)
-            elif tag == _LAST_SEQUENCE:
-                sequence = max(sequence, value)
-    return oldest, sequence
+            elif tag in highest:
+                highest[tag] = max(highest[tag], value)
+    return highest[_OLDEST_LOG] or highest[_LOG_NUMBER], highest[_LAST_SEQUENCE]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -151,7 +151,6 @@ class RocksdbEngine(Engine):
         """Compact the range now. Other threads run meanwhile."""
         family = self._family(keyspace)
         with self._calls.lock(), self._calls:
-            self._database.flush(True)  # all families, which are always written out together
             family.data.compact_range(family.encode(start), family.encode(end))
             if self._scarce:
                 self._scarce = False
@@ -243,7 +242,8 @@ class RocksdbEngine(Engine):
     def checkpoint_steps(self, path: Path) -> Generator[None]:
         """Write out the buffers first, so that the checkpoint itself finds little in them."""
         with self._calls.lock(), self._calls:
-            self._database.flush(True)
+            for family in self._families.values():
+                family.data.flush(True)
         yield from super().checkpoint_steps(path)
 
     def close(self) -> None:
