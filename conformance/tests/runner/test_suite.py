@@ -140,13 +140,8 @@ HEAD = """
 RUN = """
 import json, sys
 from topicstore_conformance.runner import running
-decode = running.decode
 
-def heard(line):
-    running.LIMIT = float(sys.argv[1])  # only now: before its first word a process has much to import
-    return decode(line)
-
-running.decode = heard
+running.LIMIT = float(sys.argv[1])
 (run,) = running.run_all([running.Plan(suite="database", backend="bad", layout="reference", mode="quick")])
 print(json.dumps({"failure": run.failure, "failed": [[t.promise, t.reason, t.where] for t in run.of("failed")],
                   "tests": len(run.outcomes), "kept": run.kept}))
@@ -184,7 +179,7 @@ def test_a_broken_promise_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies(tmp_path: Path) -> None:
-    """When the engine takes the process down, the test under way is named."""
+    """When the engine takes the process down, the test under way has failed; after some of them no more are tried."""
     code = """
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):
@@ -192,23 +187,26 @@ def test_a_process_that_dies(tmp_path: Path) -> None:
     """
     result = told(install(tmp_path, code))
     assert not result.kept
-    assert re.fullmatch(r"the process was killed by signal 11, in test_\w+\[bad-reference.*\]", result.failure)
+    assert result.failure
+    assert all("crashed while running" in reason for _, reason, _ in result.failed)
+    assert 1 <= len(result.failed) < 20
 
 
 def test_a_process_that_hangs(tmp_path: Path) -> None:
-    """When nothing is heard any more, the process is ended, and the test under way is named."""
+    """When a test takes too long, its process is ended, and it has failed."""
     code = """
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):
                 threading.Event().wait()
     """
-    result = told(install(tmp_path, code), 2.0)
+    result = told(install(tmp_path, code), 5.0)
     assert not result.kept
-    assert re.fullmatch(r"nothing was heard for 2 seconds, in test_\w+\[bad-reference.*\]", result.failure)
+    assert all("crashed while running" in reason for _, reason, _ in result.failed)
+    assert 1 <= len(result.failed) < 20
 
 
 def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:
-    """When pytest itself can't go on, its last lines are told."""
+    """When the tests can't even be collected, nothing was kept."""
     code = """
         class Bad(MemoryBackend):
             pass
@@ -217,4 +215,4 @@ def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:
     """
     result = told(install(tmp_path, code))
     assert (0, False) == (result.tests, result.kept)
-    assert result.failure.startswith("pytest ended with code 3")
+    assert result.failure

@@ -12,6 +12,8 @@ __all__ = ["chosen_backends", "chosen_layouts", "chosen_pairs"]
 
 def chosen_pairs(config: pytest.Config) -> list[Pair]:
     """Return the pairs that were asked for. Raises for names that are unknown or don't fit."""
+    if only := _only(config, "database"):
+        return [pair for pair in pairs() if str(pair) in only]
     backend, layout = _chosen(config)
     if backend is None and layout is None:
         return pairs()
@@ -25,6 +27,8 @@ def chosen_pairs(config: pytest.Config) -> list[Pair]:
 
 def chosen_backends(config: pytest.Config) -> list[str]:
     """Return the backends that were asked for: none if only a layout was named."""
+    if only := _only(config, "backend"):
+        return only
     backend, layout = _chosen(config)
     if backend is None and layout is None:
         return sorted({pair.backend for pair in pairs()})
@@ -33,6 +37,8 @@ def chosen_backends(config: pytest.Config) -> list[str]:
 
 def chosen_layouts(config: pytest.Config) -> list[str]:
     """Return the layouts that were asked for: none if only a backend was named."""
+    if only := _only(config, "layout"):
+        return only
     backend, layout = _chosen(config)
     if backend is None and layout is None:
         return sorted({pair.layout for pair in pairs()})
@@ -41,3 +47,8 @@ def chosen_layouts(config: pytest.Config) -> list[str]:
 
 def _chosen(config: pytest.Config) -> tuple[str | None, str | None]:
     return config.getoption("backend", default=None), config.getoption("layout", default=None)
+
+
+def _only(config: pytest.Config, suite: str) -> list[str]:
+    names: str | None = config.getoption(f"only_{suite}", default=None)
+    return names.split(",") if names else []

@@ -13,12 +13,19 @@ from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import json_option
 
 if TYPE_CHECKING:
-    from topicstore_conformance.runner.outcomes import Outcome
-    from topicstore_conformance.runner.running import Mode, Run
+    from topicstore_conformance.runner.running import Mode, Outcome, Run
 
 __all__ = ["conformance"]
 
-_NEEDS = ("pytest", "hypothesis")
+_NEEDS = ("hypothesis", "pytest", "pytest_timeout", "xdist")
+
+_CONTRACTS = {
+    "backend": "topicstore.contract.engine",
+    "layout": "topicstore.contract.layout",
+    "database": "topicstore.Database",
+}
+"""The objects whose docstrings hold the promises of each suite."""
+_PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed"
 
 
 @click.command()
@@ -190,7 +197,7 @@ def _groups(run: Run) -> list[tuple[Any, ...]]:
 
 
 def _print_broken(run: Run) -> None:
-    """Print each broken promise once, with the cases in which it was broken."""
+    """Print each broken promise once, with the cases in which it was broken and how to repeat the test."""
     from topicstore.cli.terminal.display import visible
 
     broken: dict[str, list[Outcome]] = {}
@@ -200,5 +207,13 @@ def _print_broken(run: Run) -> None:
         click.echo(f"{_name(run)} broke: {visible(promise)}")
         for test in tests:
             click.echo(visible(f"    {test.test}: {test.reason}" + (f" ({test.where})" if test.where else "")))
+        click.echo(f"    contract: {_CONTRACTS[run.plan.suite]}; repeat: {_repetition(run, tests[0])}")
     if run.failure:
         click.echo(f"{_name(run)} did not come to its end: " + "\n    ".join(map(visible, run.failure.split("\n"))))
+
+
+def _repetition(run: Run, test: Outcome) -> str:
+    """Return the command that repeats a test."""
+    chosen = [f"--only-{run.plan.suite} {run.plan}", *["--quick"] * (run.plan.mode == "quick")]
+    name = test.test.partition("[")[0]
+    return f"{_PYTEST}.test_{run.plan.suite} {' '.join(chosen)} -k {name}"

@@ -22,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", metavar="NAME", help="test this installed backend only")
     group.addoption("--layout", metavar="NAME", help="test this installed layout only")
     group.addoption("--quick", action="store_true", help=f"the same as {VARIABLE}=quick")
+    for suite, names in (("backend", "backends"), ("layout", "layouts"), ("database", "pairs")):
+        group.addoption(f"--only-{suite}", metavar="NAMES", help=f"run the {suite} suite for these {names} only")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,29 +1,29 @@
-"""Runs the suites for installed plugins, each in a process of its own, and collects the result of every promise.
+"""Runs the suites for installed plugins in processes of pytest-xdist, and collects the result of every promise.
 
-A backend or a layout that hangs or takes its process down is a broken promise like any other: the
-others are run, and the one under way is named.
+A test that hangs or takes its process down is a broken promise like any other: it is named, and another process goes on
+with the others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import attrs
+import msgspec
+import pytest
 from topicstore.plugins import load_target, registry
 
+from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.modes import VARIABLE
+from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.layout.suite import LayoutSuite
 from topicstore_conformance.subjects.pairs import (
     Pair,
     backend_for,
@@ -34,20 +34,20 @@ from topicstore_conformance.subjects.pairs import (
     pairs,
 )
 
-from .outcomes import Outcome, Record, decode
-
-__all__ = ["LIMIT", "Mode", "Plan", "Run", "everything", "plans_for", "run_all"]
+__all__ = ["LIMIT", "SUITES", "Mode", "Outcome", "Plan", "Run", "everything", "plans_for", "run_all"]
 
 LIMIT = 3 * PATIENCE
-"""The seconds of silence after which a process is taken for stuck: more than any test waits by itself."""
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-SIDE_BY_SIDE = min(4, CORES)
-"""The number of processes that run at a time: each needs one of the cores that this process may use."""
+"""The seconds after which a test is taken for stuck: more than any test waits by itself."""
+_CRASHES = 2
+"""How many processes that died or were stuck are replaced."""
 _INI = Path(__file__).parents[1] / "installed" / "pytest.ini"
-_LAST_LINES = 15
+_LONGEST = 500
+"""The longest reason, in characters: compared values may be large."""
+_TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
 Suite = Literal["backend", "layout", "database"]
 Mode = Literal["quick", "full"]
+SUITES: dict[Suite, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
 
 
 @attrs.frozen(kw_only=True)
@@ -79,15 +79,37 @@ class Plan:
         return "fast_seek" not in registry().backend(backend).capabilities
 
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a promise."""
+
+    group: str
+    """The module that the promise is from, such as ``cursors``."""
+    test: str
+    """The name of the test, with the case in brackets."""
+    promise: str
+    """The docstring of the test."""
+    outcome: str
+    """The result: ``passed``, ``failed`` or ``skipped``."""
+    reason: str = ""
+    """The reason why the test was skipped, or in one line how it failed."""
+    where: str = ""
+    """The file and line of the failure."""
+    seconds: float
+
+
 @attrs.frozen(kw_only=True)
 class Run:
     """The result of a plan."""
 
     plan: Plan
     outcomes: tuple[Outcome, ...]
-    seconds: float
     failure: str = ""
     """The reason why the run didn't come to its end, if it didn't."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that its tests took together, in whatever processes."""
+        return sum(outcome.seconds for outcome in self.outcomes)
 
     def of(self, outcome: str) -> list[Outcome]:
         """Return the tests that ``passed``, ``failed`` or were ``skipped``."""
@@ -147,127 +169,141 @@ def _database(pair: Pair, mode: Mode) -> Plan:
 
 
 def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None) -> list[Run]:
-    """Run all plans, some in parallel, the longest first; return the runs in the order of their plans."""
+    """Run all plans, those of one mode in one run of pytest; return the runs in the order of their plans.
+
+    done: called with each run as soon as it is over.
+    """
     wanted = list(plans)
-    stop, waking = os.pipe()
     runs: dict[Plan, Run] = {}
-    try:
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-            begun = [threads.submit(_run, plan, stop) for plan in sorted(wanted, key=_shortness)]
-            try:
-                for future in as_completed(begun):
-                    runs[future.result().plan] = future.result()
-                    done(future.result())
-            except BaseException:
-                os.write(waking, b"x")  # the byte is never read: it wakes all that wait
-                for future in begun:
-                    future.cancel()
-                raise
-    finally:
-        os.close(stop)
-        os.close(waking)
+    for mode in ("full", "quick"):
+        some = [plan for plan in wanted if plan.mode == mode]
+        if some:
+            runs.update(_run(some, done))
     return [runs[plan] for plan in wanted]
 
 
-def _shortness(plan: Plan) -> tuple[bool, bool, bool, bool]:
-    persistent = "persistent" in plan.capabilities
-    return plan.mode != "full", not plan.seldom, plan.suite != "database", not persistent
+class _Collector:
+    """The pytest plugin that collects the results of all processes."""
+
+    def __init__(self, plans: Sequence[Plan], done: Callable[[Run], object]) -> None:
+        self._plans = {(plan.suite, str(plan)): plan for plan in plans}
+        self._done = done
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+        self.left: dict[Plan, set[str]] = {}
+        """The tests that are not over."""
+        self.outcomes: dict[Plan, list[Outcome]] = {plan: [] for plan in plans}
+        self.failure = ""
+
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Note which tests there are; every process finds the same."""
+        for test in () if self.left else ids:
+            plan = self._plan_of(test)
+            if plan is not None:
+                self.left.setdefault(plan, set()).add(test)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note why the tests could not be collected."""
+        if report.failed:
+            self.failure = str(report.longrepr)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the results of setup, call and teardown. If a process died, there is one report, of a failure."""
+        self._reports.setdefault(report.nodeid, []).append(report)
+        if report.when in ("setup", "call"):
+            return
+        plan, reports = self._plan_of(report.nodeid), self._reports.pop(report.nodeid)
+        if plan is not None:
+            self.outcomes[plan].append(_outcome(plan, report.nodeid, reports))
+            left = self.left.get(plan, set())
+            left.discard(report.nodeid)
+            if not left:
+                self._done(Run(plan=plan, outcomes=tuple(self.outcomes[plan])))
+
+    def _plan_of(self, test: str) -> Plan | None:
+        """Return the plan of a test: the one with the longest name that its case begins with."""
+        found = _TEST.search(test)
+        if found is None:
+            return None
+        names = (f"{name}-" for (suite, name) in self._plans if suite == found["suite"])
+        longest = max((name for name in names if f"{found['case']}-".startswith(name)), key=len, default="")
+        return self._plans.get((found["suite"], longest.removesuffix("-")))  # type: ignore[arg-type]
 
 
-def _run(plan: Plan, stop: int) -> Run:
-    """Run one suite; end it if it is silent too long, or when ``stop`` becomes readable."""
-    began = time.monotonic()
-    reading, writing = os.pipe()
-    with quick_directory() as directory, Path(directory, "output").open("w+b") as output:
-        child = _start(plan, writing, Path(directory), output)
-        os.close(writing)
-        records: list[Record] = []
-        finished = False
-        try:
-            finished = _listen(reading, stop, records)
-        finally:
-            os.close(reading)
-            _end(child, PATIENCE if finished else 0)
-        outcomes = tuple(record for record in records if isinstance(record, Outcome))
-        failure = _failure(child.returncode, finished, records, output)
-    return Run(plan=plan, outcomes=outcomes, seconds=time.monotonic() - began, failure=failure)
+def _run(plans: Sequence[Plan], done: Callable[[Run], object]) -> Iterator[tuple[Plan, Run]]:
+    """Run suites of one mode, and yield their results."""
+    collector = _Collector(plans, done)
+    with quick_directory() as directory, _environment(plans[0].mode, directory), _silence():
+        code = pytest.main([*_arguments(plans), f"--basetemp={directory}/pytest"], plugins=[collector])
+    whole = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    failure = collector.failure or ("" if whole else f"pytest ended with code {int(code)}")
+    for plan, outcomes in collector.outcomes.items():
+        left = len(collector.left.get(plan, ()))
+        short = "" if outcomes and not left else f"{left or 'all'} tests were not run"
+        yield plan, Run(plan=plan, outcomes=tuple(outcomes), failure=failure or short)
 
 
-def _start(plan: Plan, descriptor: int, directory: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "--tb=line",
-        "-c",
-        str(_INI),
-        "-p",
-        "topicstore_conformance.runner.plugin",
+def _arguments(plans: Sequence[Plan]) -> list[str]:
+    modules = sorted({f"topicstore_conformance.installed.test_{plan.suite}" for plan in plans})
+    names = {suite: ",".join(str(plan) for plan in plans if plan.suite == suite) for suite in SUITES}
+    return [
+        *("-c", str(_INI), "-p", "topicstore_conformance.runner.plugin"),
+        *("-p", "xdist.plugin", "-p", "pytest_timeout", "--tb=line"),
+        *("-n", str(_cores()), "--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
+        *(f"--timeout={LIMIT}", "--timeout-method=thread"),
+        *(f"--only-{suite}={some}" for suite, some in names.items() if some),
+        *("--pyargs", *modules),
     ]
-    command += [
-        "-p",
-        "topicstore_conformance.runner.reporting",
-        f"--report-to={descriptor}",
-        f"--basetemp={directory}/pytest",
-    ]
-    command += ["--pyargs", f"topicstore_conformance.installed.test_{plan.suite}"]
-    command += [f"--backend={plan.backend}"] if plan.backend else []
-    command += [f"--layout={plan.layout}"] if plan.layout else []
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {
-        VARIABLE: plan.mode,
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "TMPDIR": str(directory),  # the temporary files of a killed process are removed with its directory
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(directory / "hypothesis"),
-    }
-    return subprocess.Popen(
-        command,
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        pass_fds=[descriptor],
-        start_new_session=True,
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _environment(mode: Mode, directory: str) -> Iterator[None]:
+    """Let the processes have a mode, and their temporary files in a directory that is removed with all it has."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+            patch.delenv(name)
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        patch.setenv(VARIABLE, mode)
+        patch.setenv("TMPDIR", directory)
+        patch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", f"{directory}/hypothesis")
+        yield
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drop what pytest prints: all that matters of it is collected."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def _outcome(plan: Plan, nodeid: str, reports: Sequence[pytest.TestReport]) -> Outcome:
+    worst = min(reports, key=lambda report: ("failed", "skipped", "passed").index(report.outcome))
+    reason, where = _reason(worst)
+    found = _TEST.search(nodeid)
+    assert found is not None
+    function = getattr(SUITES[plan.suite], found["name"])
+    return Outcome(
+        group=function.__module__.rpartition(".")[2],
+        test=found["test"],
+        promise=" ".join((function.__doc__ or found["name"]).split()),
+        outcome=worst.outcome,
+        reason=reason.encode(errors="backslashreplace").decode(),
+        where=where,
+        seconds=sum(report.duration for report in reports),
     )
 
 
-def _listen(reading: int, stop: int, records: list[Record]) -> bool:
-    """Collect a process's records; return whether it came to its end before it was silent too long or to be stopped."""
-    heard = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(reading, selectors.EVENT_READ)
-        selector.register(stop, selectors.EVENT_READ)
-        while ready := selector.select(LIMIT):
-            if any(key.fd == stop for key, _ in ready):
-                return False
-            data = os.read(reading, 65_536)
-            if not data:
-                return True
-            *lines, heard = (heard + data).split(b"\n")
-            records += map(decode, lines)
-    return False
-
-
-def _end(child: subprocess.Popen[bytes], patience: float) -> None:
-    """Give a process that has reported everything a moment to end; kill the rest, its children too."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(patience)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _failure(code: int, finished: bool, records: Sequence[Record], output: IO[bytes]) -> str:
-    """Return why a process didn't come to its end, or an empty text if it ran its tests, passed or failed."""
-    if code in (0, 1) and records:
-        return ""
-    under_way = f", in {records[-1].test}" if records and not isinstance(records[-1], Outcome) else ""
-    if not finished:
-        return f"nothing was heard for {LIMIT:.0f} seconds{under_way}"
-    if code < 0:
-        return f"the process was killed by signal {-code}{under_way}"
-    output.seek(0)
-    last = output.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    return "\n".join([f"pytest ended with code {code}{under_way}", *last])
+def _reason(report: pytest.TestReport) -> tuple[str, str]:
+    """Return in one line why a test was skipped or failed, and where."""
+    if report.outcome == "passed":
+        return "", ""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: "), ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        lines = str(report.longrepr).strip().splitlines()
+        return (lines[-1] if lines else "it failed without a word"), ""
+    return crash.message.strip().partition("\n")[0][:_LONGEST], f"{crash.path}:{crash.lineno}"
