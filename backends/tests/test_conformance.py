@@ -122,3 +122,48 @@ class TestLeveldb(BackendSuite):
         return BackendSubject(
             make=make_leveldb, capabilities=CAPABILITIES["leveldb"], raw_get=leveldb_get, raw_put=leveldb_put
         )
+
+
+def make_duckdb() -> Backend:
+    from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
+
+    return DuckdbBackend(DuckdbOptions())
+
+
+def duckdb_columns(keyspace: Keyspace, key: Key) -> tuple[list[str], list[Any]]:
+    """Return the names of the columns that hold a keyspace's keys, and a key's parts."""
+    if keyspace.shape is None:
+        return ["key"], [key]
+    return [f"key_{number}" for number in range(len(key))], list(key)
+
+
+def duckdb_get(path: Path, keyspace: Keyspace, key: Key) -> bytes | None:
+    import duckdb
+
+    names, parts = duckdb_columns(keyspace, key)
+    condition = " AND ".join(f"{name} = ?" for name in names)
+    with duckdb.connect(str(path / "shard.duckdb")) as database:
+        statement = f"SELECT value FROM {keyspace.name} WHERE {condition} ORDER BY part"
+        found = database.execute(statement, parts).fetchall()
+    return b"".join(piece for (piece,) in found) if found else None
+
+
+def duckdb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
+    import duckdb
+
+    names, parts = duckdb_columns(keyspace, key)
+    condition = " AND ".join(f"{name} = ?" for name in names)
+    with duckdb.connect(str(path / "shard.duckdb")) as database:
+        database.execute(f"DELETE FROM {keyspace.name} WHERE {condition}", parts)
+        places = ", ".join("?" for _ in range(len(parts) + 3))
+        database.execute(f"INSERT INTO {keyspace.name} VALUES ({places})", [*parts, 0, len(value), value])
+
+
+@declaring(CAPABILITIES["duckdb"])
+class TestDuckdb(BackendSuite):
+    @pytest.fixture
+    def subject(self) -> BackendSubject:
+        need("duckdb")
+        return BackendSubject(
+            make=make_duckdb, capabilities=CAPABILITIES["duckdb"], raw_get=duckdb_get, raw_put=duckdb_put
+        )
