@@ -11,17 +11,22 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import topicstore_conformance
 from topicstore_conformance.faults.threads import PATIENCE
 
 HERE = Path(__file__).parent
+SUITES = Path(topicstore_conformance.__file__).parent
 EVERYTHING = "SABOTAGE_EVERYTHING"
 """Set to something, each saboteur meets its whole suite."""
+WORSE = {"skipped": 0, "passed": 1, "failed": 3}
+"""How bad an outcome is; an error that is not the suite's comes between the last two."""
 SHORT = 1.0
 """Seconds of patience with what is known to be stuck."""
 
@@ -34,7 +39,7 @@ class Saboteur:
     what: str
     """What it does wrong."""
     promise: str
-    """The test, as ``Class.function``, that must fail."""
+    """The test, as ``Class.function``, that must fail. Of a control, which breaks nothing, it is empty."""
     subject: Callable[[], Any]
     whole: bool = False
     """It meets the whole suite, not only the test that must fail."""
@@ -43,6 +48,8 @@ class Saboteur:
 
     A moment is too short for others too, now and then, so the test must fail of just this wait.
     """
+    raises: tuple[type[Exception], ...] = ()
+    """Errors that the promise rules out: raised by the saboteur, they are how the test must fail."""
 
     @property
     def test(self) -> str:
@@ -52,7 +59,16 @@ class Saboteur:
     @property
     def meets_all(self) -> bool:
         """Say whether it meets the whole suite in this run."""
-        return self.whole or (bool(os.environ.get(EVERYTHING)) and not self.stuck)
+        return not self.promise or self.whole or (bool(os.environ.get(EVERYTHING)) and not self.stuck)
+
+
+def asserted(error: BaseException) -> bool:
+    """Return whether the suite raised an error: by an assertion, or because something else was not raised."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(asserted, error.exceptions))
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file for file in files if "_pytest" not in Path(file).parts]
+    return isinstance(error, AssertionError | pytest.fail.Exception) and Path(own[-1]).is_relative_to(SUITES)
 
 
 def suites_of(suite: type, saboteurs: Iterable[Saboteur], fixture: str = "subject") -> dict[str, type]:
@@ -63,8 +79,9 @@ def suites_of(suite: type, saboteurs: Iterable[Saboteur], fixture: str = "subjec
         def subject(_: object, saboteur: Saboteur = saboteur) -> Any:
             return saboteur.subject()
 
-        kind = next(kind for kind in suite.__mro__ if kind.__name__ == saboteur.promise.partition(".")[0])
-        bases = (suite if saboteur.meets_all else kind,)
+        bases = tuple(
+            kind for kind in suite.__mro__ if saboteur.meets_all or kind.__name__ == saboteur.promise.partition(".")[0]
+        )[:1]
         made[f"Test{saboteur.name}"] = type(f"Test{saboteur.name}", bases, {fixture: pytest.fixture(subject)})
     return made
 
@@ -75,7 +92,7 @@ class Collector:
     def __init__(self, saboteurs: Iterable[Saboteur]) -> None:
         self.saboteurs = {f"Test{saboteur.name}": saboteur for saboteur in saboteurs}
         self.ended: dict[str, dict[str, str]] = {}
-        self.mistakes: dict[str, str] = {}
+        self.strangers: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what a saboteur is not to meet."""
@@ -96,25 +113,24 @@ class Collector:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note which tests failed of a mistake in the saboteur itself, such as a method that has another name now."""
+        """Note which tests failed of an error that is neither the suite's own nor one that the promise rules out."""
         report = yield
-        if call.excinfo is not None and call.excinfo.errisinstance((AttributeError, NameError, TypeError)):
-            raised_in = call.excinfo.traceback[-1].path
-            if Path(raised_in).parent == HERE:
-                self.mistakes[report.nodeid] = call.excinfo.exconly()
+        raises = self.saboteurs[item.nodeid.split("::")[1]].raises
+        if call.excinfo is not None and not (asserted(call.excinfo.value) or isinstance(call.excinfo.value, raises)):
+            self.strangers[report.nodeid] = call.excinfo.exconly()
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test's setting up or its call came to; of several of one name, the worst."""
         _, name, test = report.nodeid.split("::")
         ended, function = self.ended.setdefault(self.saboteurs[name].name, {}), test.partition("[")[0]
-        stuck = self.saboteurs[name].stuck
-        if report.failed and report.nodeid in self.mistakes:
-            ended[function] = f"the saboteur is mistaken: {self.mistakes[report.nodeid]}"
+        stuck, outcome = self.saboteurs[name].stuck, str(report.outcome)
+        if report.failed and report.nodeid in self.strangers:
+            outcome = f"failed, but not of an assertion: {self.strangers[report.nodeid]}"
         elif stuck and report.failed and f"waited {SHORT:.0f} seconds for {stuck}" not in report.longreprtext:
-            ended.setdefault(function, f"failed, but not waiting for {stuck}: {report.longreprtext}")
-        elif report.failed or (ended.get(function) != "failed" and (report.when == "call" or report.skipped)):
-            ended[function] = report.outcome
+            outcome = f"failed, but not waiting for {stuck}: {report.longreprtext}"
+        if report.when == "call" or outcome != "passed":
+            ended[function] = max(ended.get(function, "skipped"), outcome, key=lambda how: WORSE.get(how, 2))
 
 
 def run(module: str, directory: Path) -> dict[str, dict[str, str]]:

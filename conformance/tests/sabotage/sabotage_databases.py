@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import topicstore.opening
 from sabotage import Saboteur, suites_of
-from topicstore import GenerationDroppedError, InvalidMessageError, Message, MessageBatch, StateWrite
+from topicstore import DataLossError, GenerationDroppedError, InvalidMessageError, Message, MessageBatch, StateWrite
 from topicstore.contract.requests import ReadResult
 from topicstore.database import Database
 from topicstore.storage.shard_map import ShardMap
@@ -35,12 +35,12 @@ def take_over(name: str) -> None:
     topicstore.opening.Database = globals()[name]  # type: ignore[misc]
 
 
-def breaks(promise: Callable[..., object], on: str = "memory") -> Any:
+def breaks(promise: Callable[..., object], on: str = "memory", **how: Any) -> Any:
     """Register a saboteur, a subclass of `Database`, and the test that must fail of it."""
 
     def register(kind: type[Database]) -> type[Database]:
         what = (kind.__doc__ or "").strip()
-        SABOTEURS.append(Saboteur(kind.__name__, what, promise.__qualname__, partial(pair, kind, on)))
+        SABOTEURS.append(Saboteur(kind.__name__, what, promise.__qualname__, partial(pair, kind, on), **how))
         return kind
 
     return register
@@ -286,7 +286,7 @@ class MissesByName(Database):
         return iter(batches if "#" in topic_filter or "+" in topic_filter else batches[1:])
 
 
-@breaks(S.test_power_failure, "rocksdb")
+@breaks(S.test_power_failure, "rocksdb", raises=(DataLossError,))
 class TrustsTheSystem(Database):
     """Calls durable what only the operating system has."""
 

@@ -31,7 +31,7 @@ class Snapshots(Fixtures):
         for reverse in (False, True):
             scan = engine.scan(DATA, reverse=reverse)
             put(engine, DATA, numbered(1000))
-            first = next(scan)
+            first = next(scan, [])
             disturb(engine)
             expected = list(numbered(1000).items())
             assert (expected[::-1] if reverse else expected) == first + pairs(scan)

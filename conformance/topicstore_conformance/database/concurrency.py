@@ -121,7 +121,7 @@ class Concurrency(Fixtures):
                     payload = b"%d/%d" % (writer, number)
                     (id_,) = db.store([Message(f"t/{writer}", payload, "c")]).ids
                     assert id_.position <= db.storage.shards[0].watermark
-                    assert payload == [message.payload for message in db.replay(f"t/{writer}")][-1]
+                    assert [payload] == [message.payload for message in db.replay(f"t/{writer}")][-1:]
 
             def flush() -> None:
                 for _ in range(100):

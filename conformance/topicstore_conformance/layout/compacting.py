@@ -54,6 +54,7 @@ class Compacting(Fixtures):
             del steps
             stored.check_all()
         stored.compact()
+        assert not stored.slab.backlog(len(stored.rows))
         stored.check_all()
         stored.reopen()
         stored.check_all()

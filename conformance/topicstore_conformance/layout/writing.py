@@ -39,7 +39,7 @@ class Writing(Fixtures):
 
     def test_several_failures_in_a_row(self, stored: Stored) -> None:
         """Any number of failed batches change nothing, whether or not the slab is opened again between them."""
-        for number in range(6):
+        for number in range(8):
             stored.fail(numbered(FLEET[number * 9 : number * 9 + 30], 50))
             if number % 3 == 2:
                 stored.reopen()
