@@ -82,7 +82,7 @@ class Batches(Fixtures):
             engine.write(batch, sync=number % 10 == 0)
             assert {b"%d" % number} == {value for found in contents(engine).values() for _, value in found}
             with engine.snapshot() as snapshot:
-                assert snapshot.get(DATA, (1, 1, 1)) == b"%d" % number
+                assert [each.get(DATA, (1, 1, 1)) for each in (engine, snapshot)] == [b"%d" % number] * 2
 
     def test_the_end_of_a_range_delete_stays(self, engine: Engine) -> None:
         """A range delete takes the keys from its start (inclusive) to its end (exclusive), and no others."""

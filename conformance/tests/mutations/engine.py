@@ -1,0 +1,611 @@
+"""What an engine may do wrong, and the promise that it breaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from changes import also, argument, at_once, disguise, each, fail, late, lie, nth, result, stale, swallow, when
+from running import M, forwarding, suites_of
+from topicstore.contract.engine import (
+    DATA,
+    INDEX,
+    KEYSPACES,
+    META,
+    Backend,
+    Engine,
+    EngineInfo,
+    Snapshot,
+    WriteBatch,
+)
+from topicstore.contract.errors import (
+    CorruptionError,
+    EngineError,
+    InvalidArgumentError,
+    StorageFullError,
+    UnsupportedError,
+)
+from topicstore_backends.plugin import topicstore_backends
+from topicstore_conformance.backend.suite import BackendSuite
+from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.subjects.pairs import make_backend
+from topicstore_conformance.subjects.subject import BackendSubject
+
+CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}
+Call = Callable[..., Any]
+Given = dict[str, Any]
+Operation = tuple[Any, Any, "bytes | None"]
+
+
+# --- an engine around another, and its snapshots ---------------------------------------------
+
+
+def get(me: Any, keyspace: Any, key: Any) -> bytes | None:
+    """Return a value as `get_many` does, so that a change of that is one of both."""
+    return me.get_many(keyspace, [key])[0]
+
+
+SNAPSHOT = forwarding(Snapshot, get=get)
+ENGINE = forwarding(
+    Engine,
+    get=get,
+    snapshot=lambda me: SNAPSHOT(me.inner.snapshot(), engine=me),
+    sql=lambda me, statement, parameters=(), *, beside=(): me.inner.sql(
+        statement, parameters, beside=[other.inner for other in beside]
+    ),
+)
+READER = ENGINE, SNAPSHOT
+
+
+def open_shard(me: Any, path: Path, keyspaces: Any, *, create: bool) -> Engine:
+    """Open the other backend's engine."""
+    return ENGINE(me.inner.open_shard(path, keyspaces, create=create), path=path, reopened=not create, backend=me.inner)
+
+
+BACKEND = forwarding(
+    Backend,
+    open_shard=open_shard,
+    open_reader=lambda me, path, keyspaces, **how: ENGINE(me.inner.open_reader(path, keyspaces, **how)),
+)
+
+
+def make(name: str) -> Backend:
+    """Return a backend whose engines are around those of another."""
+    return BACKEND(make_backend(name))
+
+
+def memory_get(engine: Any, keyspace: Any, key: Any) -> bytes | None:
+    return engine.inner._maps[keyspace.name].get(key, [(0, None)])[-1][1]
+
+
+def memory_put(engine: Any, keyspace: Any, key: Any, value: bytes) -> None:
+    engine.inner._maps[keyspace.name][key] = [(0, value)]
+
+
+def subject_of(row: M) -> BackendSubject:
+    around = {"raw_get": memory_get, "raw_put": memory_put} if row.on == "memory" else {}
+    declared = CAPABILITIES[row.on] | set(row.declares.split())
+    return BackendSubject(make=partial(make, row.on), capabilities=declared, **around)
+
+
+# --- what rows say of batches and scans ------------------------------------------------------
+
+
+def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> WriteBatch:
+    batch = WriteBatch()
+    batch.ranges, batch.rows = list(ranges), list(rows)
+    for operation in operations:
+        batch._add(*operation)
+    return batch
+
+
+def operations(changed: Callable[[list[Operation]], Iterable[Operation]]) -> Any:
+    """Write other operations than the batch has."""
+    return argument(batch=lambda batch: remade(changed(batch.operations), batch.ranges, batch.rows))
+
+
+def values(changed: Callable[[Any], Any]) -> Any:
+    """Write other values."""
+    return operations(lambda all_: [(k, key, value if value is None else changed(value)) for k, key, value in all_])
+
+
+def keys_of_bytes(changed: Callable[[bytes], bytes]) -> Any:
+    """Write under other keys, of those that are bytes."""
+    return operations(lambda all_: [(k, key if k.shape else changed(key), value) for k, key, value in all_])
+
+
+def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
+    """Scan in another order, the keys of one kind."""
+
+    def scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
+        if bool(given["keyspace"].shape) is not shaped:
+            return call()
+        pairs = [pair for chunk in call() for pair in chunk]
+        return iter([sorted(pairs, key=lambda pair: by(pair[0]), reverse=given["reverse"])] if pairs else [])
+
+    return scan
+
+
+def chunks(changed: Callable[[int, list[Any]], list[Any]]) -> Any:
+    """Yield a function of each list's number and pairs, if that isn't empty."""
+    return lambda call, me, given: (new for number, chunk in enumerate(call()) if (new := changed(number, chunk)))
+
+
+def write(me: Any, *done: Operation, ranges: Any = ()) -> None:
+    """Write to the engine inside."""
+    if done or ranges:
+        me.inner.write(remade(done, ranges))
+
+
+def inside(span: Any, keyspace: Any, key: Any) -> bool:
+    return span[0] is keyspace and span[1] <= key < span[2]
+
+
+def without(me: Any, given: Given, chunk: list[Any], since: int = 0) -> list[Any]:
+    """Return the pairs of a list outside the ranges that `remember_ranges` knows."""
+    ranges = vars(me).get("ranges", ())[since:]
+    return [pair for pair in chunk if not any(inside(span, given["keyspace"], pair[0]) for span in ranges)]
+
+
+def remember_ranges(me: Any, given: Given) -> None:
+    vars(me).setdefault("ranges", []).extend(given["batch"].ranges)
+
+
+def ranges_are_seen(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    known = len(vars(me).get("ranges", ()))
+    return (left for chunk in call() if (left := without(me, given, chunk, known)))
+
+
+def hide_ranges(call: Call, me: Any, given: Given) -> None:
+    remember_ranges(me, given)
+    call(batch=remade(given["batch"].operations, (), given["batch"].rows))
+
+
+def undo_the_last(call: Call, me: Any, given: Given) -> None:
+    write(me, *vars(me).pop("last", ()))
+    call()
+
+
+def note_the_last(me: Any, given: Given) -> None:
+    me.last = [(k, key, me.inner.get(k, key)) for k, key, _ in given["batch"].operations]
+
+
+def note_the_deleted(me: Any, given: Given) -> None:
+    spans = [span for span in given["batch"].ranges if span[1] < span[2]]
+    if spans:
+        me.last = [(k, *pair) for k, *span in spans for chunk in me.inner.scan(k, *span) for pair in chunk]
+
+
+def put_back(call: Call, me: Any, given: Given) -> None:
+    write(me, *(each for each in vars(me).pop("last", ()) if me.inner.get(*each[:2]) is None))
+    call()
+
+
+def apply_up_to_the_error(call: Call, me: Any, given: Given) -> None:
+    try:
+        call()
+    except InvalidArgumentError:
+        for operation in given["batch"].operations:
+            write(me, operation)
+        raise
+
+
+def first_of_equal_keys(batch: WriteBatch) -> WriteBatch:
+    new = remade((), batch.ranges)
+    for keyspace, keys, found in batch.runs:
+        pairs = dict(zip(reversed(keys), reversed(found), strict=True)) if len(set(keys)) < len(keys) else None
+        new.runs.append((keyspace, list(pairs), list(pairs.values())) if pairs else (keyspace, keys, found))
+    return new
+
+
+def also_the_end(me: Any, given: Given) -> None:
+    ends = [(k, end) for k, start, end in given["batch"].ranges if start < end and me.inner.get(k, end) is not None]
+    write(me, *((k, end, None) for k, end in ends))
+
+
+def keep_what_is_gone(call: Call, me: Any, given: Given) -> None:
+    batch, gone = given["batch"], vars(me).get("ranges", ())
+    call(batch=remade((o for o in batch.operations if not any(inside(g, *o[:2]) for g in gone)), batch.ranges))
+    remember_ranges(me, given)
+
+
+def ranges_last(call: Call, me: Any, given: Given) -> None:
+    call(batch=remade(given["batch"].operations, ()))
+    write(me, ranges=given["batch"].ranges)
+
+
+def half_then_rest(call: Call, me: Any, given: Given) -> None:
+    """Write the end of a batch, and the rest of it when the next one comes."""
+    rest, me.rest = vars(me).get("rest", WriteBatch()), WriteBatch()
+    me.inner.write(rest)
+    end, batch = WriteBatch(), given["batch"]
+    me.rest.ranges, me.rest.runs, end.runs = batch.ranges, batch.runs[:-1], batch.runs[-1:]
+    call(batch=end)
+
+
+def write_behind(call: Call, me: Any, given: Given) -> None:
+    vars(me).setdefault("waiting", []).append(call)
+    if given["sync"] or len(me.waiting) > 8:
+        settle(me)
+
+
+def settle(me: Any, given: Given | None = None) -> None:
+    me = vars(me).get("engine", me)
+    while vars(me).get("waiting"):
+        me.waiting.pop(0)()
+
+
+def read_known_only(call: Call, me: Any, given: Given) -> list[Any]:
+    known = vars(vars(me).get("engine", me)).get("known", set())
+    return [v if (given["keyspace"], key) in known else None for key, v in zip(given["keys"], call(), strict=True)]
+
+
+def note_keys(me: Any, given: Given) -> None:
+    vars(me).setdefault("known", set()).update(operation[:2] for operation in given["batch"].operations)
+
+
+def one_cursor(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    """Scan with a cursor that each scan moves on for all others."""
+    mine = object()
+    for chunk in call():
+        before, me.cursor = vars(me).get("cursor"), mine
+        yield chunk if before in (None, mine) else chunk[1:] or chunk
+    me.cursor = None
+
+
+def step_by_step(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    """Scan so that each list is of its own moment."""
+    if given["reverse"] or given["keyspace"].shape is None:
+        yield from call()
+        return
+    start = given["start"]
+    while chunk := next(call(start=start), None):
+        yield chunk
+        *head, last = chunk[-1][0]
+        start = (*head, last + 1)
+
+
+def late_keyspace(call: Call, me: Any, given: Given) -> Any:
+    """Read one keyspace of a snapshot as it is when that is first read."""
+    if given["keyspace"] is not META:
+        return call()
+    if "late" not in vars(me):
+        me.late = me.engine.inner.snapshot()
+    return me.late.scan(META, given["start"], given["end"])
+
+
+def start_in_front(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    start = given["start"]
+    if given["keyspace"] is META and start is not None and me.inner.get(META, start) is None:
+        start = next((chunk[0][0] for chunk in me.inner.scan(META, None, start, reverse=True, limit=1)), start)
+    return call(start=start)
+
+
+def turn_round(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    ends = given["start"], given["end"]
+    start, end = ends if None in ends else sorted(ends)
+    return call(start=start, end=end)
+
+
+def limit_each(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    limit = given["limit"]
+    return call() if not limit else (chunk[:limit] for chunk in call(limit=None))
+
+
+def after_damage(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    """Scan, and note that damage was met."""
+    try:
+        yield from call()
+    except CorruptionError:
+        vars(me).get("engine", me).failed = True
+        raise
+
+
+def own_thread(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    mine = None
+    for chunk in call():
+        mine = mine or threading.get_ident()
+        if threading.get_ident() != mine:
+            raise EngineError("not the thread that began")
+        yield chunk
+
+
+class Shown:
+    """Goes on with a write, half of which is there, when one of the readers saw that."""
+
+    def __init__(self) -> None:
+        self.writer = 0
+        self.reads: dict[int, int] = {}
+        self.moved = threading.Condition()
+
+    @classmethod
+    def of(cls, me: Any) -> Shown:
+        return vars(vars(me).get("engine", me)).setdefault("shown", cls())
+
+    def seen(self) -> None:
+        """Count a view that a thread other than the writer takes."""
+        with self.moved:
+            if threading.get_ident() != self.writer:
+                self.reads[threading.get_ident()] = self.reads.get(threading.get_ident(), 0) + 1
+                self.moved.notify_all()
+
+    def show(self) -> None:
+        """Wait until a reader took a view that it had not begun to take before."""
+        with self.moved:
+            self.writer = threading.get_ident()
+            self.reads = dict.fromkeys(self.reads, 0)
+            self.moved.wait_for(lambda: not self.reads or max(self.reads.values()) > 1)
+
+
+def show_first(part: Callable[[WriteBatch], WriteBatch]) -> Any:
+    """Write a part of each batch before the whole, and let readers see it."""
+
+    def change(call: Call, me: Any, given: Given) -> None:
+        me.inner.write(part(given["batch"]))
+        Shown.of(me).show()
+        call()
+
+    return change
+
+
+def first_runs(batch: WriteBatch) -> WriteBatch:
+    first = WriteBatch()
+    first.runs = batch.runs[:2]
+    return first
+
+
+def seen_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    for number, chunk in enumerate(call()):
+        if not number:
+            Shown.of(me).seen()
+        yield chunk
+
+
+def pull_away(call: Call, me: Any, given: Given) -> None:
+    """Close when a scan has seen that the engine is closing."""
+    me.closing = threading.Event()
+    me.closing.wait(PATIENCE)
+    call()
+
+
+def end_at_close(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    engine = vars(me).get("engine", me)
+    for chunk in call():
+        if "closing" in vars(engine):
+            engine.closing.set()
+            return
+        yield chunk
+
+
+def counted_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    engine = vars(me).get("engine", me)
+    gate = vars(engine).setdefault("gate", threading.Condition())
+    with gate:
+        engine.open = vars(engine).get("open", 0) + 1
+    try:
+        yield from call()
+    finally:
+        with gate:
+            engine.open -= 1
+            gate.notify_all()
+
+
+def wait_for_scans(me: Any, given: Given) -> None:
+    gate = vars(me).setdefault("gate", threading.Condition())
+    with gate:
+        gate.wait_for(lambda: not vars(me).get("open"))
+
+
+def keep_snapshots(me: Any, opened: Any) -> Any:
+    vars(me).setdefault("held", weakref.WeakSet()).add(opened)
+    return opened
+
+
+def complain_when_gone(call: Call, me: Any, given: Given) -> Any:
+    """Return a snapshot that complains when its engine is gone."""
+    opened, engine = call(), weakref.ref(me)
+    opened.engine = weakref.proxy(me)
+
+    def close() -> None:
+        if engine() is None:
+            raise EngineError("the engine is gone")
+
+    opened.close = close
+    return opened
+
+
+FAILED: set[Path] = set()
+SHARED: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
+
+
+def remember_failures(call: Call, me: Any, given: Given) -> Any:
+    if given["path"] in FAILED:
+        raise EngineError("it failed before")
+    try:
+        return call()
+    except EngineError:
+        FAILED.add(given["path"])
+        raise
+
+
+def open_twice(call: Call, me: Any, given: Given) -> Any:
+    opened = SHARED.get(given["path"])
+    if opened is None or opened.inner._closed:
+        opened = SHARED[given["path"]] = call()
+    return ENGINE(opened.inner, path=given["path"], reopened=True, kept=opened)
+
+
+def open_a_copy(call: Call, me: Any, given: Given) -> Any:
+    try:
+        return call()
+    except EngineError:
+        if not given["path"].is_dir():
+            raise
+        return call(path=shutil.copytree(given["path"], given["path"].with_name("copy")))
+
+
+def empty_checkpoint(me: Any, given: Given) -> None:
+    shutil.rmtree(given["path"])
+    me.backend.open_shard(given["path"], KEYSPACES, create=True).close()
+
+
+def early_checkpoint(call: Call, me: Any, given: Given) -> Iterator[None]:
+    me.checkpoint(given["path"])
+    yield
+    yield
+
+
+def large_lists(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    """Put a large value into the list of the pairs before it."""
+    before: list[Any] = []
+    for chunk in call():
+        if len(chunk[0][1]) > 1 << 22:
+            yield before + chunk
+            before = []
+        else:
+            if before:
+                yield before
+            before = chunk
+    if before:
+        yield before
+
+
+def to_data(keyspace: Any) -> Any:
+    return DATA if keyspace is INDEX else keyspace
+
+
+def old_large_values(call: Call, me: Any, given: Given) -> None:
+    """Keep the old value where a large one replaces it in a shard that was there before."""
+
+    def lost(keyspace: Any, key: Any, value: bytes | None) -> bool:
+        return me.reopened and value is not None and len(value) > 300_000 and me.inner.get(keyspace, key) is not None
+
+    call(batch=remade((o for o in given["batch"].operations if not lost(*o)), given["batch"].ranges))
+
+
+def rows_in_memory(call: Call, me: Any, given: Given) -> None:
+    call(batch=remade(given["batch"].operations, given["batch"].ranges, () if me.reopened else given["batch"].rows))
+
+
+WRITE, SCAN, GETS, CLOSE, OPEN = "ENGINE.write", "READER.scan", "READER.get_many", "ENGINE.close", "BACKEND.open_shard"
+# fmt: off
+ROWS = [
+    *(M("nothing", "", {}, on) for on in ("memory", "rocksdb", "duckdb")),
+    # keys
+    M("bytes are signed", "test_keys_of_bytes_are_ordered_as_bytes", {SCAN: in_order(lambda key: [(b + 128) % 256 for b in key], shaped=False)}),
+    M("numbers are text", "test_keys_of_tuples_are_ordered_as_numbers", {SCAN: in_order(str, shaped=True)}),
+    M("short keys come first", "test_order_is_that_of_keys_not_of_writes", {SCAN: in_order(lambda key: (len(key), key), shaped=False)}),
+    M("keys are cut", "test_long_keys", {WRITE: keys_of_bytes(lambda key: key[:1000])}),
+    M("zeros are stripped", "test_keys_that_end_in_the_lowest_and_highest_byte", {WRITE: keys_of_bytes(lambda key: key.rstrip(b"\0"))}),
+    M("keys of another shape are left out", "test_a_key_of_another_shape_is_refused", {WRITE: operations(lambda all_: [o for o in all_ if isinstance(o[1], tuple if o[0].shape else bytes)])}),
+    M("unknown keyspaces are left out", "test_an_unknown_keyspace_is_refused", {WRITE: operations(lambda all_: [o for o in all_ if o[0].name != "stranger"])}),
+    M("two keyspaces are one", "test_keyspaces_are_apart", {WRITE: operations(lambda all_: [(to_data(k), key, v) for k, key, v in all_]), GETS: argument(keyspace=to_data), SCAN: argument(keyspace=to_data)}),
+    M("an empty value is missing", "test_get_finds_exactly_its_key", {GETS: result(lambda found: [value or None for value in found])}),
+    M("answers are sorted", "test_get_many_answers_in_the_order_asked", {GETS: argument(keys=sorted)}),
+    M("the next prefix is inside", "test_neighbouring_prefixes_are_apart", {SCAN: argument(end=lambda end: end + b"\0" if isinstance(end, bytes) and len(end) == 4 else end)}),
+    # scans
+    M("scans go on after the end", "test_the_start_is_inside_and_the_end_is_not", {SCAN: when(lambda me, given: not given["reverse"], argument(end=None))}),
+    M("scans begin after the start", "test_the_start_is_inside_and_the_end_is_not", {SCAN: lambda call, me, given: chunks(lambda _, chunk: [p for p in chunk if p[0] != given["start"]])(call, me, given)}),
+    M("the end is inside in reverse", "test_the_start_is_inside_and_the_end_is_not", {SCAN: when(lambda me, given: given["reverse"] and given["keyspace"] is DATA, argument(end=lambda end: end and (*end[:2], min(end[2] + 1, 2**64 - 1))))}),
+    M("the limit is of each list", "test_a_limit_bounds_all_lists_together", {SCAN: limit_each}),
+    M("scans begin before a start that is missing", "test_bounds_need_not_be_there", {SCAN: start_in_front}),
+    M("inverted ranges are turned round", "test_a_range_whose_end_is_not_behind_its_start_is_empty", {SCAN: turn_round}),
+    M("the hundredth list is the last", "test_a_scan_reaches_the_last_key", {SCAN: chunks(lambda number, chunk: chunk if number < 100 else [])}),
+    M("a scan is one list", "test_lists_are_not_empty_and_hold_a_megabyte", {SCAN: at_once(lambda found: [pair for chunk in found for pair in chunk])}),
+    M("the last list is empty", "test_lists_are_not_empty_and_hold_a_megabyte", {SCAN: lambda call, me, given: (chunk for part in (call(), [[]]) for chunk in part)}),
+    M("scans have no close", "test_a_scan_can_be_dropped_or_closed_at_any_moment", {SCAN: result(partial(map, list))}, raises=AttributeError),
+    M("there is one cursor", "test_scans_take_turns", {SCAN: one_cursor}),
+    # batches
+    M("deletes come first", "test_operations_apply_in_their_order", {WRITE: operations(partial(sorted, key=lambda o: o[2] is not None))}),
+    M("ranges come last", "test_ranges_apply_first", {WRITE: ranges_last}),
+    M("the first of equal keys counts", "test_many_puts_are_like_single_ones", {WRITE: argument(batch=first_of_equal_keys)}),
+    M("refused batches are applied up to the error", "test_a_refused_batch_applies_nothing", {WRITE: apply_up_to_the_error}),
+    M("gets are of the first answer", "test_a_batch_is_seen_at_once_and_whole", {"ENGINE.get_many": stale(lambda given: (given["keyspace"], *given["keys"]))}),
+    M("the end of a range goes, too", "test_the_end_of_a_range_delete_stays", {WRITE: also(also_the_end, before=True)}),
+    M("what was deleted stays gone", "test_deleted_keys_can_be_put_again", {WRITE: keep_what_is_gone}),
+    M("empty batches are refused", "test_an_empty_batch_is_a_write", {WRITE: when(lambda me, given: not given["batch"], fail(EngineError("nothing to write")))}, raises=EngineError),
+    # sizes
+    M("one batch in fifty loses an operation", "test_no_write_of_many_is_lost", {WRITE: nth(50, operations(lambda all_: all_[1:]))}),
+    M("values are cut", "test_values_of_any_bytes_and_size", {WRITE: values(lambda value: value[:65_535])}),
+    M("large values share a list", "test_values_of_16_megabytes", {SCAN: large_lists}),
+    M("batches have 65,536 operations", "test_a_hundred_thousand_keys_in_one_batch", {WRITE: operations(lambda all_: all_[: 1 << 16])}),
+    # isolation
+    M("snapshots are live", "test_a_snapshot_sees_the_moment_it_was_made", {"SNAPSHOT.scan": lambda call, me, given: me.engine.inner.scan(**given), "SNAPSHOT.get_many": lambda call, me, given: me.engine.inner.get_many(**given)}),
+    M("there is one snapshot", "test_two_snapshots_see_two_moments", {"ENGINE.snapshot": stale(lambda given: ())}),
+    M("a keyspace's moment is that of its first read", "test_a_snapshot_is_one_moment_of_all_keyspaces", {"SNAPSHOT.scan": late_keyspace}),
+    M("scans are of the moment of the call", "test_a_scan_sees_the_moment_of_its_first_list", {"ENGINE.scan": lambda call, me, given: me.inner.snapshot().scan(**given)}),
+    M("each list is of its own moment", "test_a_scan_sees_the_moment_of_its_first_list", {SCAN: step_by_step}),
+    M("open scans see range deletes", "test_a_scan_outlives_a_range_delete", {WRITE: also(remember_ranges), "ENGINE.scan": ranges_are_seen}),
+    # reopening
+    M("the last batch is forgotten", "test_everything_is_there_after_reopening", {WRITE: also(note_the_last, before=True), CLOSE: undo_the_last}, "rocksdb"),
+    M("deletes come back", "test_deletes_are_there_after_reopening", {WRITE: also(note_the_deleted, before=True), CLOSE: put_back}, "rocksdb"),
+    M("scans skip after reopening", "test_scans_are_whole_after_reopening", {"ENGINE.scan": lambda call, me, given: chunks(lambda n, chunk: chunk[1:] if me.reopened and n == 2 and len(chunk) > 1 else chunk)(call, me, given)}, "rocksdb"),
+    M("create makes anew", "test_creating_what_is_there_opens_it", {OPEN: when(lambda me, given: given["create"], also(lambda me, given: shutil.rmtree(given["path"], ignore_errors=True), before=True))}, "rocksdb"),
+    M("missing shards are made", "test_a_shard_that_is_not_there_is_not_made", {OPEN: argument(create=True)}, "rocksdb"),
+    M("errors are the library's own", "test_what_can_not_be_opened_is_an_engine_error", {OPEN: disguise(EngineError, RuntimeError)}, "rocksdb", raises=RuntimeError),
+    M("open shards are opened again", "test_a_second_engine_is_refused", {OPEN: open_twice}, "rocksdb"),
+    M("another process opens a copy", "test_another_process_is_refused", {OPEN: open_a_copy}, "rocksdb"),
+    M("a directory is made for nothing", "test_what_does_not_persist_leaves_no_trace", {OPEN: also(lambda me, given: given["path"].mkdir(parents=True, exist_ok=True))}),
+    M("values have another form", "test_what_was_written_lies_there", {WRITE: values(lambda value: value[::-1]), GETS: result(lambda found: [v and v[::-1] for v in found]), SCAN: each(lambda chunk: [(key, v[::-1]) for key, v in chunk])}),
+    M("only what was written here is read", "test_what_was_put_around_is_read", {WRITE: also(note_keys), GETS: read_known_only}),
+    # crashes and failures
+    M("batches are written in halves", "test_batches_are_whole_when_killed", {WRITE: half_then_rest}, "rocksdb"),
+    M("batches wait in memory", "test_a_process_that_ends_without_closing_loses_nothing", {WRITE: write_behind, GETS: also(settle, before=True), SCAN: also(settle, before=True), CLOSE: also(settle, before=True)}, "rocksdb"),
+    M("errors of writing are swallowed", "test_a_full_disk_is_told", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb"),
+    M("a full disk is any error", "test_a_full_disk_is_told", {WRITE: disguise(StorageFullError, EngineError)}, "rocksdb"),
+    M("sync is commit", "test_sync_is_told_from_commit", {WRITE: argument(sync=False)}, "rocksdb"),
+    M("commit is sync", "test_sync_is_told_from_commit", {WRITE: argument(sync=True)}, "rocksdb"),
+    M("failed syncs are swallowed", "test_a_failed_sync_is_told", {WRITE: swallow(EngineError)}, "duckdb"),
+    M("flush_log does nothing", "test_flush_log_brings_to_the_disk", {"ENGINE.flush_log": lie()}, "rocksdb"),
+    M("failed reads end scans", "test_a_failed_read_is_told", {SCAN: swallow(EngineError)}, "rocksdb"),
+    M("damage ends scans", "test_a_flipped_byte_is_told_or_harmless", {SCAN: swallow(CorruptionError)}, "rocksdb"),
+    M("verify finds nothing", "test_a_flipped_byte_is_told_or_harmless", {"ENGINE.verify": lambda call, me, given: iter(())}, "rocksdb"),
+    M("damaged engines stay open", "test_what_damage_raised_may_be_kept", {SCAN: after_damage, CLOSE: when(lambda me, given: vars(me).get("failed"), lie())}, "rocksdb", raises=EngineError),
+    # threads
+    M("half a batch is seen", "test_readers_beside_a_writer_see_whole_batches", {WRITE: show_first(first_runs), "ENGINE.snapshot": also(lambda me, given: Shown.of(me).seen())}),
+    M("ranges are seen before their batch", "test_scans_beside_a_writer_are_whole", {WRITE: show_first(lambda batch: remade((), batch.ranges)), SCAN: seen_scan}),
+    M("scans belong to a thread", "test_any_thread_may_go_on_with_a_scan", {SCAN: own_thread}, raises=EngineError),
+    M("closed engines answer", "test_everything_raises_after_close", {CLOSE: also(lambda me, given: vars(me).update(closed=True)), GETS: when(lambda me, given: vars(me).get("closed"), lambda call, me, given: [None] * len(given["keys"]))}),
+    M("closed snapshots stay open", "test_a_closed_snapshot_reads_nothing", {"SNAPSHOT.close": lie()}),
+    M("close ends scans", "test_close_beside_readers", {CLOSE: pull_away, SCAN: end_at_close}),
+    M("close waits for scans", "test_close_waits_for_no_scan_that_nobody_reads", {CLOSE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="close to return"),
+    M("writes wait for scans", "test_writes_go_on_beside_what_is_left_open", {WRITE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="the writes to return"),
+    # leaks
+    M("a file stays open", "test_close_gives_files_back", {OPEN: also(lambda me, given: os.open(given["path"] / "kept", os.O_CREAT))}, "rocksdb"),
+    M("snapshots keep the lock", "test_close_gives_the_lock_back", {"ENGINE.snapshot": lambda call, me, given: keep_snapshots(me, call()), CLOSE: when(lambda me, given: vars(me).get("held"), lie())}, "rocksdb", raises=EngineError),
+    M("failed openings are remembered", "test_a_failed_opening_keeps_nothing", {OPEN: remember_failures}, "rocksdb", raises=EngineError),
+    M("openings leave threads", "test_openings_do_not_pile_up", {OPEN: also(lambda me, given: threading.Thread(target=threading.Event().wait, daemon=True).start())}, waits="handles and threads to be given back"),
+    M("scans leave handles", "test_dropped_scans_give_back_what_they_hold", {"ENGINE.scan": nth(10, also(lambda me, given: os.open(os.devnull, os.O_RDONLY)))}),
+    M("snapshots need their engine", "test_a_closed_engine_can_be_dropped", {"ENGINE.snapshot": complain_when_gone}, raises=EngineError),
+    # capabilities
+    M("sync is declared without persistence", "test_capabilities_are_known", {}, declares="sync"),
+    M("undeclared checkpoints are made", "test_checkpoints_raise_where_undeclared", {"ENGINE.checkpoint": lambda call, me, given: given["path"].mkdir()}),
+    M("checkpoints are declared", "test_a_checkpoint_is_independent", {}, declares="checkpoint persistent", raises=UnsupportedError),
+    M("checkpoints are empty", "test_a_checkpoint_is_independent", {"ENGINE.checkpoint": also(empty_checkpoint)}, "rocksdb"),
+    M("checkpoints are of the first step", "test_a_checkpoint_is_of_its_second_step", {"ENGINE.checkpoint_steps": early_checkpoint}, "rocksdb"),
+    M("checkpoints overwrite", "test_a_checkpoint_needs_a_new_directory", {"ENGINE.checkpoint": also(lambda me, given: shutil.rmtree(given["path"], ignore_errors=True), before=True)}, "rocksdb"),
+    M("undeclared rows are dropped", "test_rows_and_sql_raise_where_undeclared", {WRITE: argument(batch=lambda batch: remade(batch.operations, batch.ranges))}),
+    M("undeclared SQL is answered", "test_rows_and_sql_raise_where_undeclared", {"ENGINE.sql": lie(pa.table({}))}),
+    M("rows stay when their range goes", "test_rows_are_read_by_sql", {WRITE: hide_ranges}, "duckdb"),
+    M("rows of a reopened shard are dropped", "test_rows_are_there_after_reopening", {WRITE: rows_in_memory}, "duckdb"),
+    M("wrong statements find nothing", "test_sql_only_reads", {"ENGINE.sql": swallow(InvalidArgumentError, value=pa.table({}))}, "duckdb"),
+    M("other processes read what was closed", "test_another_process_reads", {"BACKEND.open_reader": lambda call, me, given: me.open_shard(shutil.copytree(given["path"], given["path"].with_name("copy"), dirs_exist_ok=True), given["keyspaces"], create=False)}, "rocksdb"),
+    M("a refused reader is any error", "test_nobody_reads_beside_the_writer", {"BACKEND.open_reader": disguise(UnsupportedError, EngineError)}, "duckdb", raises=EngineError),
+    M("seeks walk", "test_seeks_are_fast", {SCAN: when(lambda me, given: given["start"] is not None, also(lambda me, given: [0 for _ in me.inner.scan(given["keyspace"], None, given["start"])], before=True))}),
+    M("deleted bytes are hidden", "test_deleted_bytes_go_back", {WRITE: hide_ranges, "ENGINE.reclaim": lie(), "ENGINE.scan": lambda call, me, given: (left for chunk in call() if (left := without(me, given, chunk)))}, "rocksdb", waits="the deleted bytes to go back"),
+    M("reclaiming deletes", "test_reclaiming_changes_nothing_but_bytes", {"ENGINE.reclaim": also(lambda me, given: write(me, ranges=[tuple(given.values())]))}),
+    M("no room is taken", "test_stats_are_sizes", {"ENGINE.info": lie(EngineInfo(disk_bytes=0, memory_bytes=0))}),
+    M("whole engines are damaged", "test_nothing_is_damaged", {"ENGINE.verify": lie(["keyspace 'data': perhaps"])}),
+    M("a delete is forgotten now and then", "test_much_that_is_written_and_deleted_stays_right", {WRITE: nth(37, operations(lambda all_: [o for o in all_ if o[2] is not None]))}, "rocksdb"),
+    M("large values of old keys are lost", "test_random_histories", {WRITE: old_large_values}, "rocksdb"),
+    M("each write waits for the next", "test_random_histories", {WRITE: late}),
+]
+# fmt: on
+globals().update(suites_of("engine", BackendSuite, ROWS, subject_of))

@@ -1,0 +1,438 @@
+"""What a layout may do wrong, and the promise that it breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+from changes import also, argument, at_once, each, lie, nth, result, when
+from running import M, forwarding, suites_of
+from topicstore import MessageBatch, TopicFilter
+from topicstore.contract.engine import DATA, KEYS, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import CompactStep, DeleteStep, Layout, Slab, SlabStep, StreamInfo
+from topicstore_conformance.layout.suite import LayoutSuite
+from topicstore_conformance.subjects.pairs import make_layout
+from topicstore_conformance.subjects.subject import LayoutSubject
+from topicstore_layouts import reference
+from topicstore_layouts.reference import ReferenceLayout, ReferenceSlab
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.name_table import NameTable
+from topicstore_layouts.skipstream.layout import SkipstreamLayout
+from topicstore_layouts.skipstream.slab import SkipstreamSlab
+
+Call = Callable[..., Any]
+Given = dict[str, Any]
+FAR = 1 << 63
+EMPTY = MessageBatch.empty()
+
+# What rows name: a slab and a layout around others, and some inner methods of real ones.
+SLAB = forwarding(Slab)
+REFERENCE, REFERENCE_SLAB, SKIPSTREAM, NAMES = ReferenceLayout, ReferenceSlab, SkipstreamLayout, NameTable
+
+
+def create(me: Any, engine: Engine, shard: int, generation: int, parent: Any, write: WriteBatch) -> None:
+    """Create the other layout's slab."""
+    me.inner.create(engine, shard, generation, parent and parent.inner, write)
+
+
+def open_(me: Any, engine: Engine, shard: int, generation: int) -> Slab:
+    """Open the other layout's slab."""
+    inner = me.inner.open(engine, shard, generation)
+    return SLAB(inner, engine=engine, generation=generation, epoch=inner.epoch, counters=inner.counters)
+
+
+LAYOUT = forwarding(Layout, create=create, open=open_)
+
+
+def subject_of(row: M) -> LayoutSubject:
+    make = lambda: LAYOUT(make_layout(row.on))  # noqa: E731 - no child process needs it
+    return LayoutSubject(make=make, capabilities={"position_order", "few_streams"})
+
+
+# --- what rows say of batches and steps ------------------------------------------------------
+
+
+def taken(batch: MessageBatch, rows: Iterable[int]) -> MessageBatch:
+    rows = list(rows)
+    return batch.take(np.array(rows, dtype=np.intp)) if rows else EMPTY
+
+
+def stored_rows(rows: Callable[[MessageBatch], Iterable[int]]) -> Any:
+    """Store some rows of a batch."""
+    return lambda call, me, given: (
+        call(batch=left) if len(left := taken(given["batch"], rows(given["batch"]))) else None
+    )
+
+
+def stored(**fields: Callable[[Any], Any]) -> Any:
+    """Store messages with other values of some fields."""
+
+    def altered(batch: MessageBatch) -> MessageBatch:
+        messages = [
+            msgspec.structs.replace(m, **{name: change(getattr(m, name)) for name, change in fields.items()})
+            for m in batch.to_messages()
+        ]
+        return MessageBatch.from_messages(messages).placed(batch.positions, batch.timestamps, 4)
+
+    return argument(batch=altered)
+
+
+def step(changed: Callable[[SlabStep, Given], SlabStep]) -> Any:
+    """Return another step."""
+    return lambda call, me, given: changed(call(), given)
+
+
+def rows_of(found: SlabStep, rows: Iterable[int], **more: Any) -> SlabStep:
+    return attrs.evolve(found, batch=taken(found.batch, rows), **more)
+
+
+class Lenient(TopicFilter):
+    """A filter that matches by another rule."""
+
+    __slots__ = ("rule",)
+
+    def matches(self, topic: str) -> bool:
+        return self.rule(TopicFilter(self.text), topic)
+
+
+def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
+    """Match by another rule, on reading."""
+
+    def lenient(topic_filter: TopicFilter) -> TopicFilter:
+        other = Lenient(topic_filter.text)
+        other.rule = rule
+        return other
+
+    return {"SLAB.next": argument(topic_filter=lenient)}
+
+
+def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
+    """Append a number to places; ``seen`` reads, given that of the place."""
+
+    def begin(call: Call, me: Any, given: Given) -> bytes:
+        return call() + number(me).to_bytes(4, "big")
+
+    def next_(call: Call, me: Any, given: Given) -> SlabStep:
+        return seen(me, int.from_bytes(given["place"][-4:], "big"), partial(call, place=given["place"][:-4]), given)
+
+    return {"SLAB.begin": begin, "SLAB.next": next_}
+
+
+def count(name: str) -> Any:
+    """Count the calls of a method."""
+    return also(lambda me, given: vars(me).update({name: vars(me).get(name, 0) + 1}), before=True)
+
+
+def after_stores(me: Any, known: int, call: Call, given: Given) -> SlabStep:
+    found, stores = call(), vars(me).get("stores", 0)
+    return attrs.evolve(found if known + 5 >= stores else rows_of(found, []), place=found.place + given["place"][-4:])
+
+
+def after_compaction(me: Any, known: int, call: Call, given: Given) -> SlabStep:
+    found, now = call(), vars(me).get("compactions", 0)
+    found = rows_of(found, range(1, len(found.batch))) if known < now else found
+    return attrs.evolve(found, place=found.place + now.to_bytes(4, "big"))
+
+
+def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
+    """Go on as many rows after the beginning as were read."""
+    found = call(limit=1 << 30, limit_bytes=1 << 40, deadline=None)
+    rows = range(len(found.batch))[done : done + given["limit"]]
+    end = done + len(rows)
+    place = given["place"][:-4] + end.to_bytes(4, "big")
+    return rows_of(found, rows, place=place, exhausted=end >= len(found.batch))
+
+
+def known_places(call: Call, me: Any, given: Given) -> Any:
+    """Keep places in memory."""
+    places = vars(me).setdefault("places", set())
+    if "place" in given and given["place"] not in places:
+        return SlabStep(batch=EMPTY, place=given["place"], exhausted=True)
+    found = call()
+    places.add(getattr(found, "place", found))
+    return found
+
+
+def two_halves(call: Call, me: Any, given: Given) -> SlabStep:
+    """Move a topic to another stream after a while."""
+    found = call(stream=0)
+    positions = found.batch.positions if len(found.batch) else []
+    return rows_of(found, [row for row, p in enumerate(positions) if int(p) >> 6 & 1 == given["stream"]])
+
+
+TWO = [StreamInfo(stream=stream, pattern="#") for stream in (0, 1)]
+
+
+def with_the_last(call: Call, me: Any, given: Given) -> SlabStep:
+    """Read the last batch from memory, committed or not."""
+    found, last = call(), vars(me).get("last")
+    if last is None or not found.exhausted or not len(found.batch):
+        return found
+    known = set(map(int, found.batch.positions))
+    messages = enumerate(last.to_messages())
+    new = [n for n, m in messages if given["topic_filter"].matches(m.topic) and int(last.positions[n]) not in known]
+    return attrs.evolve(found, batch=MessageBatch.concat([found.batch, taken(last, new)]))
+
+
+def one_failure_only(call: Call, me: Any, given: Given) -> None:
+    me.waiting = vars(me).get("waiting", 0) + 1
+    if me.waiting <= 2:
+        call()
+
+
+def write_by_itself(call: Call, me: Any, given: Given) -> None:
+    mine = WriteBatch()
+    call(write=mine)
+    me.engine.write(mine)
+    call()
+
+
+def in_one_step(steps: list[DeleteStep]) -> DeleteStep:
+    write = WriteBatch()
+    write.runs = [run for one in steps for run in one.write.runs]
+    return DeleteStep(write=write, messages=sum(s.messages for s in steps), freed=sum(s.freed for s in steps))
+
+
+def on_and_on(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
+    yield from call()
+    yield from call(first=given["last"] + 1, last=FAR)
+
+
+DONE: set[Any] = set()
+
+
+def once(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
+    """Delete by a filter once, whether that came to its end or not."""
+    what = id(me.engine), given["topic_filter"].text, given["first"], given["last"]
+    for one in () if what in DONE else call():
+        DONE.add(what)
+        yield one
+
+
+def lose_the_newest(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
+    yield from call()
+    ends = (me.generation, 0, 0), (me.generation, 1, 0)
+    for chunk in me.engine.scan(DATA, *ends, reverse=True, limit=1):
+        write = WriteBatch()
+        write.delete(DATA, chunk[0][0])
+        yield CompactStep(write=write, messages=0, freed=len(chunk[0][1]))
+
+
+def insist(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
+    """Compact no more after a step that was not committed."""
+    for one in () if vars(me).get("asked") else call():
+        me.asked = True
+        yield one
+        me.asked = False
+
+
+def over_stores(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
+    for one in call():
+        one.write.delete_range(DATA, (me.generation, 0, given["bound"] + 1), (me.generation, 1, 0))
+        yield one
+
+
+def readable(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    for position, value in call():
+        try:
+            me._read(position, value)
+        except CorruptionError:
+            continue
+        yield position, value
+
+
+COUNTED: dict[int, int] = {}
+
+
+def count_stored(me: Any, given: Given) -> None:
+    COUNTED[id(me.engine)] = COUNTED.get(id(me.engine), 0) + len(given["batch"])
+
+
+def remembered(call: Call, me: Any, given: Given) -> Iterator[int]:
+    list(call())
+    yield COUNTED[id(me.engine)]
+
+
+def give_up(call: Call, me: Any, given: Given) -> SlabStep:
+    for found in me.inner.verify(FAR):
+        if not isinstance(found, int):
+            raise CorruptionError(found.reason, found.place)
+    return call()
+
+
+def store_unplaced(call: Call, me: Any, given: Given) -> None:
+    """Store each message with the checksum of one place."""
+    for position, message in zip(given["batch"].positions.tolist(), given["batch"].to_messages(), strict=True):
+        row = reference._Row(*(getattr(message, name) for name in message.__struct_fields__))
+        given["write"].put(DATA, (me._generation, 0, position), reference._encode(row, 7))
+
+
+def open_anew(call: Call, me: Any, given: Given) -> Slab:
+    """Open with nothing learned."""
+    return SkipstreamSlab(*given.values(), LearnedTopics(given["generation"], (3, 2)))
+
+
+def open_anew_if_damaged(call: Call, me: Any, given: Given) -> Slab:
+    try:
+        return call()
+    except CorruptionError:
+        return open_anew(call, me, given)
+
+
+HEIRS: dict[Engine, LearnedTopics] = {}
+
+
+def inherit(call: Call, me: Any, given: Given) -> None:
+    """Inherit in memory, and store nothing of it."""
+    if given["parent"] is not None:
+        heir = HEIRS[given["engine"]] = LearnedTopics(given["generation"], (3, 2))
+        heir.inherit(given["parent"].trie)
+        heir.save(WriteBatch())
+        heir.saved()
+
+
+def open_heir(call: Call, me: Any, given: Given) -> Slab:
+    heir = HEIRS.pop(given["engine"], None)
+    return call() if heir is None else SkipstreamSlab(*given.values(), heir)
+
+
+def open_parent(call: Call, me: Any, given: Given) -> Slab:
+    """Show a new generation the messages of the one before, as long as it has none."""
+    engine, generation = given["engine"], given["generation"]
+    mine = any(engine.scan(DATA, (generation, 0, 0), (generation + 1, 0, 0), limit=1))
+    return call(generation=generation if mine or generation == 2 else generation - 1)
+
+
+def guessed(call: Call, me: Any, given: Given) -> None:
+    """Take the name that is known best where that of a number is missing."""
+    for number in np.unique(given["ids"]).tolist():
+        try:
+            call(ids=np.array([number]))
+        except CorruptionError:
+            call(ids=np.array([0]))
+            me._remember(number, str(me._texts.values[0]), int(me._streams[0]))
+
+
+def wanted_elsewhere(call: Call, me: Any, given: Given) -> SlabStep:
+    """Give a thread that reads what another one wanted last, if there is another one."""
+    wanted = vars(me).setdefault("wanted", {})
+    wanted[threading.get_ident()] = given["topic_filter"]
+    others = [each for thread, each in list(wanted.items()) if thread != threading.get_ident()]
+    return call(topic_filter=[given["topic_filter"], *others][-1])
+
+
+HAPPENED: set[str] = set()
+
+
+def after_a_failure(call: Call, me: Any, given: Given) -> None:
+    """Lose the first message of every batch after a failed write after a delete, of any slab."""
+    if vars(me).get("failed") and "delete" in HAPPENED:
+        HAPPENED.add("failure")
+    me.failed = True
+    stored_rows(lambda batch: range(int("failure" in HAPPENED), len(batch)))(call, me, given)
+
+
+def late_streams(call: Call, me: Any, given: Given) -> list[int]:
+    """Leave a stream out, for any late start, if it was there when one was listed first."""
+    old = vars(me).setdefault("old", {info.stream for info in me.inner.streams(TopicFilter("#"))})
+    return [stream for stream in call() if not given["first"] or stream not in old]
+
+
+def not_its_place(call: Call, me: Any, given: Given) -> SlabStep:
+    try:
+        return call()
+    except CorruptionError as error:
+        raise CorruptionError(error.reason, "") from error
+
+
+STORE, NEXT, DELETE, COMPACT, VERIFY = "SLAB.store", "SLAB.next", "SLAB.delete", "SLAB.compact", "SLAB.verify"
+# fmt: off
+ROWS = [
+    *(M("nothing", "", {}, on) for on in ("reference", "block", "skipstream")),
+    # contents
+    M("one message in a thousand is lost", "test_no_message_of_many_is_lost", {STORE: stored_rows(lambda batch: [row for row in range(len(batch)) if int(batch.positions[row]) % 1_000])}, "reference"),
+    M("user properties are dropped", "test_every_field_comes_back", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, user_properties=()))}, "reference"),
+    M("empty retained messages are lost", "test_any_messages_come_back", {STORE: stored_rows(lambda batch: [n for n, m in enumerate(batch.to_messages()) if m.payload or not m.retain])}, "reference"),
+    M("topics are cut", "test_hostile_topics", {STORE: stored(topic=lambda topic: topic[:10_000])}, "reference"),
+    M("payloads are cut", "test_large_payloads", {STORE: stored(payload=lambda payload: payload[: 1 << 20])}, "reference"),
+    M("batches have 8,192 messages", "test_a_large_batch", {STORE: stored_rows(lambda batch: range(min(len(batch), 8_192)))}, "reference"),
+    # reading
+    M("the limit is one more", "test_the_limit_of_rows", {NEXT: argument(limit=lambda limit: limit + 1)}, "reference"),
+    M("bytes have no limit", "test_the_limit_of_bytes", {NEXT: argument(limit_bytes=1 << 40)}, "reference"),
+    M("the bound is one more", "test_the_bound", {NEXT: argument(bound=lambda bound: bound + 1)}, "reference"),
+    M("the start is left out", "test_the_start_is_inclusive", {"SLAB.begin": argument(position=lambda position: position + 1)}, "reference"),
+    M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["deadline"] is not None and given["deadline"] <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),
+    M("a limit is the end", "test_exhausted_is_not_said_too_early", {NEXT: step(lambda found, given: attrs.evolve(found, exhausted=found.exhausted or len(found.batch) == given["limit"]))}, "reference"),
+    M("the next call begins after 64 positions", "test_bounds_that_grow_step_by_step", {NEXT: step(lambda found, given: attrs.evolve(found, place=(given["bound"] | 63).to_bytes(8, "big")) if found.exhausted else found)}, "reference"),
+    M("the newest come first", "test_a_publishers_messages_keep_their_order", {NEXT: result(lambda found: rows_of(found, reversed(range(len(found.batch)))))}, "reference"),
+    M("rows are sorted by topic", "test_a_stream_is_in_order_of_positions", {NEXT: result(lambda found: rows_of(found, sorted(range(len(found.batch)), key=[m.topic for m in found.batch.to_messages()].__getitem__)))}, "reference"),
+    M("too much is visible", "test_what_is_visible_never_changes", {"SLAB.visible": result(lambda position: position + 1)}, "reference"),
+    M("streams are listed twice", "test_streams_share_the_messages", {"SLAB.streams": result(lambda all_: [*all_, *(attrs.evolve(info, stream=info.stream + 1_000) for info in all_)]), "SLAB.begin": argument(stream=lambda stream: stream % 1_000), NEXT: argument(stream=lambda stream: stream % 1_000)}, "reference"),
+    M("old streams are left out of late starts", "test_cover_with_a_start_leaves_nothing_out", {"SLAB.cover": late_streams}, "skipstream"),
+    M("patterns are wrong", "test_a_streams_pattern_matches_its_topics", {"SLAB.streams": result(lambda all_: [attrs.evolve(info, pattern="f/#") for info in all_])}, "reference"),
+    M("nothing is counted", "test_counters_count_rows", {"LAYOUT.open": result(lambda slab: vars(slab).update(counters=type(slab.counters)()) or slab)}, "reference"),
+    M("streams are miscounted", "test_info_counts_streams", {"SLAB.info": result(lambda info: attrs.evolve(info, streams=info.streams + 1))}, "reference"),
+    # topics
+    M("# matches $", "test_wildcards_do_not_match_dollar_topics", matching(lambda f, topic: f.matches(topic) or f.text == "#"), "reference"),
+    M("empty levels are none", "test_empty_levels_are_levels", matching(lambda f, topic: f.matches(topic.strip("/") or topic)), "reference"),
+    M("# wants a level", "test_a_filter_matches_the_level_above_its_hash", matching(lambda f, topic: f.matches(topic) and f"{topic}/#" != f.text), "reference"),
+    M("the last + wants a text", "test_filters_made_of_topics", matching(lambda f, topic: f.matches(topic) and not (f.text.endswith("+") and topic.endswith("/"))), "reference"),
+    M("the last level may miss", "test_topics_nobody_published_to", matching(lambda f, topic: f.matches(topic) or f.matches(f"{topic}/no")), "reference"),
+    # places
+    M("places are kept in memory", "test_places_survive_reopening", {"SLAB.begin": known_places, NEXT: known_places}, "reference"),
+    M("places end with stores", "test_places_survive_stores", {STORE: count("stores"), **with_suffix(lambda me: vars(me).get("stores", 0), after_stores)}, "reference"),
+    M("places count rows", "test_places_survive_deletes", with_suffix(lambda me: 0, by_rows), "reference"),
+    M("places end with compaction", "test_places_survive_compaction", {COMPACT: count("compactions"), **with_suffix(lambda me: vars(me).get("compactions", 0), after_compaction)}, "block"),
+    M("all streams are there", "test_streams_that_are_not_there", {"SLAB.begin": argument(stream=0)}, "reference"),
+    M("any place is the beginning", "test_places_that_are_none", {NEXT: argument(place=lambda place: place if len(place) == 8 else bytes(8))}, "reference"),
+    # structure
+    M("nothing is learned", "test_few_streams_serve_many_topics", {"SKIPSTREAM.open": lambda call, me, given: SkipstreamSlab(*given.values(), LearnedTopics(given["generation"], (1_000_000,)))}, "skipstream"),
+    M("topics move", "test_no_topic_moves", {"SLAB.streams": lie(TWO), "SLAB.cover": lie([0, 1]), "SLAB.begin": argument(stream=lambda stream: stream // 2), NEXT: two_halves}, "reference"),
+    M("the structure is lost", "test_the_structure_is_there_after_reopening", {"SKIPSTREAM.open": open_anew}, "skipstream"),
+    M("children come first", "test_learned_names_the_streams", {"SLAB.learned": result(lambda nodes: iter(list(nodes)[::-1]))}, "skipstream"),
+    M("heirs are kept in memory", "test_a_generation_inherits", {"SKIPSTREAM.create": inherit, "SKIPSTREAM.open": open_heir}, "skipstream"),
+    M("an heir shows its parent's messages", "test_an_heir_has_no_messages_of_its_parent", {"REFERENCE.open": open_parent}, "reference"),
+    M("generations are one", "test_generations_keep_apart", {"REFERENCE.open": argument(generation=1)}, "reference"),
+    M("a note is beside the generation", "test_a_generation_goes_by_range_deletes", {STORE: also(lambda me, given: given["write"].put(KEYS, b"note", b""))}, "reference"),
+    # writing
+    M("failed batches are shown", "test_a_failed_write_leaves_nothing", {STORE: also(lambda me, given: vars(me).update(last=given["batch"])), NEXT: with_the_last}, "reference"),
+    M("what was learned is saved too early", "test_what_a_failed_write_learned_is_stored_by_the_next", {STORE: also(lambda me, given: me.inner.committed())}, "skipstream", raises=CorruptionError),
+    M("two failures stop the slab", "test_several_failures_in_a_row", {STORE: one_failure_only, "SLAB.committed": also(lambda me, given: vars(me).update(waiting=0))}, "reference"),
+    M("the slab writes by itself", "test_storing_changes_nothing_until_the_commit", {STORE: write_by_itself}, "reference"),
+    # deletes
+    M("the last position stays", "test_exactly_what_matches_goes", {DELETE: argument(last=lambda last: last - 1)}, "reference"),
+    M("freed bytes are miscounted", "test_exactly_what_matches_goes", {DELETE: each(lambda one: attrs.evolve(one, freed=2 * one.freed))}, "reference"),
+    M("nothing is spared", "test_what_is_to_be_spared_stays", {DELETE: argument(spare=())}, "reference"),
+    M("$ is not deleted", "test_everything_can_go", {DELETE: when(lambda me, given: given["topic_filter"].text[0] == "$", lambda call, me, given: iter(()))}, "reference"),
+    M("a delete is one step", "test_steps_are_bounded", {DELETE: at_once(in_one_step)}, "reference"),
+    M("later messages are deleted", "test_others_write_between_steps", {DELETE: on_and_on}, "reference"),
+    M("a delete is begun once", "test_a_delete_is_resumed", {DELETE: once}, "reference"),
+    # compaction
+    M("compaction loses the newest", "test_compaction_changes_nothing", {COMPACT: lose_the_newest}, "block"),
+    M("everything waits", "test_the_backlog_is_what_waits", {"SLAB.backlog": lambda call, me, given: given["messages"]}, "reference"),
+    M("each step must be committed", "test_steps_that_are_never_committed", {COMPACT: insist}, "block"),
+    M("steps remove later stores", "test_stores_beside_compaction", {COMPACT: over_stores}, "block"),
+    # damage
+    M("damaged messages are skipped", "test_flipped_bits_are_told", {"REFERENCE_SLAB._scan": readable}, "reference"),
+    M("verify finds all well", "test_flipped_bits_of_messages_are_told", {VERIFY: each(lambda found: found if isinstance(found, int) else 1)}, "reference"),
+    M("errors have no place", "test_a_version_that_looks_newer_is_told_with_its_place", {NEXT: not_its_place}, "reference"),
+    M("what follows a value is ignored", "test_cut_and_longer_values_are_told", {"REFERENCE_SLAB._read": argument(value=lambda value: value.removesuffix(b"\0"))}, "reference"),
+    M("any place will do", "test_values_under_other_keys_are_told", {"REFERENCE_SLAB.store": store_unplaced, "REFERENCE_SLAB._read": argument(position=7)}, "reference"),
+    M("what was stored is counted", "test_missing_values_are_missed", {STORE: also(count_stored), VERIFY: remembered}, "reference"),
+    M("damaged structure begins anew", "test_damaged_structure_is_told", {"SKIPSTREAM.open": open_anew_if_damaged}, "skipstream"),
+    M("any damage ends reading", "test_the_rest_stays_readable", {NEXT: give_up}, "reference", raises=CorruptionError),
+    M("missing names are guessed", "test_missing_writes_change_no_message", {"NAMES._load": guessed}, "block"),
+    # threads and histories
+    M("threads read for each other", "test_readers_beside_a_writer_and_compaction", {NEXT: wanted_elsewhere}, "reference"),
+    M("a failure after a delete loses messages", "test_random_histories", {DELETE: also(lambda me, given: HAPPENED.add("delete")), STORE: after_a_failure, "SLAB.committed": also(lambda me, given: vars(me).update(failed=False))}, "reference"),
+    M("every third batch is lost", "test_random_histories", {STORE: nth(3, lie())}, "reference"),
+]
+# fmt: on
+globals().update(suites_of("layout", LayoutSuite, ROWS, subject_of))
