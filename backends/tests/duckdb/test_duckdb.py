@@ -295,13 +295,6 @@ def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: Duc
 # --- files and locks --------------------------------------------------------------------------
 
 
-def test_a_shard_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """Without ``create``."""
-    with pytest.raises(EngineError, match="no DuckDB database"):
-        open_engine(tmp_path / "shard", create=False)
-    assert [] == list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["a?b", "a\\b"])
 def test_a_path_that_duckdb_takes_for_another_is_refused(engine: DuckdbEngine, tmp_path: Path, name: str) -> None:
     """For a checkpoint too, of which nothing is made; other characters are taken."""

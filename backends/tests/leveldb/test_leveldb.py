@@ -136,23 +136,6 @@ def test_reopening_finds_everything(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_a_shard_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """Without create the error says so and the directory stays as it is."""
-    with pytest.raises(EngineError, match="there is no LevelDB database"):
-        open_engine(tmp_path / "shard", create=False)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_second_engine_is_refused(tmp_path: Path) -> None:
-    """In this process and in another; the first goes on."""
-    engine = open_engine(tmp_path / "shard")
-    with pytest.raises(EngineError, match="is open already"):
-        open_engine(tmp_path / "shard")
-    assert "is open already" in run("open_engine(Path(sys.argv[1]))", tmp_path / "shard").stderr
-    put(engine, STATE, [(b"k", b"v")])
-    engine.close()
-
-
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     """One without the format record, and one with other keyspaces; neither is changed."""
     with plyvel.DB(str(tmp_path / "foreign"), create_if_missing=True) as foreign:

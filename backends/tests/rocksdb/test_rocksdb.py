@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, Reader, WriteBatch
-from topicstore.contract.errors import CorruptionError, EngineError, LogDamagedError
+from topicstore.contract.errors import CorruptionError, LogDamagedError
 from topicstore_conformance.backend.leaks import linux, open_files
 from topicstore_conformance.faults import namespaces
 from topicstore_conformance.faults.threads import wait_until
@@ -157,29 +157,6 @@ def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytes
     reader.close()
 
 
-def test_a_shard_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """Without create the error says so and the directory stays as it is."""
-    with pytest.raises(EngineError, match="there is no RocksDB database"):
-        open_engine(tmp_path / "shard", create=False)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_second_engine_is_refused(tmp_path: Path) -> None:
-    """In this process and in another; the first goes on."""
-    engine = open_engine(tmp_path / "shard")
-    with pytest.raises(EngineError, match="is open already"):
-        open_engine(tmp_path / "shard")
-    program = (
-        "import sys; from pathlib import Path; from topicstore.contract.engine import KEYSPACES\n"
-        "from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions\n"
-        "RocksdbBackend(RocksdbOptions()).open_shard(Path(sys.argv[1]), KEYSPACES, create=True)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "shard"], capture_output=True, text=True)
-    assert "is open already" in done.stderr
-    put(engine, STATE, [(b"k", b"v")])
-    engine.close()
-
-
 @pytest.mark.parametrize(
     "options",
     [{"compression": "zlib"}, {"write_buffer_bytes": 0}, {"cache_bytes": -1}],
@@ -241,17 +218,6 @@ def test_snapshots_isolate_scans(tmp_path: Path) -> None:
         assert before[::-1] == [pair for chunk in snapshot.scan(DATA, reverse=True) for pair in chunk]
         assert [value for _, value in before] == snapshot.get_many(DATA, [key for key, _ in before])
     assert count(engine.scan(DATA)) == 0
-    engine.close()
-
-
-def test_the_lower_bound_is_a_lower_bound(tmp_path: Path) -> None:
-    """Trap 2: rocksdict's iterate_lower_bound acts as an upper one."""
-    engine = open_engine(tmp_path / "shard")
-    pairs = numbered(100, 10)
-    put(engine, DATA, pairs)
-    assert pairs[40:60] == [pair for chunk in engine.scan(DATA, (1, 0, 40), (1, 0, 60)) for pair in chunk]
-    backwards = engine.scan(DATA, (1, 0, 40), (1, 0, 60), reverse=True)
-    assert pairs[40:60][::-1] == [pair for chunk in backwards for pair in chunk]
     engine.close()
 
 
@@ -574,24 +540,6 @@ def test_room_is_given_back_after_opening_without_any(tmp_path: Path) -> None:
 
 
 # --- checkpoints and sizes --------------------------------------------------------------
-
-
-def test_a_checkpoint_is_independent(tmp_path: Path) -> None:
-    """It holds what was there, opens beside the original, and neither sees the other's writes."""
-    engine = open_engine(tmp_path / "shard")
-    write_batches(engine, 30)
-    engine.checkpoint(tmp_path / "copy")
-    with pytest.raises(EngineError, match="copy"):
-        engine.checkpoint(tmp_path / "copy")
-    copy = open_engine(tmp_path / "copy", create=False)
-    put(engine, STATE, [(b"k", b"original")])
-    put(copy, STATE, [(b"k", b"copy")])
-    assert set(range(30)) == whole_batches(copy)
-    assert [each.get(STATE, b"k") for each in (engine, copy)] == [b"original", b"copy"]
-    engine.close()
-    shutil.rmtree(tmp_path / "shard")
-    assert set(range(30)) == whole_batches(copy)
-    copy.close()
 
 
 def test_an_empty_shard_is_lean(tmp_path: Path) -> None:
