@@ -50,7 +50,9 @@ class M:
     declares: str = ""
     """Capabilities that it falsely declares."""
     waits: str = ""
-    """What the test waits for in vain. It is waited for but a moment."""
+    """What the test waits for in vain, as its error says. It is waited for but a moment."""
+    brief: bool = False
+    """Whether the test, having failed, would wait in vain: it waits but a moment."""
     raises: type[Exception] | tuple[type[Exception], ...] = ()
     """Errors that the promise rules out: raised by the mutation, they are how the test must fail."""
 
@@ -59,23 +61,26 @@ class M:
 
 
 def changed(function: Callable[..., Any], change: Change) -> Callable[..., Any]:
-    """Return a method that does what a change makes of it."""
+    """Return a function that does what a change makes of it. The first argument is its object, unless it has none."""
     signature = inspect.signature(function)
+    method = "." in function.__qualname__
 
     @functools.wraps(function)
-    def method(me: Any, *arguments: Any, **named: Any) -> Any:
-        bound = signature.bind(me, *arguments, **named)
+    def instead(*arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(*arguments, **named)
         bound.apply_defaults()
+        given = dict(bound.arguments)
+        me = given.pop(next(iter(given))) if method else None
 
         def call(**others: Any) -> Any:
-            again = signature.bind(me, *arguments, **named)
+            again = signature.bind(*arguments, **named)
             again.apply_defaults()
             again.arguments.update(others)
             return function(*again.args, **again.kwargs)
 
-        return change(call, me, dict(list(bound.arguments.items())[1:]))
+        return change(call, me, given)
 
-    return method
+    return instead
 
 
 def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
@@ -84,7 +89,9 @@ def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
         owner, name = target.split(".")
         owners = getattr(table, owner)
         for kind in owners if isinstance(owners, tuple) else (owners,):
-            patch.setattr(kind, name, changed(getattr(kind, name), change))
+            found = inspect.getattr_static(kind, name)
+            made = changed(getattr(found, "__func__", found), change)
+            patch.setattr(kind, name, classmethod(made) if isinstance(found, classmethod) else made)
 
 
 def begin_mutated(name: str) -> None:
@@ -167,7 +174,8 @@ class Collector:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Wait only a moment for what is known to be stuck."""
-        patience = SHORT if self.rows[self._parts(item.nodeid)[0]].waits else PATIENCE
+        row = self.rows[self._parts(item.nodeid)[0]]
+        patience = SHORT if row.waits or row.brief else PATIENCE
         for name, module in list(sys.modules.items()):
             if name.startswith("topicstore_conformance.") and hasattr(module, "PATIENCE"):
                 vars(module)["PATIENCE"] = patience
@@ -189,7 +197,7 @@ class Collector:
         ended, waits, outcome = self.ended.setdefault(number, {}), self.rows[number].waits, str(report.outcome)
         if report.failed and report.nodeid in self.strangers:
             outcome = f"failed, but not of an assertion: {self.strangers[report.nodeid]}"
-        elif waits and report.failed and f"waited {SHORT:.0f} seconds for {waits}" not in report.longreprtext:
+        elif waits and report.failed and waits not in report.longreprtext:
             outcome = f"failed, but not waiting for {waits}: {report.longreprtext}"
         if report.when == "call" or outcome != "passed":
             ended[test] = max(ended.get(test, "skipped"), outcome, key=lambda how: WORSE.get(how, 2))

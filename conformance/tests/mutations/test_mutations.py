@@ -11,17 +11,22 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # what lies beside this file belongs to no package
 
-import engine
-import layout
-from running import M, run
-from topicstore_conformance import BackendSuite, LayoutSuite
-
 for module in ("rocksdict", "duckdb"):
     pytest.importorskip(module, reason='needs rocksdict and duckdb: pip install "topicstore[rocksdb,duckdb]"')
 
+import database
+import engine
+import layout
+from running import M, run
+from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
+
 Results = Callable[[str], list[dict[str, str]]]
 """Returns how the tests of a table's rows ended: it runs them at the first call."""
-TABLES = {"engine": (engine.ROWS, BackendSuite), "layout": (layout.ROWS, LayoutSuite)}
+TABLES = {
+    "engine": (engine.ROWS, BackendSuite),
+    "layout": (layout.ROWS, LayoutSuite),
+    "database": (database.ROWS, DatabaseSuite),
+}
 ROWS = [(table, number, row) for table, (rows, _) in TABLES.items() for number, row in enumerate(rows)]
 
 

@@ -327,7 +327,7 @@ class Refusals(Fixtures):
                 return {}
 
         with pytest.raises((ts.DatabaseLockedError, ts.ManifestMismatchError)):
-            pair.open(path, shards=1, options=Racing()).close()
+            ts.open(path, backend=pair.backend, layout=pair.layout, shards=1, options=Racing()).close()
         with ts.open(path) as db:
             assert (made, len(GOOD)) == ([db.manifest.id], sum(1 for _ in db.replay("#")))
 

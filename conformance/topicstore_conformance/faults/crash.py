@@ -364,7 +364,7 @@ class Ledger:
 
     def _check_generations(self, db: ts.Database, pending: Step | None) -> None:
         """Check that an addition under way happened over all shards, or over none."""
-        current = db.generations()[-1].number
+        current = max((info.number for info in db.generations()), default=0)
         allowed = {self.current, self.current + 1} if pending is not None and pending.kind == "add" else {self.current}
         assert current in allowed
         self.current = current
