@@ -370,8 +370,7 @@ def seen_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 def pull_away(call: Call, me: Any, given: Given) -> None:
     """Close when a scan has seen that the engine is closing."""
-    me.closing = threading.Event()
-    me.closing.wait(PATIENCE)
+    vars(me).setdefault("closing", threading.Event()).wait(PATIENCE)
     call()
 
 
