@@ -13,7 +13,7 @@ SIZE = echo "$(VENV) has $$(du -sm $(VENV) | cut -f1) MB."
 # Tests start hundreds of processes: each would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-hard test-lowest test-http test-replication conformance lint constraints bench bench-quick bench-figures clean
+.PHONY: help demo test test-all test-hard test-lowest test-http test-replication conformance mutations lint constraints bench bench-quick bench-figures clean
 
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay; the same with an MQTT server (INPUT=file.parquet for your own messages)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-http    try every route of the HTTP interface with many made-up requests (EXAMPLES=1000 for each)"
 	@echo "make test-replication  walk every interleaving of some sites that share a shard, in larger scopes; minutes"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
+	@echo "make mutations    change lines of ours by chance, and list what the suites don't find (COUNT=60 SEED=0); half an hour"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; what 5 minutes allow"
 	@echo "make bench        the same on the whole matrix, some hours; goes on where it was interrupted"
@@ -72,6 +73,9 @@ test-replication: $(ALL)
 
 conformance: $(ALL)
 	@$(BIN)/python -m topicstore.cli conformance --all
+
+mutations: $(ALL)
+	@$(BIN)/python conformance/tests/mutations/generated.py $(or $(COUNT),60) $(or $(SEED),0)
 
 lint: $(ALL)
 	$(BIN)/ruff check .

@@ -6,3 +6,7 @@ if name := os.environ.get("MUTATION"):
     import running
 
     running.begin_mutated(name)
+if os.environ.get("MUTANT"):
+    import generated
+
+    generated.install()

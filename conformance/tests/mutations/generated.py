@@ -1,0 +1,162 @@
+"""Changes of the product's own lines, chosen by chance: what the suites find of mistakes that nobody thought of.
+
+A program: ``python generated.py COUNT SEED`` changes one line after the other in as many runs of a suite in quick mode,
+and prints which changes survived, and the score. A change whose line no test reached is not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+VARIABLE, REACHED = "MUTANT", "MUTANT_REACHED"
+"""The environment variables with a change, as ``NUMBER PATH``, and with the file that its line makes when reached."""
+MINUTES = 10
+"""A run that takes longer has found the change: a test is stuck."""
+
+_LAYOUTS, _DATABASES = "layouts/tests/test_conformance.py", "conformance/tests/databases/test_conformance.py"
+SUITES = {
+    "backends/topicstore_backends/memory.py": ["backends/tests/test_conformance.py::TestMemory"],
+    "backends/topicstore_backends/rocksdb/": ["backends/tests/test_conformance.py::TestRocksdb"],
+    "layouts/topicstore_layouts/block/": [f"{_LAYOUTS}::TestBlock"],
+    "layouts/topicstore_layouts/shared/": [f"{_LAYOUTS}::TestBlock", f"{_LAYOUTS}::TestSkipstream"],
+    "layouts/topicstore_layouts/skipstream/": [f"{_LAYOUTS}::TestSkipstream"],
+    "layouts/topicstore_layouts/wildcard_optimized/": [f"{_LAYOUTS}::TestWildcardOptimized"],
+    "framework/topicstore/shard/": [f"{_DATABASES}::TestMemoryBlock", f"{_DATABASES}::TestMemoryWildcardOptimized"],
+    "framework/topicstore/storage/": [f"{_DATABASES}::TestMemoryBlock"],
+}
+"""The tests that must find a change, by the file or the folder in which it is made."""
+
+_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_LEFT = (ast.FunctionDef, ast.ClassDef, ast.JoinedStr, ast.pattern)
+"""What is left as it is: functions within others have their turn by themselves."""
+
+
+def change_of(node: ast.AST) -> ast.expr | list[ast.stmt] | None:
+    """Return what stands in place of an expression or statement, or None if nothing does."""
+    match node:
+        case ast.Compare(left, [operator], right):
+            return ast.Compare(left, [_COMPARED[type(operator)]()], right)
+        case ast.BoolOp(operator, values):
+            return ast.BoolOp(ast.And() if isinstance(operator, ast.Or) else ast.Or(), values)
+        case ast.UnaryOp(ast.Not(), operand):
+            return operand
+        case ast.Constant(value) if type(value) is int:
+            return ast.Constant(value + 1)
+        case ast.Expr(ast.Call()) | ast.Raise() | ast.AugAssign():
+            return [ast.Pass()]
+        case ast.With(items, body) if all("lock" in ast.unparse(item) for item in items):
+            return body
+    return None
+
+
+def places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
+    """Yield each changeable place within functions: parent, field, and the index in the field if that is a list."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield from _within(node, ["body"])
+
+
+def _within(parent: ast.AST, fields: Sequence[str]) -> Iterator[tuple[ast.AST, str, int | None]]:
+    for field in fields:
+        value = getattr(parent, field)
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST) and not isinstance(child, _LEFT):
+                if change_of(child) is not None:
+                    yield parent, field, index
+                yield from _within(child, child._fields)
+
+
+def changed(source: str, number: int) -> tuple[ast.AST, str]:
+    """Return the tree of a source with one change, at whose place a file is made, and what the change is."""
+    tree = ast.parse(source)
+    parent, field, index = list(places(tree))[number]
+    value = getattr(parent, field)
+    node = value if index is None else value[index]
+    new = change_of(copy.deepcopy(node))
+    mark = f"open(__import__('os').environ[{REACHED!r}], 'w').close()"
+    if isinstance(new, list):
+        value[index : index + 1] = [*ast.parse(mark).body, *new]
+        told = "; ".join(ast.unparse(each) for each in new)
+    else:
+        told = ast.unparse(new)
+        marked = ast.Subscript(ast.Tuple([ast.parse(mark).body[0].value, new], ast.Load()), ast.Constant(1), ast.Load())
+        if index is None:
+            setattr(parent, field, marked)
+        else:
+            value[index] = marked
+    for each in ast.walk(tree):
+        ast.copy_location(each, node) if not hasattr(each, "lineno") else None
+    before = ast.unparse(node).splitlines()[0]
+    return ast.fix_missing_locations(tree), f"{node.lineno}: {before}  →  {told.splitlines()[0]}"
+
+
+def install() -> None:
+    """Import the file of this process's mutant with its change."""
+    number, _, path = os.environ[VARIABLE].partition(" ")
+    load = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, name: str) -> object:
+        if loader.path != path:
+            return load(loader, name)
+        return compile(changed(Path(path).read_text(), int(number))[0], path, "exec")
+
+    SourceFileLoader.get_code = get_code
+
+
+def outcome(path: Path, number: int, tests: list[str]) -> str:
+    """Run the tests over a change; return whether it was found, survived, or not reached."""
+    with tempfile.TemporaryDirectory() as directory:
+        reached = Path(directory, "reached")
+        environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", VARIABLE: f"{number} {path}"}
+        environment |= {REACHED: str(reached), "PYTHONPATH": str(HERE)}
+        command = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60 * MINUTES)
+        except subprocess.TimeoutExpired:
+            return "found"
+        return "found" if done.returncode else "survived" if reached.exists() else "not reached"
+
+
+def main(count: int, seed: int) -> None:
+    """Make changes until so many were reached, and print what became of them."""
+    files = {file: tests for of, tests in SUITES.items() for file in _files(ROOT / of)}
+    sites = [(file, number) for file in files for number, _ in enumerate(places(ast.parse(file.read_text())))]
+    random.Random(seed).shuffle(sites)
+    outcomes: list[str] = []
+    for file, number in sites:
+        if len(outcomes) == count:
+            break
+        became = outcome(file, number, files[file])
+        print(f"{became:<11}  {file.relative_to(ROOT)}:{changed(file.read_text(), number)[1]}", flush=True)
+        outcomes += [became] * (became != "not reached")
+    print(f"seed {seed}: {outcomes.count('found')} of {len(outcomes)} changes that were reached were found")
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
