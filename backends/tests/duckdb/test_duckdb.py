@@ -199,20 +199,6 @@ def test_rows_are_atomic_with_pairs(engine: DuckdbEngine) -> None:
     assert [1] == positions(engine)
 
 
-def test_rows_survive_and_go_on(tmp_path: Path) -> None:
-    """After a reopening they are there, and still go with their keys."""
-    engine = open_engine(tmp_path / "shard")
-    put_rows(engine, 1, 2, 3)
-    engine.close()
-    engine = open_engine(tmp_path / "shard", create=False)
-    put_rows(engine, 4)
-    batch = WriteBatch()
-    batch.delete_range(DATA, (1, 0, 0), (1, 0, 3))
-    engine.write(batch)
-    assert [3, 4] == positions(engine)
-    engine.close()
-
-
 def test_rows_of_wrong_kinds_are_refused(engine: DuckdbEngine) -> None:
     """In keyspaces of bytes, and under the name of a keyspace; and by engines without SQL."""
     for keyspace, name in ((META, "things"), (DATA, "state")):

@@ -34,7 +34,6 @@ from topicstore.contract.errors import (
     DatabaseClosedError,
     EngineError,
     LogDamagedError,
-    UnsupportedError,
 )
 from topicstore_conformance.backend.fixtures import remove
 from topicstore_conformance.faults.threads import PATIENCE, Beside, wait_until
@@ -164,22 +163,6 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
         LeveldbOptions(**options)
 
 
-def test_close_releases_lock_and_files_whoever_still_reads(tmp_path: Path) -> None:
-    """Scans and snapshots that are alive, and those dropped before."""
-    for opening in range(5):
-        engine = open_engine(tmp_path / "shard")
-        put(engine, DATA, numbered(500, 100))
-        scan, snapshot = engine.scan(DATA), engine.snapshot()
-        within = snapshot.scan(DATA)
-        kept = [next(scan), next(within), next(engine.scan(DATA, reverse=True))]
-        del snapshot
-        engine.close()
-        with pytest.raises(DatabaseClosedError):
-            next(within)
-        assert len(kept) == 3, opening
-        assert [] == open_files(tmp_path)
-
-
 def test_what_was_read_is_given_back(tmp_path: Path) -> None:
     """At the end of a scan, when it is closed or dropped, and when a snapshot is."""
     engine = open_engine(tmp_path / "shard")
@@ -285,16 +268,6 @@ def test_a_fork_leaves_what_a_reader_made_to_its_owner(tmp_path: Path) -> None:
     )
     done = run(program, tmp_path / "shard")
     assert (done.returncode, done.stdout) == (0, "True\nFalse\n"), done.stderr
-
-
-def test_what_is_not_declared_raises(tmp_path: Path) -> None:
-    """No checkpoints, no SQL."""
-    engine = open_engine(tmp_path / "shard")
-    with pytest.raises(UnsupportedError, match="checkpoint"):
-        engine.checkpoint(tmp_path / "copy")
-    with pytest.raises(UnsupportedError, match="sql"):
-        engine.sql("select 1")
-    engine.close()
 
 
 # --- ranges --------------------------------------------------------------------------

@@ -358,14 +358,6 @@ def newest_log(shard: Path) -> Path:
     return max(log for log in files(shard, ".log") if log.stat().st_size)
 
 
-def test_a_killed_process_loses_nothing(crashed: Path, tmp_path: Path) -> None:
-    """Every batch is in the log when write returns, without sync."""
-    shard = shutil.copytree(crashed, tmp_path / "shard")
-    engine = open_engine(shard)
-    assert set(range(300)) == whole_batches(engine)
-    engine.close()
-
-
 def lose_the_tail(shard: Path, left: int) -> None:
     """Keep the first ``left`` bytes of all logs together, as power loss does that cuts what was not synced."""
     for log in files(shard, ".log"):

@@ -169,13 +169,15 @@ class Unsupported(Fixtures):
 
     @requires("sql", "persistent")
     def test_rows_are_there_after_reopening(self, backend: Backend, shard: Path) -> None:
-        """Rows are part of their batch: after close and open they are there with what was put beside them."""
+        """Rows of a batch are there after close and open, with what is put then, and go with the range they are in."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put_rows(engine, rows(1, 0, 3))
         engine.close()
         engine = backend.open_shard(shard, KEYSPACES, create=False)
         put_rows(engine, rows(1, 3, 3))
         assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 6}]
+        remove(engine, DATA, (1, 0, 0), (1, 0, 2))
+        assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 4}]
         engine.close()
 
     # --- other processes ---
