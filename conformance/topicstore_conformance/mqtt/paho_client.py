@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -43,6 +43,7 @@ class PahoClient:
         clean: bool = True,
         expiry: int = 0,
         keep_alive: int = 60,
+        transport: Literal["tcp", "websockets"] = "tcp",
         prepared: Callable[[paho.Client], object] | None = None,
         **values: Any,
     ) -> None:
@@ -59,6 +60,7 @@ class PahoClient:
             CallbackAPIVersion.VERSION2,
             client_id,
             protocol=MQTTProtocolVersion(version),
+            transport=transport,
             reconnect_on_failure=False,
             **options,
         )
@@ -105,6 +107,12 @@ class PahoClient:
         self.wait(lambda: number in self._answers or self.disconnect is not None, what)
         assert number in self._answers, f"the connection ended with {self.disconnect} instead of {what}"
         return self._answers.pop(number)
+
+    @property
+    def answer(self) -> int:
+        """The reason code of the CONNACK."""
+        assert self.connack is not None, f"the connection ended with {self.disconnect}"
+        return int(self.connack[1].value)
 
     @property
     def present(self) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Self
+from typing import Any, Self
 
 from topicstore_conformance.faults.threads import PATIENCE
 
 from . import wire
 from .wire import Packet, Value
 
-__all__ = ["RawClient"]
+__all__ = ["NEVER", "RawClient"]
+
+NEVER = 0xFFFFFFFF
+"""The session expiry interval of a session that stays."""
 
 
 class RawClient:
@@ -65,20 +68,26 @@ class RawClient:
         """Return the next packets, which must be PUBLISH."""
         return [self.expect("PUBLISH") for _ in range(count)]
 
-    def ended(self) -> Packet | None:
-        """Read until the server has closed the connection; return the last packet, None if there was none."""
+    def ended(self) -> Any:
+        """Read until the server has closed the connection; return the last `Packet`, None if there was none."""
         last = None
         while (packet := self.receive()) is not None:
             last = packet
         return last
+
+    def farewell(self) -> tuple[str, int] | None:
+        """Read as `ended` does; return the type and the reason code of the last packet, None if there was none."""
+        return None if (last := self.ended()) is None else (last.kind, last.reason)
 
     def next_id(self) -> int:
         """Return a packet id that wasn't used in this connection."""
         self._packet_id += 1
         return self._packet_id
 
-    def connect(self, client_id: str = "", **options: object) -> Packet:
-        """Send a CONNECT, return the CONNACK."""
+    def connect(self, client_id: str = "", *, keep: bool = False, **options: object) -> Packet:
+        """Send a CONNECT, return the CONNACK; with ``keep`` the session is resumed if it is there, and stays."""
+        if keep:
+            options = {"clean": False, **({"session_expiry_interval": NEVER} if self.version == 5 else {}), **options}
         self.send(wire.connect(client_id, version=self.version, **options))  # type: ignore[arg-type]
         return self.expect("CONNACK")
 
@@ -90,8 +99,8 @@ class RawClient:
         assert answer.packet_id == number
         return answer.reasons
 
-    def publish(self, topic: str, payload: bytes = b"", qos: int = 1, **options: object) -> Packet | None:
-        """Publish a message and do all that its QoS asks for; return the last answer, None for QoS 0.
+    def publish(self, topic: str, payload: bytes = b"", qos: int = 1, **options: object) -> Any:
+        """Publish a message and do all that its QoS asks for; return the last answer, a `Packet`, None for QoS 0.
 
         The answer must be the next packet, so a client that is subscribed to the topic can't use it.
         """

@@ -18,11 +18,6 @@ need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 
 
-def keep(version: int) -> dict[str, Any]:
-    """Return what a client says to have its session kept."""
-    return {"clean": False, **({"session_expiry_interval": 3_600} if version == 5 else {})}
-
-
 def settings(**values: Any) -> ServerSettings:
     return ServerSettings(durable_sessions=DurableSessionsSettings(**values))
 
@@ -32,7 +27,7 @@ def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, 
     """A client of MQTT 5 is told so; nothing of it is stored, and nothing of it is there when it comes back."""
     with Embedded(db, settings(enable=False)) as embedded:
         with embedded.client(version=version) as client:
-            answer = client.connect("c", **keep(version))
+            answer = client.connect("c", keep=True)
             assert not answer.present
             if version == 5:
                 assert answer.properties["session_expiry_interval"] == 0
@@ -42,7 +37,7 @@ def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, 
         with pytest.raises(ts.SessionNotFoundError):
             db.sessions["c"]
         with embedded.client(version=version) as client:
-            assert not client.connect("c", **keep(version)).present
+            assert not client.connect("c", keep=True).present
 
 
 def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -> None:
@@ -51,7 +46,7 @@ def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -
         other.connect("other")
         other.subscribe("will", options=1)
         with embedded.client() as client:
-            client.connect("c", will=Will(topic="will", payload=b"gone", qos=1), **keep(5))
+            client.connect("c", will=Will(topic="will", payload=b"gone", qos=1), keep=True)
         assert b"gone" == other.expect("PUBLISH").payload
 
 
@@ -59,14 +54,14 @@ def test_what_was_kept_ends_when_the_client_comes_to_sessions_that_are_not_durab
     """As after a clean start."""
     with Embedded(db) as embedded:
         with embedded.client() as client:
-            client.connect("c", **keep(5))
+            client.connect("c", keep=True)
             client.subscribe("a/#", options=1)
             client.leave()
         assert ["c"] == [info.client_id for info in db.sessions]
         off = DurableSessionsSettings(enable=False)
         embedded.do(embedded.server.reload(msgspec.structs.replace(embedded.server.settings, durable_sessions=off)))
         with embedded.client() as client:
-            assert not client.connect("c", **keep(5)).present
+            assert not client.connect("c", keep=True).present
             client.leave()
         assert [] == list(db.sessions)
 
@@ -78,7 +73,7 @@ def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
         before = embedded.server.settings
         mqtt = before.listeners["mqtt"]
         with embedded.client() as client:
-            client.connect("general", **keep(5))
+            client.connect("general", keep=True)
             assert 50 == batch_size(db, "general")
             changed = msgspec.structs.replace(
                 before,
@@ -88,7 +83,7 @@ def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
             reloaded = embedded.do(embedded.server.reload(changed))
             assert ("zones.away", "listeners.mqtt.zone") == reloaded.changed
             with embedded.client() as second:
-                assert second.connect("zoned", **keep(5)).properties["session_expiry_interval"] == 0
+                assert second.connect("zoned", keep=True).properties["session_expiry_interval"] == 0
                 assert 3 == batch_size(db, "zoned")
             client.ping()
 

@@ -18,12 +18,11 @@ from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
-from topicstore_conformance.mqtt.raw_client import RawClient
+from topicstore_conformance.mqtt.raw_client import NEVER, RawClient
 from topicstore_conformance.mqtt.serving import Serving, serving
 
 pytestmark = pytest.mark.slow
 
-NEVER = 0xFFFFFFFF
 MB = 1 << 20
 SETTINGS = """
 [limits]
@@ -311,9 +310,7 @@ def test_large_payloads(mqtt: Serving, noticing: Callable[[], None], name: str, 
         noticing()
         assert isinstance(most, int)
         writer.send(b"\x30" + wire.variable(most) + wire.binary("large") + b"\0")
-        last = writer.ended()
-        assert last is not None
-        assert (last.kind, last.reason) == ("DISCONNECT", 0x95)
+        assert writer.farewell() == ("DISCONNECT", 0x95)
 
 
 def test_a_large_packet_that_never_ends(mqtt: Serving, noticing: Callable[[], None]) -> None:
@@ -374,11 +371,9 @@ def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str
             assert client.expect("CONNACK").reason == 0
         noticing()
         staying = clients.enter_context(mqtt.client())
-        staying.connect(name, clean=False, session_expiry_interval=NEVER)
+        staying.connect(name, keep=True)
         for client in many:
-            last = client.ended()
-            assert last is not None
-            assert (last.kind, last.reason) == ("DISCONNECT", 0x8E)
+            assert client.farewell() == ("DISCONNECT", 0x8E)
         staying.ping()
 
 

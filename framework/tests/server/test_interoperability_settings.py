@@ -47,9 +47,7 @@ def test_a_topic_that_begins_with_a_dollar_may_be_published(embedded: Embedded, 
         reader.connect("reader")
         writer.connect("writer")
         reader.subscribe("#", "+/a")
-        answer = writer.publish("$any/a", b"")
-        assert answer is not None
-        assert answer.reason in (0, 0x10)
+        assert writer.publish("$any/a", b"").reason in (0, 0x10)
         writer.publish("end", b"end")
         assert reader.expect("PUBLISH").payload == b"end"
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from topicstore_conformance.conditions.directories import quick_directory
@@ -17,7 +16,6 @@ from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.serving import Serving, serving
 
-NEVER = 0xFFFFFFFF
 KILLS = tries(quick=5, full=30)
 BETWEEN = 400
 """How many messages have to be acknowledged, and how many received, from one kill to the next."""
@@ -86,7 +84,7 @@ class ExactPublisher:
 
     def resume(self, client: RawClient) -> None:
         """Connect, and send again what is under way."""
-        client.connect("writer", **kept(self._version))
+        client.connect("writer", keep=True)
         for number, payload in self.under_way.items():
             if payload is None:
                 client.send(wire.acknowledgement("PUBREL", number))
@@ -115,18 +113,13 @@ class ExactPublisher:
             del self.under_way[packet.packet_id]
 
 
-def kept(version: int) -> dict[str, Any]:
-    """Return the options of a CONNECT that opens or resumes a session which stays."""
-    return {"clean": False, **({"session_expiry_interval": NEVER} if version == 5 else {})}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [4, 5])
 def test_quality_2_is_stored_once(server: Serving, version: int) -> None:
     """After whatever packet of the exchange the server is killed."""
     source, publisher = random.Random(version), ExactPublisher(server, version)
     with server.client(version=version) as reader:
-        reader.connect("reader", **kept(version))
+        reader.connect("reader", keep=True)
         reader.subscribe("once", options=2)
         reader.leave()
     for _ in range(tries(quick=2, full=15)):
@@ -141,7 +134,7 @@ def test_quality_2_is_stored_once(server: Serving, version: int) -> None:
         while publisher.under_way:
             publisher.answered(client)
     with server.client(version=version) as reader:
-        assert reader.connect("reader", **kept(version)).present
+        assert reader.connect("reader", keep=True).present
         found: list[int] = []
         while len(found) < publisher.published:
             packet = reader.receive()
@@ -155,7 +148,7 @@ def test_quality_2_is_stored_once(server: Serving, version: int) -> None:
 def test_what_was_acknowledged_is_there(server: Serving) -> None:
     """After 50,000 acknowledged publishes and a SIGKILL at once, a session gets all of them, in order."""
     with server.client() as reader:
-        reader.connect("reader", clean=False, session_expiry_interval=NEVER)
+        reader.connect("reader", keep=True)
         reader.subscribe("log/#", options=1)
         reader.leave()
     with server.client() as writer:
@@ -167,7 +160,7 @@ def test_what_was_acknowledged_is_there(server: Serving) -> None:
         server.kill()
     server.start()
     with server.client() as reader:
-        assert reader.connect("reader", clean=False, session_expiry_interval=NEVER).present
+        assert reader.connect("reader", keep=True).present
         found = []
         while len(found) < ACKNOWLEDGED:
             packet = reader.expect("PUBLISH")

@@ -16,10 +16,10 @@ import pytest
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.raw_client import NEVER
 from topicstore_conformance.mqtt.serving import Serving, serving
 
 HERE = Path(__file__).parent
-NEVER = 0xFFFFFFFF
 both = pytest.mark.parametrize("version", [4, 5])
 EACH = [(f"{qos}", b"\xc3\xa9%d" % qos, qos) for qos in (0, 1, 2)]
 """What each client publishes to itself: the last topic level, payload and QoS."""
@@ -137,7 +137,7 @@ def test_mosquitto_sub_replays(mqtt: Serving, name: str, version: str) -> None:
     """By a topic, which needs no properties; what was stored for a session is there for everybody."""
     publish, subscribe = tool("mosquitto_pub"), tool("mosquitto_sub")
     with mqtt.client() as client:
-        client.connect(f"{name}-archive", clean=False, session_expiry_interval=NEVER)
+        client.connect(f"{name}-archive", keep=True)
         client.subscribe(f"{name}/#", options=1)
     common = ["-p", str(mqtt.port), "-V", version]
     for number in range(5):
@@ -182,7 +182,7 @@ def test_paho_replays_by_a_user_property(mqtt: Serving, name: str) -> None:
     from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 
     with mqtt.client() as client, PahoClient(mqtt.port) as reader:
-        client.connect(f"{name}-archive", clean=False, session_expiry_interval=NEVER)
+        client.connect(f"{name}-archive", keep=True)
         client.subscribe(f"{name}/#", options=1)
         for number in range(5):
             client.send(wire.publish(f"{name}/log", b"%d" % number, qos=1, packet_id=number + 1))

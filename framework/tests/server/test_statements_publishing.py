@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.raw_client import NEVER
 from topicstore_conformance.mqtt.statements import statement
 
-NEVER = 0xFFFFFFFF
 AS_PUBLISHED = 8
 """The subscription option Retain As Published."""
 both = pytest.mark.parametrize("version", [4, 5])
-
-
-def kept(version: int) -> dict[str, object]:
-    """Return the options of a CONNECT that opens or resumes a session which stays."""
-    return {"version": version, "clean": False, **({"session_expiry_interval": NEVER} if version == 5 else {})}
 
 
 @both
@@ -75,12 +70,12 @@ def test_quality_2_comes_once_until_it_is_released(connect, name: str, version: 
 @statement("4.3.3-10", "3.1.2-5")
 def test_quality_2_comes_once_over_connections(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     """The packet ids that were not released are a part of the session."""
-    reader, writer = connect(version=version), connect(name, **kept(version))
+    reader, writer = connect(version=version), connect(name, version=version, keep=True)
     reader.subscribe(f"{name}/#", options=0)
     writer.send(wire.publish(f"{name}/x", b"x", qos=2, packet_id=7, version=version))
     writer.expect("PUBREC")
     writer.close()
-    writer = connect(name, **kept(version))
+    writer = connect(name, version=version, keep=True)
     writer.send(wire.publish(f"{name}/x", b"x", qos=2, packet_id=7, dup=True, version=version))
     writer.expect("PUBREC")
     writer.send(wire.acknowledgement("PUBREL", 7))
@@ -93,7 +88,7 @@ def test_quality_2_comes_once_over_connections(connect, name: str, version: int)
 @statement("4.4.0-1", "3.3.1-1", "4.3.2-3", "4.3.3-3", "4.3.3-5", "4.3.3-6", "4.6.0-1", "3.6.2-1", "2.2.1-4")
 def test_what_was_not_acknowledged_is_sent_again(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     """In its order, with the same packet ids, marked; a PUBREL instead of what was received already."""
-    reader, writer = connect(name, **kept(version)), connect(version=version)
+    reader, writer = connect(name, version=version, keep=True), connect(version=version)
     reader.subscribe(name, options=2)
     for number, qos in enumerate((1, 2, 2, 1)):
         writer.publish(name, b"%d" % number, qos)
@@ -104,7 +99,7 @@ def test_what_was_not_acknowledged_is_sent_again(connect, name: str, version: in
     reader.acknowledge(first[3])
     reader.ping()
     reader.close()
-    reader = connect(name, **kept(version))
+    reader = connect(name, version=version, keep=True)
     again = [reader.receive() for _ in range(3)]
     found = [(packet.kind, packet.packet_id, packet.payload, packet.dup) for packet in again]
     assert sorted(found) == sorted(
@@ -120,7 +115,7 @@ def test_what_was_not_acknowledged_is_sent_again(connect, name: str, version: in
 
 @statement("4.4.0-2", "4.3.3-4")
 def test_what_was_refused_is_not_sent_again(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    reader, writer = connect(name, **kept(5)), connect()
+    reader, writer = connect(name, keep=True), connect()
     reader.subscribe(name, options=2)
     writer.publish(name, b"1", 1)
     writer.publish(name, b"2", 2)
@@ -129,7 +124,7 @@ def test_what_was_refused_is_not_sent_again(connect, name: str) -> None:  # type
     reader.send(wire.acknowledgement("PUBREC", two.packet_id, 0x80))
     reader.ping()
     reader.close()
-    reader = connect(name, **kept(5))
+    reader = connect(name, keep=True)
     writer.publish(name, b"3", 1)
     assert reader.expect("PUBLISH").payload == b"3"
 
@@ -156,13 +151,12 @@ def test_what_comes_together_with_a_disconnect_is_published(connect, name: str, 
 def test_what_is_acknowledged_together_with_a_disconnect_does_not_come_again(  # type: ignore[no-untyped-def]
     connect, name: str, version: int
 ) -> None:
-    kept = {"clean": False, **({"session_expiry_interval": 1_000} if version == 5 else {})}
-    reader, writer = connect(name, version=version, **kept), connect(version=version)
+    reader, writer = connect(name, version=version, keep=True), connect(version=version)
     reader.subscribe(name, options=1)
     writer.publish(name, b"x")
     reader.send(wire.acknowledgement("PUBACK", reader.expect("PUBLISH").packet_id), wire.disconnect(version=version))
     reader.ended()
-    reader = connect(name, version=version, **kept)
+    reader = connect(name, version=version, keep=True)
     assert reader.connack.present
     reader.ping()
 
@@ -259,7 +253,7 @@ def test_properties_go_on_unaltered(connect, name: str, qos: int) -> None:  # ty
 
 @statement("3.3.2-6")
 def test_an_expiry_is_sent_on_with_what_is_left(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    connect(name, **kept(5)).subscribe(name, options=1)
+    connect(name, keep=True).subscribe(name, options=1)
     writer = connect()
     writer.publish(name, b"x", 1, message_expiry_interval=10_000)
     watcher = connect()
@@ -267,13 +261,13 @@ def test_an_expiry_is_sent_on_with_what_is_left(connect, name: str) -> None:  # 
     will = wire.Will(topic=f"{name}/later", properties={"will_delay_interval": 2})
     connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
     watcher.expect("PUBLISH")  # two seconds have passed by the server's clock
-    left = connect(name, **kept(5)).expect("PUBLISH").properties["message_expiry_interval"]
+    left = connect(name, keep=True).expect("PUBLISH").properties["message_expiry_interval"]
     assert 0 < left <= 9_998
 
 
 @statement("3.3.2-5")
 def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    away = connect(name, **kept(5))
+    away = connect(name, keep=True)
     away.subscribe(f"{name}/#", options=1)
     away.leave()  # what was sent doesn't expire
     writer = connect()
@@ -284,7 +278,7 @@ def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: igno
     will = wire.Will(topic=f"later/{name}", properties={"will_delay_interval": 2})
     connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
     watcher.expect("PUBLISH")
-    assert connect(name, **kept(5)).expect("PUBLISH").topic == f"{name}/long"
+    assert connect(name, keep=True).expect("PUBLISH").topic == f"{name}/long"
 
 
 @statement("4.3.3-13", "4.3.3-7")
@@ -319,8 +313,7 @@ def test_topic_aliases_of_a_publisher(connect, name: str) -> None:  # type: igno
     assert topics == [f"{name}/1"] * 2 + [f"{name}/{most}"] * 2 + [f"{name}/new"] * 2
     other = connect()
     other.send(wire.publish("", topic_alias=1))
-    last = other.ended()
-    assert (last.kind, last.reason) == ("DISCONNECT", 0x82)
+    assert other.farewell() == ("DISCONNECT", 0x82)
 
 
 @statement("3.3.2-8", "3.2.2-17")
@@ -376,8 +369,7 @@ def test_what_is_too_large_for_the_server_ends_the_connection(connect) -> None: 
     most = client.connack.properties.get("maximum_packet_size", 268_435_460)
     client.send(b"\x30" + wire.variable(most + 1 if most < 268_435_455 else 268_435_455) + b"\x00\x01a\x00")
     if most < 268_435_455:
-        last = client.ended()
-        assert (last.kind, last.reason) == ("DISCONNECT", 0x95)
+        assert client.farewell() == ("DISCONNECT", 0x95)
 
 
 @statement("3.3.4-9", "3.3.4-10", "4.9.0-1", "4.9.0-2", "4.9.0-3")
@@ -411,8 +403,7 @@ def test_the_receive_maximum_of_the_server(connect, name: str) -> None:  # type:
     most = client.connack.properties.get("receive_maximum", 65_535)
     client.send(*[wire.publish(name, qos=2, packet_id=number) for number in range(1, min(most + 2, 65_536))])
     if most < 65_535:
-        last = client.ended()
-        assert (last.kind, last.reason) == ("DISCONNECT", 0x93)
+        assert client.farewell() == ("DISCONNECT", 0x93)
 
 
 @both

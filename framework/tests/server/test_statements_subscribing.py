@@ -7,17 +7,11 @@ from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.statements import statement
 
-NEVER = 0xFFFFFFFF
 NO_LOCAL, ONLY_IF_NEW, NO_RETAINED = 4, 0x10, 0x20
 """Subscription options (section 3.8.3.1)."""
 both = pytest.mark.parametrize("version", [4, 5])
 BAD_FILTERS = ["a#", "a/#/b", "#/a", "a+", "+a/b", "a/b+/c", "", "a/\0", "##", "a/##"]
 BAD_SHARES = ["$share/", "$share//a", "$share/g", "$share/g/", "$share/+/a", "$share/a#/a"]
-
-
-def kept(version: int) -> dict[str, object]:
-    """Return the options of a CONNECT that opens or resumes a session which stays."""
-    return {"version": version, "clean": False, **({"session_expiry_interval": NEVER} if version == 5 else {})}
 
 
 def until(client: RawClient, payload: bytes) -> list[wire.Packet]:
@@ -95,14 +89,14 @@ def test_filters_are_removed_character_by_character(connect, name: str, version:
 @both
 @statement("3.10.4-3")
 def test_what_was_begun_is_delivered_after_unsubscribing(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    client, writer = connect(name, **kept(version)), connect(version=version)
+    client, writer = connect(name, version=version, keep=True), connect(version=version)
     client.subscribe(name, options=2)
     writer.publish(name, b"x", 2)
     first = client.expect("PUBLISH")
     client.send(wire.unsubscribe(9, [name], version=version))
     client.expect("UNSUBACK")
     client.close()
-    client = connect(name, **kept(version))
+    client = connect(name, version=version, keep=True)
     again = client.expect("PUBLISH")
     assert (again.packet_id, again.payload, again.dup) == (first.packet_id, b"x", True)
     client.acknowledge(again)
@@ -215,7 +209,7 @@ def _shared(member: RawClient, qos: int) -> list[int]:
 @statement("4.8.2-4")
 def test_a_member_gets_the_rest_of_its_message(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     """A message of QoS 2 that was begun for a member is finished for it, though others of its group are there."""
-    first, writer = connect(f"{name}-1", **kept(version)), connect(version=version)
+    first, writer = connect(f"{name}-1", version=version, keep=True), connect(version=version)
     first.subscribe(f"$share/group/{name}", options=2)
     writer.publish(name, b"x", 2)
     begun = first.expect("PUBLISH")
@@ -224,7 +218,7 @@ def test_a_member_gets_the_rest_of_its_message(connect, name: str, version: int)
     first.send(wire.acknowledgement("PUBREC", begun.packet_id))
     first.expect("PUBREL")
     first.close()
-    first = connect(f"{name}-1", **kept(version))
+    first = connect(f"{name}-1", version=version, keep=True)
     assert first.expect("PUBREL").packet_id == begun.packet_id
     first.send(wire.acknowledgement("PUBCOMP", begun.packet_id))
     first.ping()
