@@ -377,19 +377,6 @@ def test_a_client_id_may_be_empty(version: int) -> None:
         assert encoding.connack(found.version, found.reason) == b"\x20\2\0\2"
 
 
-PAIRS = [("b", "1"), ("a", "2"), ("b", "3"), ("a", "2"), ("", "")]
-
-
-@statement("3.1.3-10", "3.3.2-18")
-def test_user_properties_keep_their_order() -> None:
-    will = wire.Will(topic="a", properties={"user_property": PAIRS})  # type: ignore[dict-item]
-    packet = read(5, wire.connect("me", will=will))
-    assert packet.will.properties.user_properties == tuple(PAIRS)
-    message, _, _ = read(5, wire.publish("a", user_property=PAIRS))
-    assert message.properties.user_properties == tuple(PAIRS)
-    assert sent(5, encoding.publish(5, Publish(0, message, 0), "a", 0)).properties == {"user_property": PAIRS}
-
-
 @statement("3.1.4-1", "3.1.1: 3.1.4-1", "3.1.1: 3.2.2-6")
 def test_a_connect_that_breaks_the_rules_is_answered_as_its_version_says() -> None:
     """With a CONNACK in MQTT 5, and with nothing in MQTT 3.1.1."""
@@ -536,29 +523,6 @@ def test_a_response_topic_has_no_wildcard(topic: str) -> None:
     refused(5, wire.publish("a", b"x", response_topic=topic), PROTOCOL_ERROR)
     will = wire.Will(topic="a", properties={"response_topic": topic})
     assert refused(5, wire.connect("me", will=will), PROTOCOL_ERROR).version == 5
-
-
-@statement("3.3.2-4", "3.3.2-15", "3.3.2-16", "3.3.2-17", "3.3.2-20")
-def test_what_a_message_says_of_itself_is_unaltered() -> None:
-    values: dict[str, Any] = {
-        "payload_format_indicator": 1,
-        "content_type": "text/plain; é",
-        "response_topic": "back/here",
-        "correlation_data": bytes(range(256)),
-        "user_property": PAIRS,
-    }
-    for part in ({name: value} for name, value in values.items()):
-        message, _, _ = read(5, wire.publish("a", b"x", **part))
-        assert sent(5, encoding.publish(5, Publish(0, message, 0), "a", 0)).properties == part
-    message, _, _ = read(5, wire.publish("a", b"x", **values))
-    assert sent(5, encoding.publish(5, Publish(0, message, 0), "a", 0)).properties == values
-
-
-@statement("3.3.4-3", "3.3.4-4")
-def test_subscription_identifiers_are_all_sent() -> None:
-    identifiers = (5, 268_435_455, 128, 5)
-    packet = encoding.publish(5, Publish(0, ts.Message("a", b""), 0, subscription_identifiers=identifiers), "a", 0)
-    assert sent(5, packet).properties == {"subscription_identifier": list(identifiers)}
 
 
 @statement("3.3.4-6")
