@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
-from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.raw_client import NEVER
 from topicstore_conformance.mqtt.serving import Serving, serving
 
@@ -23,6 +22,7 @@ HERE = Path(__file__).parent
 both = pytest.mark.parametrize("version", [4, 5])
 EACH = [(f"{qos}", b"\xc3\xa9%d" % qos, qos) for qos in (0, 1, 2)]
 """What each client publishes to itself: the last topic level, payload and QoS."""
+PAIRS = [("b", "2"), ("a", "1"), ("b", "2"), ("水", "é")]
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +85,23 @@ def test_gmqtt(mqtt: Serving, name: str, version: int) -> None:
         found: list[tuple[str, bytes, int]] = []
         subscribed, all_there = asyncio.Event(), asyncio.Event()
 
-        def received(_client: Any, topic: str, payload: bytes, qos: int, _values: Any) -> int:
+        def received(_client: Any, topic: str, payload: bytes, qos: int, values: dict[str, Any]) -> int:
             found.append((topic.rpartition("/")[2], payload, qos))
+            if version == 5:
+                assert (values["content_type"], values["user_property"]) == (["text/plain"], PAIRS)
             if len(found) == len(EACH):
                 all_there.set()
             return 0
 
-        client = gmqtt.Client(f"{name}-gmqtt")
+        will = gmqtt.Message(f"{name}-will", b"gone", 2, True, will_delay_interval=30, content_type="text/plain")
+        client = gmqtt.Client(f"{name}-gmqtt", will_message=will)
         client.on_message = received
         client.on_subscribe = lambda *_: subscribed.set()
         await client.connect("127.0.0.1", mqtt.port, version=MQTTv50 if version == 5 else MQTTv311)
         client.subscribe(f"{name}/#", qos=2)
         await asyncio.wait_for(subscribed.wait(), PATIENCE)
         for level, payload, qos in EACH:
-            client.publish(f"{name}/{level}", payload, qos=qos)
+            client.publish(f"{name}/{level}", payload, qos=qos, content_type="text/plain", user_property=PAIRS)
         await asyncio.wait_for(all_there.wait(), PATIENCE)
         await client.disconnect()
         return found
@@ -109,14 +112,29 @@ def test_gmqtt(mqtt: Serving, name: str, version: int) -> None:
 @both
 def test_paho(mqtt: Serving, name: str, version: int) -> None:
     need("paho", "paho-mqtt")
-    from topicstore_conformance.mqtt.paho_client import PahoClient
+    from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 
-    with PahoClient(mqtt.port, version=version) as client:
-        assert client.subscribe(f"{name}/#", 2) == 2
+    def prepared(client: Any) -> None:
+        """Give the client a will, a name and a password."""
+        delay = properties("WILLMESSAGE", WillDelayInterval=30) if version == 5 else None
+        client.will_set(f"{name}-will", b"gone", 2, True, delay)
+        client.username_pw_set("user", "secret")
+
+    values = {"ContentType": "text/plain", "ResponseTopic": "answers", "CorrelationData": b"\0\xff"}
+    sent = properties("PUBLISH", PayloadFormatIndicator=1, **values) if version == 5 else None
+    for pair in PAIRS if version == 5 else ():
+        sent.UserProperty = pair
+    with PahoClient(mqtt.port, version=version, prepared=prepared) as client:
+        numbered = properties("SUBSCRIBE", SubscriptionIdentifier=7) if version == 5 else None
+        assert client.subscribe(f"{name}/#", 2, values=numbered) == 2
         for level, payload, qos in EACH:
-            client.publish(f"{name}/{level}", payload, qos)
+            client.publish(f"{name}/{level}", payload, qos, properties=sent)
         found = [(message.topic.rpartition("/")[2], message.payload, message.qos) for message in client.received(3)]
         assert sorted(found) == EACH
+        if version == 5:
+            expected = {**values, "UserProperty": PAIRS, "PayloadFormatIndicator": 1, "SubscriptionIdentifier": [7]}
+            for message in client.messages:
+                assert {one: getattr(message.properties, one) for one in expected} == expected
 
 
 @pytest.mark.parametrize("version", ["mqttv311", "mqttv5"])
@@ -175,22 +193,6 @@ notifications false
                 assert run(subscribe, *common, "-t", "here/theirs", "-C", "1", cwd=tmp_path) == "1\n"
             finally:
                 bridge.kill()
-
-
-def test_paho_replays_by_a_user_property(mqtt: Serving, name: str) -> None:
-    need("paho", "paho-mqtt")
-    from topicstore_conformance.mqtt.paho_client import PahoClient, properties
-
-    with mqtt.client() as client, PahoClient(mqtt.port) as reader:
-        client.connect(f"{name}-archive", keep=True)
-        client.subscribe(f"{name}/#", options=1)
-        for number in range(5):
-            client.send(wire.publish(f"{name}/log", b"%d" % number, qos=1, packet_id=number + 1))
-        while client.receive().packet_id != 5:  # type: ignore[union-attr]
-            pass
-        values = properties("SUBSCRIBE", UserProperty=("topicstore-start", "beginning"))
-        assert reader.subscribe(f"{name}/#", 1, values=values) == 1
-        assert reader.payloads(5) == ["0", "1", "2", "3", "4"]
 
 
 @both

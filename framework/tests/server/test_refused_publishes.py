@@ -17,9 +17,9 @@ need("memory")
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[Embedded]:
+def full(db: ts.Database) -> Iterator[Embedded]:
     """A server whose database holds as much as it may; a session, whose client is away, waits for two messages."""
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded:
+    with Embedded(db) as embedded:
         with PahoClient(embedded.port, "away", clean=False, expiry=3600) as client:
             client.subscribe("kept/#", 2)
         with PahoClient(embedded.port, "early") as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import topicstore as ts
@@ -18,9 +17,9 @@ HISTORY = [f"{number}" for number in range(10)]
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Embedded]:
+def embedded(db: ts.Database) -> Iterator[Embedded]:
     """A server whose database holds a history, and keeps what comes."""
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded:
+    with Embedded(db) as embedded:
         db.persistence.add("#")
         for payload in HISTORY:
             db.publish([ts.Message("log/a", payload.encode(), "past", 1)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,8 @@ need("memory")
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Embedded]:
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded:
+def embedded(db: ts.Database) -> Iterator[Embedded]:
+    with Embedded(db) as embedded:
         yield embedded
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import topicstore as ts
@@ -22,10 +21,10 @@ TOTAL = "$SYS/broker/connections/total"
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Embedded]:
+def embedded(db: ts.Database) -> Iterator[Embedded]:
     """A server that tells its figures as often as it looks."""
     settings = ServerSettings(protocol=ProtocolSettings(sys_interval=Duration(0.001), store_qos0=True))
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, settings) as embedded:
+    with Embedded(db, settings) as embedded:
         db.persistence.add("#")
         yield embedded
 
@@ -62,21 +61,6 @@ def test_they_are_stored_nowhere(embedded: Embedded) -> None:
             watcher.messages.clear()
     assert embedded.db.topics("#") == embedded.db.topics("$SYS/#") == []
     assert embedded.db.retained("$SYS/#") == []
-
-
-@both
-def test_a_wildcard_does_not_match_them(embedded: Embedded, version: int) -> None:
-    with (
-        PahoClient(embedded.port, "all", version=version) as everything,
-        PahoClient(embedded.port, "watcher") as watcher,
-    ):
-        everything.subscribe("#")
-        everything.subscribe("+/broker/#")
-        watcher.subscribe(CONNECTED)
-        with PahoClient(embedded.port, "other"):
-            watcher.wait(lambda: b"3" in [message.payload for message in watcher.messages], "the figure to change")
-        embedded.db.publish([ts.Message("a", b"last", "program", 1)])
-        assert everything.payloads(1) == ["last"]
 
 
 @both

@@ -1,0 +1,91 @@
+"""Settings of the protocol; those that the server's README has for a public suite of tests do what is said of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+import topicstore.server
+from topicstore.server.quantities import Duration
+from topicstore.server.settings import ProtocolSettings, ServerSettings
+from topicstore.server.settings_file import read_settings
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.mqtt.embedded import Embedded
+
+need("memory")
+README = Path(topicstore.server.__file__).parent / "README.md"
+both = pytest.mark.parametrize("version", [4, 5])
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ServerSettings:
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    return read_settings(file)
+
+
+@pytest.fixture
+def embedded(db: ts.Database, settings: ServerSettings) -> Iterator[Embedded]:
+    with Embedded(db, settings) as embedded:
+        yield embedded
+
+
+@both
+def test_one_filter_is_refused_with_0x80_and_no_other(embedded: Embedded, version: int) -> None:
+    with embedded.client(version=version) as client:
+        client.connect("me")
+        assert client.subscribe("test/nosubscribe", "#", "test/+", "$share/g/a/b", options=2) == (0x80, 2, 2, 2)
+
+
+@both
+def test_a_topic_that_begins_with_a_dollar_may_be_published(embedded: Embedded, version: int) -> None:
+    """And nobody gets it by a wildcard [MQTT-4.7.2-1]."""
+    with embedded.client(version=version) as reader, embedded.client(version=version) as writer:
+        reader.connect("reader")
+        writer.connect("writer")
+        reader.subscribe("#", "+/a")
+        assert writer.publish("$any/a", b"").reason in (0, 0x10)
+        writer.publish("end", b"end")
+        assert reader.expect("PUBLISH").payload == b"end"
+
+
+@pytest.mark.parametrize("asked", [0, 59, 60, 61, 120])
+def test_a_client_of_mqtt_5_is_told_to_speak_every_minute(embedded: Embedded, asked: int) -> None:
+    with embedded.client() as client:
+        told = client.connect("me", keep_alive=asked).properties.get("server_keep_alive")
+        assert told == (None if asked in (59, 60) else 60)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "asked", "told"),
+    [("a%u", 1, "answers/a%u/%a%u"), ("me", 0, None), ("x" * 65_535, 1, None)],  # the last is longer than any text
+    ids=["asked", "not asked", "too long"],
+)
+def test_a_client_that_asks_for_its_answers_is_told_where_they_go(
+    db: ts.Database, client_id: str, asked: int, told: str | None
+) -> None:
+    protocol = ProtocolSettings(response_information="answers/%c/%u%%c")
+    with Embedded(db, ServerSettings(protocol=protocol)) as embedded, embedded.client() as client:
+        connack = client.connect(client_id, request_response_information=asked)
+        assert (connack.reason, connack.properties.get("response_information")) == (0, told)
+
+
+def test_the_server_may_settle_keep_alive_and_expiry(db: ts.Database) -> None:
+    """A client of MQTT 5 is told what isn't as it asked."""
+    protocol = ProtocolSettings(max_keep_alive=Duration(30), max_session_expiry=Duration(100))
+    with Embedded(db, ServerSettings(protocol=protocol)) as embedded:
+        for version, keep_alive, asked, told in (
+            (5, 60, {"session_expiry_interval": 3600}, {"server_keep_alive": 30, "session_expiry_interval": 100}),
+            (5, 20, {"session_expiry_interval": 10}, {}),
+            (5, 20, {}, {"session_expiry_interval": 100}),
+            (4, 60, {}, {}),
+        ):
+            with embedded.client(version=version) as client:
+                found = client.connect("me", keep=True, keep_alive=keep_alive, **asked).properties
+                settled = {"server_keep_alive", "session_expiry_interval"} & set(found)
+                assert {name: found[name] for name in settled} == told
+                assert db.sessions["me"].expiry_interval == min(100, asked.get("session_expiry_interval", 100))
