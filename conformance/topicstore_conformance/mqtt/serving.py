@@ -26,12 +26,14 @@ __all__ = ["Serving", "serving"]
 class Serving:
     """A server over the database ``path``, which is made if it isn't there. It runs from `start` on.
 
-    path:      the database's directory.
+    path:      the database's directory; None: the one that the settings name.
     arguments: what else stands in the command.
+    listen:    whether it listens on `port`, and not where the settings say.
+    options:   those of `subprocess.Popen`, such as ``cwd`` and ``env``.
     """
 
-    def __init__(self, path: Path, *arguments: str) -> None:
-        self.path, self.arguments = path, arguments
+    def __init__(self, path: Path | None, *arguments: str, listen: bool = True, **options: Any) -> None:
+        self.path, self.arguments, self._listen, self._options = path, arguments, listen, options
         self._held, self.port = hold_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,14 +42,19 @@ class Serving:
 
     def command(self) -> list[str]:
         """Return the command that starts the server."""
-        listen = ["--listen", f"127.0.0.1:{self.port}"]
-        return [sys.executable, "-m", "topicstore.cli", "serve", str(self.path), *listen, *self.arguments]
+        path = [] if self.path is None else [str(self.path)]
+        listen = ["--listen", f"127.0.0.1:{self.port}"] if self._listen else []
+        return [sys.executable, "-m", "topicstore.cli", "serve", *path, *listen, *self.arguments]
 
     def start(self) -> None:
         """Start the server, and return when it serves."""
         assert self._process is None, "the server runs already"
         self._process = process = subprocess.Popen(
-            [*self.command(), "--print-ready"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log
+            [*self.command(), "--print-ready"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            **self._options,
         )
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -69,10 +76,20 @@ class Serving:
         """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was killed or stopped here, and not started again."""
+        return self._process is None
+
     def log(self) -> str:
         """Return what the server has written to standard error, over all times that it ran."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill the process with SIGKILL."""
@@ -118,13 +135,13 @@ class Serving:
 
 
 @contextmanager
-def serving(path: Path, *arguments: str) -> Iterator[Serving]:
-    """Serve a database, beside the body of a ``with`` statement. The server has to be alive at its end."""
-    server = Serving(path, *arguments)
+def serving(path: Path | None, *arguments: str, listen: bool = True, **options: Any) -> Iterator[Serving]:
+    """Serve a database, beside the body of a ``with`` statement. The server has to be alive at its end, or stopped."""
+    server = Serving(path, *arguments, listen=listen, **options)
     try:
         server.start()
         yield server
-        assert server.alive, f"the server has ended: {server.log()}"
+        assert server.alive or server.stopped, f"the server has ended: {server.log()}"
     except BaseException as error:
         error.add_note(f"The server's log:\n{server.log()[-4_000:]}")
         raise

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
-import ipaddress
 import logging
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,19 +22,9 @@ from websockets.asyncio.client import connect as websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Origin, Subprotocol
 
-cryptography = pytest.importorskip("cryptography", reason="needs cryptography: pip install cryptography")
-from cryptography import x509  # noqa: E402 - after the question whether it is there
-from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
-from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
-
-PATIENCE = 60.0
-"""Seconds after which a test hangs and fails; nothing is measured by it."""
+trustme = pytest.importorskip("trustme", reason="needs trustme: pip install trustme")
+pytestmark = pytest.mark.anyio
 MQTT = [Subprotocol("mqtt")]
-LOOPS: list[Any] = [pytest.param(None, id="asyncio")]
-with contextlib.suppress(ImportError):
-    import uvloop
-
-    LOOPS.append(pytest.param(uvloop.new_event_loop, id="uvloop"))
 
 
 class Echo(asyncio.Protocol):
@@ -98,27 +86,21 @@ class Echoes:
         return Address(listener.addresses[0]).port
 
 
-Test = Callable[[Echoes], Awaitable[None]]
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """The event loop that a test runs in."""
+    if request.param:
+        pytest.importorskip("uvloop", reason='needs uvloop: pip install "topicstore[server]"')
+    return "asyncio", {"use_uvloop": request.param}
 
 
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
-    """Run a test's coroutine in an event loop of a kind, and stop its listeners."""
-
-    async def whole(test: Test) -> None:
-        echoes = Echoes()
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await test(echoes)
-        finally:
-            for listener in echoes.listeners:
-                listener.stop()
-
-    def start(test: Test) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(whole(test))
-
-    return start
+@pytest.fixture
+async def echoes() -> AsyncIterator[Echoes]:
+    """Listeners of a test, which are stopped at its end."""
+    found = Echoes()
+    yield found
+    for listener in found.listeners:
+        listener.stop()
 
 
 # --- certificates ---
@@ -127,59 +109,17 @@ def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
 class Authority:
     """An authority that signs certificates into a folder."""
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
-        self.folder, self.name = folder, name
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        certificate = self._signed(self.subject, self.key, x509.BasicConstraints(ca=True, path_length=None))
-        self.path = folder / f"{name}.pem"
-        self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._signs = folder, trustme.CA()
+        self.path = folder / "authority.pem"
+        self._signs.cert_pem.write_to_path(self.path)
 
-    def _signed(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, constraints: x509.BasicConstraints
-    ) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC)
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        usage = x509.KeyUsage(
-            digital_signature=True,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            key_cert_sign=constraints.ca,
-            crl_sign=constraints.ca,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(constraints, critical=True)
-            .add_extension(usage, critical=True)
-            .add_extension(names, critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
-            .sign(self.key, hashes.SHA256())
-        )
-
-    def sign(self, file: str, *common_names: str, passphrase: bytes | None = None) -> tuple[Path, Path]:
+    def sign(self, file: str, common_name: str | None = None) -> tuple[Path, Path]:
         """Write a certificate and its key; return their paths."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name) for name in common_names])
-        certificate = self._signed(subject, key, x509.BasicConstraints(ca=False, path_length=None))
+        signed = self._signs.issue_cert("127.0.0.1", common_name=common_name)
         paths = self.folder / f"{file}.pem", self.folder / f"{file}.key"
-        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
-        if passphrase is not None:
-            encryption = serialization.BestAvailableEncryption(passphrase)
-        paths[1].write_bytes(
-            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
-        )
+        signed.cert_chain_pems[0].write_to_path(paths[0])
+        signed.private_key_pem.write_to_path(paths[1])
         return paths
 
     def trusting(self, *own: tuple[Path, Path]) -> ssl.SSLContext:
@@ -218,58 +158,31 @@ async def echoed(port: int, context: ssl.SSLContext | None = None, data: bytes =
 # --- TCP ---
 
 
-def test_a_connection_knows_where_it_comes_from(run: Callable[[Test], None]) -> None:
+async def test_a_connection_knows_where_it_comes_from(echoes: Echoes) -> None:
     """Its listener, its address, and that it is of this machine."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(name="hall")
-        async with stream(port) as (reader, writer):
-            writer.write(b"hello")
-            assert b"hello" == await reader.readexactly(5)
-            echo = await echoes.made.get()
-            mine = writer.get_extra_info("sockname")
-            assert (
-                Peer(
-                    via=Via(name="hall", scheme="mqtt", certificate_users=False),
-                    address=f"127.0.0.1:{mine[1]}",
-                    loopback=True,
-                    certificate_name=None,
-                )
-                == echo.peer
-            )
-        assert await echo.lost is None
-
-    run(test)
+    port = await echoes.listen(name="hall")
+    async with stream(port) as (reader, writer):
+        writer.write(b"hello")
+        assert b"hello" == await reader.readexactly(5)
+        echo = await echoes.made.get()
+        mine = writer.get_extra_info("sockname")
+        via = Via(name="hall", scheme="mqtt", certificate_users=False)
+        assert Peer(via=via, address=f"127.0.0.1:{mine[1]}", loopback=True, certificate_name=None) == echo.peer
+    assert await echo.lost is None
 
 
-def test_an_address_in_use_is_an_error(run: Callable[[Test], None]) -> None:
-    """That says which."""
-
-    async def test(echoes: Echoes) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(ListenError, match=rf"can't listen on 127\.0\.0\.1:{port}: .*[Aa]ddress already in use"):
-                await listen("mqtt", ListenerSettings(listen=Address(f"127.0.0.1:{port}")), Limits(), echoes.connect)
-
-    run(test)
-
-
-def test_a_stopped_listener_accepts_no_more_and_keeps_what_is_there(run: Callable[[Test], None]) -> None:
+async def test_a_stopped_listener_accepts_no_more_and_keeps_what_is_there(echoes: Echoes) -> None:
     """As a server that ends in order needs it."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen()
-        async with stream(port) as (reader, writer):
-            await echoes.made.get()
-            echoes.listeners[0].stop()
-            assert [] == echoes.listeners[0].addresses
-            await asyncio.sleep(0)  # the loop closes the socket at its next turn
-            with pytest.raises(ConnectionError):
-                await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"still")
-            assert b"still" == await reader.readexactly(5)
-
-    run(test)
+    port = await echoes.listen()
+    async with stream(port) as (reader, writer):
+        await echoes.made.get()
+        echoes.listeners[0].stop()
+        assert [] == echoes.listeners[0].addresses
+        await asyncio.sleep(0)  # the loop closes the socket at its next turn
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"still")
+        assert b"still" == await reader.readexactly(5)
 
 
 # --- TLS ---
@@ -279,73 +192,69 @@ def tls(files: tuple[Path, Path], **more: Any) -> TlsSettings:
     return TlsSettings(certificate=files[0], key=files[1], **more)
 
 
-def test_tls_with_a_certificate(run: Callable[[Test], None], authority: Authority) -> None:
+async def test_tls_with_a_certificate(echoes: Echoes, authority: Authority) -> None:
     """A client that trusts its authority gets through; one that doesn't speak TLS or an old one doesn't."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(tls=tls(authority.sign("server", "server")))
-        assert b"hello" == await echoed(port, authority.trusting())
-        assert "mqtts" == (await echoes.made.get()).via.scheme
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await echoed(port, ssl.create_default_context())
-        async with stream(port) as (reader, writer):
-            writer.write(b"\x10\x10 this is no TLS")
-            with contextlib.suppress(OSError):
-                assert b"\x10" != (await reader.read(100))[:1]
-
-    run(test)
+    port = await echoes.listen(tls=tls(authority.sign("server", "server")))
+    assert b"hello" == await echoed(port, authority.trusting())
+    assert "mqtts" == (await echoes.made.get()).via.scheme
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await echoed(port, ssl.create_default_context())
+    async with stream(port) as (reader, writer):
+        writer.write(b"\x10\x10 this is no TLS")
+        with contextlib.suppress(OSError):
+            assert b"\x10" != (await reader.read(100))[:1]
 
 
-def test_the_lowest_version_can_be_settled(run: Callable[[Test], None], authority: Authority) -> None:
+async def test_the_lowest_version_can_be_settled(echoes: Echoes, authority: Authority) -> None:
     """A client that knows only TLS 1.2 doesn't get in where 1.3 is wanted."""
-
-    async def test(echoes: Echoes) -> None:
-        files = authority.sign("server", "server")
-        old = authority.trusting()
-        old.maximum_version = ssl.TLSVersion.TLSv1_2
-        assert b"hello" == await echoed(await echoes.listen(tls=tls(files)), old)
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            await echoed(await echoes.listen(tls=tls(files, minimum_version="1.3")), old)
-
-    run(test)
+    files = authority.sign("server", "server")
+    old = authority.trusting()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert b"hello" == await echoed(await echoes.listen(tls=tls(files)), old)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await echoed(await echoes.listen(tls=tls(files, minimum_version="1.3")), old)
 
 
 @pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
-def test_client_certificates(run: Callable[[Test], None], authority: Authority, protocol: str) -> None:
+async def test_client_certificates(echoes: Echoes, authority: Authority, protocol: str) -> None:
     """The common name is the user's, where the settings say so; another authority's are refused."""
+    files = authority.sign("server", "server")
+    (authority.folder / "elsewhere").mkdir()
+    stranger = Authority(authority.folder / "elsewhere")
 
-    async def test(echoes: Echoes) -> None:
-        files = authority.sign("server", "server")
-        stranger = Authority(authority.folder, "stranger")
+    async def named(port: int, *own: tuple[Path, Path]) -> str | None:
+        context = authority.trusting(*own)
+        if protocol == "websocket":
+            async with websocket(f"wss://127.0.0.1:{port}/mqtt", ssl=context, subprotocols=MQTT) as client:
+                await client.send(b"hello")
+                assert b"hello" == await client.recv()
+        else:
+            assert b"hello" == await echoed(port, context)
+        return (await echoes.made.get()).peer.certificate_name
 
-        async def named(port: int, *own: tuple[Path, Path]) -> str | None:
-            context = authority.trusting(*own)
-            if protocol == "websocket":
-                async with websocket(f"wss://127.0.0.1:{port}/mqtt", ssl=context, subprotocols=MQTT) as client:
-                    await client.send(b"hello")
-                    assert b"hello" == await client.recv()
-            else:
-                assert b"hello" == await echoed(port, context)
-            return (await echoes.made.get()).peer.certificate_name
+    wanted = {"client_authorities": authority.path, "user_from_certificate": True}
+    optional = await echoes.listen(protocol=protocol, tls=tls(files, client_certificates="optional", **wanted))
+    assert await named(optional) is None
+    assert "bus-7" == await named(optional, authority.sign("bus", "bus-7"))
+    assert await named(optional, authority.sign("none")) is None
+    required = await echoes.listen(protocol=protocol, tls=tls(files, client_certificates="required", **wanted))
+    assert "bus-9" == await named(required, authority.sign("bus", "bus-9"))
+    for own in ((), (stranger.sign("other", "bus-7"),)):
+        with pytest.raises((OSError, EOFError, WebSocketException)):
+            await named(required, *own)
+    unused = await echoes.listen(
+        protocol=protocol,
+        tls=tls(files, client_certificates="required", client_authorities=authority.path),
+    )
+    assert await named(unused, authority.sign("bus", "bus-9")) is None
 
-        wanted = {"client_authorities": authority.path, "user_from_certificate": True}
-        optional = await echoes.listen(protocol=protocol, tls=tls(files, client_certificates="optional", **wanted))
-        assert await named(optional) is None
-        assert "bus-7" == await named(optional, authority.sign("bus", "bus-7"))
-        assert await named(optional, authority.sign("two", "bus-7", "bus-8")) is None
-        assert await named(optional, authority.sign("none")) is None
-        required = await echoes.listen(protocol=protocol, tls=tls(files, client_certificates="required", **wanted))
-        assert "bus-9" == await named(required, authority.sign("bus", "bus-9"))
-        for own in ((), (stranger.sign("other", "bus-7"),)):
-            with pytest.raises((OSError, EOFError, WebSocketException)):
-                await named(required, *own)
-        unused = await echoes.listen(
-            protocol=protocol,
-            tls=tls(files, client_certificates="required", client_authorities=authority.path),
-        )
-        assert await named(unused, authority.sign("bus", "bus-9")) is None
 
-    run(test)
+def test_a_certificate_with_two_names_names_nobody() -> None:
+    names = tuple((("commonName", name),) for name in ("bus-7", "bus-8"))
+    for subject, found in ((names[:1], "bus-7"), (names, None)):
+        transport = asyncio.BaseTransport({"peername": ("127.0.0.1", 5), "peercert": {"subject": subject}})
+        via = Via(name="here", scheme="mqtts", certificate_users=True)
+        assert found == peer_of(transport, via).certificate_name
 
 
 def subject(transport: asyncio.StreamWriter) -> str:
@@ -353,196 +262,153 @@ def subject(transport: asyncio.StreamWriter) -> str:
     return str(transport.get_extra_info("peercert")["subject"][-1][0][1])
 
 
-def test_certificates_are_read_again_while_it_serves(run: Callable[[Test], None], authority: Authority) -> None:
+async def test_certificates_are_read_again_while_it_serves(echoes: Echoes, authority: Authority) -> None:
     """Connections that are there stay, new ones get the new certificate, on the same port."""
-
-    async def test(echoes: Echoes) -> None:
-        files = authority.sign("server", "before")
-        port = await echoes.listen(tls=tls(files))
-        async with stream(port, authority.trusting()) as (reader, writer):
-            assert "before" == subject(writer)
-            assert files == authority.sign("server", "after")
+    files = authority.sign("server", "before")
+    port = await echoes.listen(tls=tls(files))
+    async with stream(port, authority.trusting()) as (reader, writer):
+        assert "before" == subject(writer)
+        assert files == authority.sign("server", "after")
+        await echoes.listeners[0].reload()
+        async with stream(port, authority.trusting()) as (_, newer):
+            assert "after" == subject(newer)
+        writer.write(b"still")
+        assert b"still" == await reader.readexactly(5)
+        files[0].write_text("nonsense")
+        with pytest.raises(ListenError, match=r"the TLS files .*server\.pem, .*server\.key can't be used"):
             await echoes.listeners[0].reload()
-            async with stream(port, authority.trusting()) as (_, newer):
-                assert "after" == subject(newer)
-            writer.write(b"still")
-            assert b"still" == await reader.readexactly(5)
-            files[0].write_text("nonsense")
-            with pytest.raises(ListenError, match=r"the TLS files .*server\.pem, .*server\.key can't be used"):
-                await echoes.listeners[0].reload()
-            async with stream(port, authority.trusting()) as (_, newer):
-                assert "after" == subject(newer)
-            assert [f"127.0.0.1:{port}"] == echoes.listeners[0].addresses
-
-    run(test)
+        async with stream(port, authority.trusting()) as (_, newer):
+            assert "after" == subject(newer)
+        assert [f"127.0.0.1:{port}"] == echoes.listeners[0].addresses
 
 
-def test_nobody_is_refused_while_certificates_are_read(run: Callable[[Test], None], authority: Authority) -> None:
+async def test_nobody_is_refused_while_certificates_are_read(echoes: Echoes, authority: Authority) -> None:
     """Sockets stay bound all the time: connections that are begun between the steps are served."""
-
-    async def test(echoes: Echoes) -> None:
-        files = authority.sign("server", "server")
-        port = await echoes.listen(tls=tls(files))
-        context = authority.trusting()
-        for _ in range(5):
-            clients = [asyncio.create_task(echoed(port, context)) for _ in range(4)]
-            await echoes.listeners[0].reload()
-            assert [b"hello"] * 4 == await asyncio.gather(*clients)
-
-    run(test)
+    files = authority.sign("server", "server")
+    port = await echoes.listen(tls=tls(files))
+    context = authority.trusting()
+    for _ in range(5):
+        clients = [asyncio.create_task(echoed(port, context)) for _ in range(4)]
+        await echoes.listeners[0].reload()
+        assert [b"hello"] * 4 == await asyncio.gather(*clients)
 
 
 @pytest.mark.parametrize("stop_first", [False, True])
-def test_a_listener_that_is_stopped_while_certificates_are_read_accepts_no_more(
-    run: Callable[[Test], None], authority: Authority, stop_first: bool
+async def test_a_listener_that_is_stopped_while_certificates_are_read_accepts_no_more(
+    echoes: Echoes, authority: Authority, stop_first: bool
 ) -> None:
     """Also if they are read twice at the same time: no socket is left that nobody knows."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(tls=tls(authority.sign("server", "server")))
-        listener = echoes.listeners[0]
-        reloading = [asyncio.create_task(listener.reload()) for _ in range(2)]
-        await asyncio.sleep(0)  # the first has begun
-        if stop_first:
-            listener.stop()
-        await asyncio.gather(*reloading)
+    port = await echoes.listen(tls=tls(authority.sign("server", "server")))
+    listener = echoes.listeners[0]
+    reloading = [asyncio.create_task(listener.reload()) for _ in range(2)]
+    await asyncio.sleep(0)  # the first has begun
+    if stop_first:
         listener.stop()
-        assert [] == listener.addresses
-        with pytest.raises(ConnectionError):
-            await asyncio.open_connection("127.0.0.1", port)
-
-    run(test)
-
-
-def test_files_that_are_no_certificate_are_an_error(run: Callable[[Test], None], authority: Authority) -> None:
-    """Those that aren't there, another one's key, and a key with a passphrase, for which nobody is asked."""
-
-    async def test(echoes: Echoes) -> None:
-        one, other = authority.sign("one", "one"), authority.sign("other", "other")
-        locked = authority.sign("locked", "locked", passphrase=b"secret")
-        for files, reason in (
-            ((authority.folder / "nothing.pem", one[1]), r"there is no TLS file .*nothing\.pem$"),
-            ((authority.folder / ("x" * 300), one[1]), "the TLS files .* can't be used: .*File name too long"),
-            ((one[0], other[1]), "(?i)key.values.mismatch"),
-            (locked, "has a passphrase"),
-        ):
-            with pytest.raises(ListenError, match=reason):
-                await echoes.listen(tls=tls(files))
-
-    run(test)
+    await asyncio.gather(*reloading)
+    listener.stop()
+    assert [] == listener.addresses
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
-def test_a_client_that_does_not_finish_its_handshake_is_cut_off(
-    run: Callable[[Test], None], authority: Authority
-) -> None:
+async def test_files_that_are_no_certificate_are_an_error(echoes: Echoes, authority: Authority) -> None:
+    """That says which of them aren't there. `http` has tests of keys that don't fit."""
+    _, key = authority.sign("one", "one")
+    for files, reason in (
+        ((authority.folder / "nothing.pem", key), r"there is no TLS file .*nothing\.pem$"),
+        ((authority.folder / ("x" * 300), key), "the TLS files .* can't be used: .*File name too long"),
+    ):
+        with pytest.raises(ListenError, match=reason):
+            await echoes.listen(tls=tls(files))
+
+
+async def test_a_client_that_does_not_finish_its_handshake_is_cut_off(echoes: Echoes, authority: Authority) -> None:
     """After the connect timeout, with TLS and with WebSocket; nothing is behind such a connection."""
-
-    async def test(echoes: Echoes) -> None:
-        limits = Limits(connect_timeout=Duration(0.05))
-        for port in (
-            await echoes.listen(tls=tls(authority.sign("server", "server")), limits=limits),
-            await echoes.listen(protocol="websocket", limits=limits),
-        ):
-            async with stream(port) as (reader, writer):
-                writer.write(b"\x16")
-                with contextlib.suppress(ConnectionError):
-                    assert b"" == await reader.read()
-        assert echoes.made.empty()
-
-    run(test)
+    limits = Limits(connect_timeout=Duration(0.05))
+    for port in (
+        await echoes.listen(tls=tls(authority.sign("server", "server")), limits=limits),
+        await echoes.listen(protocol="websocket", limits=limits),
+    ):
+        async with stream(port) as (reader, writer):
+            writer.write(b"\x16")
+            with contextlib.suppress(ConnectionError):
+                assert b"" == await reader.read()
+    assert echoes.made.empty()
 
 
 # --- WebSocket ---
 
 
-def test_a_websocket_is_a_stream_of_bytes(run: Callable[[Test], None]) -> None:
+async def test_a_websocket_is_a_stream_of_bytes(echoes: Echoes) -> None:
     """Packets may be cut into frames anywhere [MQTT-6.0.0-2]; the subprotocol is mqtt [MQTT-6.0.0-4]."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
-            assert "mqtt" == client.subprotocol
-            echo = await echoes.made.get()
-            assert ("ws", True) == (echo.via.scheme, echo.peer.loopback)
-            got = b""
-            await client.send(b"one")
-            await client.send([b"t", b"w", b"o"])  # fragments of one message
-            await client.send(b"")
-            while len(got) < 6:
-                part = await client.recv()
-                assert isinstance(part, bytes)
-                got += part
-            assert b"onetwo" == got
-            assert b"onetwo" == echo.got
-            await (await client.ping())
-            echo.transport.writelines([b"a", bytearray(b"b"), memoryview(b"c")])
-            assert b"abc" == await client.recv()
-        assert await echo.lost is None
-        assert echo.transport.is_closing()
-        echo.transport.write(b"too late")
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
+        assert "mqtt" == client.subprotocol
+        echo = await echoes.made.get()
+        assert ("ws", True) == (echo.via.scheme, echo.peer.loopback)
+        got = b""
+        await client.send(b"one")
+        await client.send([b"t", b"w", b"o"])  # fragments of one message
+        await client.send(b"")
+        while len(got) < 6:
+            part = await client.recv()
+            assert isinstance(part, bytes)
+            got += part
+        assert b"onetwo" == got
+        assert b"onetwo" == echo.got
+        await (await client.ping())
+        echo.transport.writelines([b"a", bytearray(b"b"), memoryview(b"c")])
+        assert b"abc" == await client.recv()
+    assert await echo.lost is None
+    assert echo.transport.is_closing()
+    echo.transport.write(b"too late")
 
 
-def test_the_server_closes_a_websocket_in_order(run: Callable[[Test], None]) -> None:
+async def test_the_server_closes_a_websocket_in_order(echoes: Echoes) -> None:
     """What was written before arrives, then the close frame."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
-            echo = await echoes.made.get()
-            echo.transport.write(b"last")
-            echo.transport.close()
-            echo.transport.close()
-            echo.transport.write(b"nothing")
-            assert echo.transport.is_closing()
-            assert b"last" == await client.recv()
-            with pytest.raises(ConnectionClosed):
-                await client.recv()
-            assert 1_000 == client.close_code
-            assert await echo.lost is None
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
+        echo = await echoes.made.get()
+        echo.transport.write(b"last")
+        echo.transport.close()
+        echo.transport.close()
+        echo.transport.write(b"nothing")
+        assert echo.transport.is_closing()
+        assert b"last" == await client.recv()
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert 1_000 == client.close_code
+        assert await echo.lost is None
 
 
-def test_text_frames_end_a_websocket(run: Callable[[Test], None]) -> None:
+async def test_text_frames_end_a_websocket(echoes: Echoes) -> None:
     """MQTT is in binary frames; others close the connection [MQTT-6.0.0-1]."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
-            echo = await echoes.made.get()
-            await client.send("hello")
-            with pytest.raises(ConnectionClosed):
-                await client.recv()
-            assert 1_003 == client.close_code
-            await echo.lost
-            assert b"" == echo.got
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
+        echo = await echoes.made.get()
+        await client.send("hello")
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert 1_003 == client.close_code
+        await echo.lost
+        assert b"" == echo.got
 
 
 @pytest.mark.parametrize(
     ("path", "protocols", "status"),
     [("/mqtt", [], 400), ("/mqtt", ["chat"], 400), ("/", MQTT, 404), ("/mqtt/x", MQTT, 404), ("/mqtt?a=b", MQTT, 101)],
 )
-def test_a_handshake_must_ask_for_mqtt(
-    run: Callable[[Test], None], path: str, protocols: list[Any], status: int
-) -> None:
+async def test_a_handshake_must_ask_for_mqtt(echoes: Echoes, path: str, protocols: list[Any], status: int) -> None:
     """At the listener's path, by the subprotocol mqtt [MQTT-6.0.0-3]."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        found = 101
-        try:
-            async with websocket(f"ws://127.0.0.1:{port}{path}", subprotocols=protocols or None):
-                pass
-        except InvalidStatus as refused:
-            found = refused.response.status_code
-        assert status == found
-        assert echoes.made.empty() is (status != 101)
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    found = 101
+    try:
+        async with websocket(f"ws://127.0.0.1:{port}{path}", subprotocols=protocols or None):
+            pass
+    except InvalidStatus as refused:
+        found = refused.response.status_code
+    assert status == found
+    assert echoes.made.empty() is (status != 101)
 
 
 @pytest.mark.parametrize(
@@ -559,100 +425,82 @@ def test_a_handshake_must_ask_for_mqtt(
         ({"Forwarded": "for=192.0.2.1"}, False),
     ],
 )
-def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
-    run: Callable[[Test], None], headers: dict[str, str], loopback: bool
+async def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
+    echoes: Echoes, headers: dict[str, str], loopback: bool
 ) -> None:
     """Unless the page is of this machine too: it must not give to others what only this machine may do."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        uri = f"ws://127.0.0.1:{port}/mqtt"
-        async with websocket(uri, subprotocols=MQTT, additional_headers=headers, proxy=None):
-            assert (await echoes.made.get()).peer.loopback is loopback
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    uri = f"ws://127.0.0.1:{port}/mqtt"
+    async with websocket(uri, subprotocols=MQTT, additional_headers=headers, proxy=None):
+        assert (await echoes.made.get()).peer.loopback is loopback
 
 
-def test_origins_can_be_settled(run: Callable[[Test], None], caplog: pytest.LogCaptureFixture) -> None:
+async def test_origins_can_be_settled(echoes: Echoes, caplog: pytest.LogCaptureFixture) -> None:
     """Pages of others are refused, and the log says so; programs, which have none, are not."""
     caplog.set_level(logging.INFO, "topicstore.server")
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket", origins=("https://ours.example",))
-        uri = f"ws://127.0.0.1:{port}/mqtt"
-        for origin in (Origin("https://ours.example"), None):
-            async with websocket(uri, subprotocols=MQTT, origin=origin):
-                await echoes.made.get()
-        with pytest.raises(InvalidStatus, match="403"):
-            await websocket(uri, subprotocols=MQTT, origin=Origin("https://theirs.example"))
-        while not caplog.records:
-            await asyncio.sleep(0.01)
-        [logged] = [record.__dict__["fields"] for record in caplog.records]
-        assert "the WebSocket handshake was refused with 403: Pages of this origin may not connect." == logged["reason"]
-        assert "here" == logged["listener"]
-        assert logged["bytes_in"] > 0
-
-    run(test)
+    port = await echoes.listen(protocol="websocket", origins=("https://ours.example",))
+    uri = f"ws://127.0.0.1:{port}/mqtt"
+    for origin in (Origin("https://ours.example"), None):
+        async with websocket(uri, subprotocols=MQTT, origin=origin):
+            await echoes.made.get()
+    with pytest.raises(InvalidStatus, match="403"):
+        await websocket(uri, subprotocols=MQTT, origin=Origin("https://theirs.example"))
+    while not caplog.records:
+        await asyncio.sleep(0.01)
+    [logged] = [record.__dict__["fields"] for record in caplog.records]
+    assert "the WebSocket handshake was refused with 403: Pages of this origin may not connect." == logged["reason"]
+    assert "here" == logged["listener"]
+    assert logged["bytes_in"] > 0
 
 
-def test_a_message_larger_than_a_packet_may_be_ends_a_websocket(run: Callable[[Test], None]) -> None:
+async def test_a_message_larger_than_a_packet_may_be_ends_a_websocket(echoes: Echoes) -> None:
     """Before it is in memory; a message of a megabyte may hold many small packets."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket", limits=Limits(packet_size=Size(10)))
-        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT, max_size=None) as client:
-            echo = await echoes.made.get()
-            await client.send(bytes(1 << 20))
-            assert (1 << 20) == len(await client.recv())
-            with contextlib.suppress(ConnectionClosed):
-                await client.send(bytes((1 << 20) + 1))
-            with pytest.raises(ConnectionClosed):
-                await client.recv()
-            await echo.lost
-            assert (1 << 20) == len(echo.got)
-
-    run(test)
+    port = await echoes.listen(protocol="websocket", limits=Limits(packet_size=Size(10)))
+    async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT, max_size=None) as client:
+        echo = await echoes.made.get()
+        await client.send(bytes(1 << 20))
+        assert (1 << 20) == len(await client.recv())
+        with contextlib.suppress(ConnectionClosed):
+            await client.send(bytes((1 << 20) + 1))
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        await echo.lost
+        assert (1 << 20) == len(echo.got)
 
 
 @pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
-def test_a_slow_reader_pauses_writing_and_a_paused_connection_is_not_read(
-    run: Callable[[Test], None], protocol: str
-) -> None:
+async def test_a_slow_reader_pauses_writing_and_a_paused_connection_is_not_read(echoes: Echoes, protocol: str) -> None:
     """So memory doesn't fill on either side, whatever is between the connection and its socket."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol=protocol)
-        loop = asyncio.get_running_loop()
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            client.setblocking(False)
-            if protocol == "websocket":
-                await loop.sock_sendall(client, HANDSHAKE)
-                answer = b""
-                while not answer.endswith(b"\r\n\r\n"):
-                    answer += await loop.sock_recv(client, 1)
-                assert answer.startswith(b"HTTP/1.1 101 ")
-            echo = await echoes.made.get()
-            echo.silent = True
-            echo.transport.set_write_buffer_limits(high=1_000, low=100)
-            while "pause" not in echo.told:
-                echo.transport.write(bytes(100_000))
-            assert echo.transport.get_write_buffer_size() > 0
-            while "resume" not in echo.told:
-                assert await loop.sock_recv(client, 1 << 20)
-            echo.transport.pause_reading()
-            assert not echo.transport.is_reading()
-            sent = 0
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    sent += client.send(masked(bytes(100_000)) if protocol == "websocket" else bytes(100_000))
-            assert b"" == echo.got
-            echo.transport.resume_reading()
-            await loop.sock_sendall(client, b"")
-            echo.transport.abort()
-            assert echo.transport.is_closing()
-            await echo.lost
-
-    run(test)
+    port = await echoes.listen(protocol=protocol)
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        if protocol == "websocket":
+            await loop.sock_sendall(client, HANDSHAKE)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n"):
+                answer += await loop.sock_recv(client, 1)
+            assert answer.startswith(b"HTTP/1.1 101 ")
+        echo = await echoes.made.get()
+        echo.silent = True
+        echo.transport.set_write_buffer_limits(high=1_000, low=100)
+        while "pause" not in echo.told:
+            echo.transport.write(bytes(100_000))
+        assert echo.transport.get_write_buffer_size() > 0
+        while "resume" not in echo.told:
+            assert await loop.sock_recv(client, 1 << 20)
+        echo.transport.pause_reading()
+        assert not echo.transport.is_reading()
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += client.send(masked(bytes(100_000)) if protocol == "websocket" else bytes(100_000))
+        assert b"" == echo.got
+        echo.transport.resume_reading()
+        await loop.sock_sendall(client, b"")
+        echo.transport.abort()
+        assert echo.transport.is_closing()
+        await echo.lost
 
 
 HANDSHAKE = (
@@ -672,30 +520,26 @@ def short(first: int, payload: bytes = b"") -> bytes:
     return struct.pack(">BBI", first, 0x80 | len(payload), 0) + payload
 
 
-def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(run: Callable[[Test], None]) -> None:
+async def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(echoes: Echoes) -> None:
     """It is read no more until it has taken the answers."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        loop = asyncio.get_running_loop()
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            client.setblocking(False)
-            await loop.sock_sendall(client, HANDSHAKE)
-            echo = await echoes.made.get()
-            echo.transport.set_write_buffer_limits(high=10_000, low=1_000)
-            pings = short(0x89, bytes(125)) * 1_000
-            flood = asyncio.create_task(loop.sock_sendall(client, pings * 200))
-            while echo.transport.is_reading():
-                await asyncio.sleep(0)
-            assert not flood.done()
-            assert echo.transport.get_write_buffer_size() < 1 << 20
-            got = 0
-            while not flood.done() or got < 200 * 1_000 * 127:
-                got += len(await loop.sock_recv(client, 1 << 20))
-            await flood
-        await echo.lost
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        await loop.sock_sendall(client, HANDSHAKE)
+        echo = await echoes.made.get()
+        echo.transport.set_write_buffer_limits(high=10_000, low=1_000)
+        pings = short(0x89, bytes(125)) * 1_000
+        flood = asyncio.create_task(loop.sock_sendall(client, pings * 200))
+        while echo.transport.is_reading():
+            await asyncio.sleep(0)
+        assert not flood.done()
+        assert echo.transport.get_write_buffer_size() < 1 << 20
+        got = 0
+        while not flood.done() or got < 200 * 1_000 * 127:
+            got += len(await loop.sock_recv(client, 1 << 20))
+        await flood
+    await echo.lost
 
 
 @pytest.mark.parametrize(
@@ -720,20 +564,16 @@ def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(run: Callable[[
         HANDSHAKE + struct.pack(">BBQ", 0x82, 0xFF, 1 << 62),
     ],
 )
-def test_what_is_no_websocket_is_closed(run: Callable[[Test], None], data: bytes) -> None:
+async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> None:
     """Whatever comes, in one piece or byte by byte, also before the handshake was answered."""
-
-    async def test(echoes: Echoes) -> None:
-        port = await echoes.listen(protocol="websocket")
-        for pieces in ([data], [data[:1], data[1:]], [data[n : n + 1] for n in range(min(len(data), 400))]):
-            async with stream(port) as (reader, writer):
-                for piece in pieces:
-                    writer.write(piece)
-                if len(pieces) > 2 and len(data) > 400:
-                    continue
-                with contextlib.suppress(ConnectionError):
-                    await reader.read()
-            while not echoes.made.empty():
-                await echoes.made.get_nowait().lost
-
-    run(test)
+    port = await echoes.listen(protocol="websocket")
+    for pieces in ([data], [data[:1], data[1:]], [data[n : n + 1] for n in range(min(len(data), 400))]):
+        async with stream(port) as (reader, writer):
+            for piece in pieces:
+                writer.write(piece)
+            if len(pieces) > 2 and len(data) > 400:
+                continue
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        while not echoes.made.empty():
+            await echoes.made.get_nowait().lost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -12,8 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,160 +20,57 @@ from topicstore.server.addresses import Address
 from topicstore.server.introduction import introduction
 from topicstore.server.readiness import notify, ready_line
 from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ListenerSettings, ServerSettings
-from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt.serving import serving
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-mqtt = pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
+pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
+from topicstore_conformance.mqtt.paho_client import PahoClient
 
-PATIENCE = 60.0
-"""Seconds after which a test hangs and fails; nothing is measured by it."""
 GUIDE = Path(__file__).parents[2] / "guides" / "server.md"
 HERE = ("--listen", "127.0.0.1:0")
 
 
 def program(*arguments: str, **more: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "topicstore.cli", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
+    """Start a command."""
+    command = [sys.executable, "-m", "topicstore.cli", *arguments]
+    more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.Popen(command, text=True, **more)
 
 
-@contextlib.contextmanager
-def server(*arguments: str, **more: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run a server that says in JSON where it listens; kill it in the end if it still runs."""
-    with program("serve", *arguments, "--print-ready", **more) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise AssertionError(process.communicate(timeout=PATIENCE)[1])
-            yield process, json.loads(line)
-        finally:
-            process.kill()
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Return how a program ends, and what it still wrote."""
-    out, err = process.communicate(timeout=PATIENCE)
-    return process.returncode, out, err
-
-
-def port_of(ready: dict[str, Any], scheme: str = "mqtt") -> int:
-    return Address(ready[scheme][0]).port
-
-
-class Client:
-    """A client of paho, whose callbacks a test waits for."""
-
-    def __init__(self, port: int, client_id: str = "", **options: Any) -> None:
-        self.came: list[tuple[str, bytes]] = []
-        self.changed = threading.Condition()
-        self.answer: Any = None
-        self.ends: list[int] = []
-        self.granted = False
-        transport = options.get("transport", "tcp")
-        self.paho = mqtt.Client(
-            mqtt.CallbackAPIVersion.VERSION2,
-            client_id,
-            protocol=options.get("protocol", mqtt.MQTTv5),
-            transport=transport,
-            clean_session=options.get("clean_session"),
-        )
-        if "user" in options:
-            self.paho.username_pw_set(options["user"], options.get("password"))
-        self.paho.on_connect = self._on_connect
-        self.paho.on_disconnect = self._on_disconnect
-        self.paho.on_message = self._on_message
-        self.paho.on_subscribe = self._on_subscribe
-        self.paho.connect("127.0.0.1", port)
-        self.paho.loop_start()
-
-    def _note(self, change: Any) -> None:
-        with self.changed:
-            change()
-            self.changed.notify_all()
-
-    def _on_connect(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
-        self._note(lambda: setattr(self, "answer", reason.value))
-
-    def _on_disconnect(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
-        self._note(lambda: self.ends.append(reason.value))
-
-    def _on_message(self, _: Any, __: Any, message: Any) -> None:
-        self._note(lambda: self.came.append((message.topic, message.payload)))
-
-    def _on_subscribe(self, *_: Any) -> None:
-        self._note(lambda: setattr(self, "granted", True))
-
-    def wait(self, condition: Any) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, PATIENCE)
-
-    def subscribe(self, topic_filter: str) -> None:
-        self.wait(lambda: self.answer is not None)
-        self.granted = False
-        self.paho.subscribe(topic_filter, qos=1)
-        self.wait(lambda: self.granted)
-
-    def publish(self, topic: str, payload: bytes) -> None:
-        self.wait(lambda: self.answer is not None)
-        self.paho.publish(topic, payload, qos=1).wait_for_publish(PATIENCE)
-
-    def close(self) -> None:
-        self.paho.disconnect()
-        self.paho.loop_stop()
-
-
-class Kept(Client):
-    """A client of MQTT 3.1.1 whose session outlives its connection."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(port, "display", protocol=mqtt.MQTTv311, clean_session=False)
+def run(*arguments: str, given: str = "", **more: Any) -> tuple[int, str, str]:
+    """Run a command to its end; return its exit code and what it has written."""
+    with program(*arguments, stdin=subprocess.PIPE, **more) as process:
+        out, err = process.communicate(given, timeout=PATIENCE)
+        return process.returncode, out, err
 
 
 def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(tmp_path: Path) -> None:
     """SIGTERM: DISCONNECT with 0x8B, exit code 0; a client that was away gets its message from the next run."""
-    with server(str(tmp_path / "data"), *HERE) as (process, ready):
-        assert {"mqtt", "ws", "http", "pid"} == set(ready)
-        assert process.pid == ready["pid"]
-        kept = Kept(port_of(ready))
-        kept.subscribe("home/#")
-        kept.close()
-        client = Client(port_of(ready), "sender")
-        client.publish("home/hall", b"one")
-        process.send_signal(signal.SIGTERM)
-        client.wait(lambda: client.ends)
-        client.close()
-        assert 0x8B == client.ends[0]
-        code, out, _ = ended(process)
-        assert (0, "") == (code, out)
-    with server(str(tmp_path / "data"), *HERE) as (_, ready):
-        came = Kept(port_of(ready))
-        came.wait(lambda: came.came)
-        assert [("home/hall", b"one")] == came.came
-        came.close()
+    with serving(tmp_path / "data") as server:
+        assert {"mqtt", "ws", "http", "pid"} == set(server.ready)
+        with PahoClient(server.port, "display", version=4, clean=False) as kept:
+            kept.subscribe("home/#")
+        with PahoClient(server.port, "sender") as client:
+            client.publish("home/hall", b"one")
+            assert 0 == server.stop()
+            assert 0x8B == client.ended()
+        server.start()
+        with PahoClient(server.port, "display", version=4, clean=False) as kept:
+            assert ["one"] == kept.payloads(1)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "websockets"])
-def test_a_late_client_replays(tmp_path: Path, transport: str) -> None:
-    """Over TCP and WebSocket, from the beginning, with the topic form that every client can use."""
-    with server(str(tmp_path / "data"), *HERE, "--listen", "ws://127.0.0.1:0/mqtt") as (_, ready):
-        port = port_of(ready, "mqtt" if transport == "tcp" else "ws")
-        kept = Kept(port_of(ready))  # so that what is published is stored
-        kept.subscribe("home/#")
-        sender = Client(port, "sender", transport=transport)
-        for number in range(3):
-            sender.publish("home/hall", b"%d" % number)
-        late = Client(port, "late", transport=transport)
-        late.subscribe("$replay/beginning/home/+")
-        late.wait(lambda: len(late.came) == 3)
-        assert [("home/hall", b"%d" % number) for number in range(3)] == late.came
-        for client in (kept, sender, late):
-            client.close()
+def test_a_late_client_replays_over_websocket(tmp_path: Path) -> None:
+    """From the beginning, with the topic form that every client can use."""
+    with serving(tmp_path / "data", "--listen", "ws://127.0.0.1:0/mqtt") as server:
+        port = Address(server.ready["ws"][0]).port
+        with PahoClient(server.port) as kept, PahoClient(port, "sender", transport="websockets") as sender:
+            kept.subscribe("home/#")  # so that what is published is stored
+            for number in range(3):
+                sender.publish("home/hall", str(number))
+            with PahoClient(port, "late", transport="websockets") as late:
+                late.subscribe("$replay/beginning/home/+")
+                assert ["0", "1", "2"] == late.payloads(3)
 
 
 def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
@@ -189,11 +83,11 @@ def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
             if "Ctrl-C" in line:
                 break
         process.send_signal(signal.SIGINT)
-        assert 0 == ended(process)[0]
+        assert 0 == process.wait(PATIENCE)
     text = "".join(lines)
     assert re.search(r"mqtt://127\.0\.0\.1:\d+", text)
-    assert str(tmp_path / "topicstore-data") in text
-    assert "survives the death of this process, not power loss" in text
+    for part in (str(tmp_path / "topicstore-data"), "survives the death of this process, not power loss"):
+        assert part in text
     assert "mosquitto_pub" in text
     assert "paho" in text
     assert (tmp_path / "topicstore-data").is_dir()
@@ -209,16 +103,14 @@ def test_whether_anybody_reads_what_it_says_does_not_matter(tmp_path: Path, more
         process.stdout = None
         assert "nobody reads it" in json.loads(process.stderr.readline())["event"]
         process.send_signal(signal.SIGTERM)
-        assert 0 == ended(process)[0]
+        assert 0 == process.wait(PATIENCE)
 
 
 def test_a_second_server_on_the_database_is_refused(tmp_path: Path) -> None:
     """With exit code 4, and without disturbing the first."""
-    with server(str(tmp_path / "data"), *HERE) as (first, _), program("serve", str(tmp_path / "data"), *HERE) as second:
-        code, out, err = ended(second)
-        assert (4, "") == (code, out)
-        assert err.startswith("error: ")
-        assert first.poll() is None
+    with serving(tmp_path / "data"):
+        code, out, err = run("serve", str(tmp_path / "data"), *HERE)
+        assert (4, "", "error: ") == (code, out, err[:7])
 
 
 def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path) -> None:
@@ -234,10 +126,9 @@ def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path) -> None:
             (2, f"can't listen on {busy}: ", ["data", "--listen", busy]),
             (3, "", ["file", *HERE]),
         ):
-            with program("serve", *arguments, cwd=tmp_path) as process:
-                found, out, err = ended(process)
-                assert (code, "") == (found, out), err
-                assert re.fullmatch(rf"error: .*{re.escape(reason)}.*\n", err), err
+            found, out, err = run("serve", *arguments, cwd=tmp_path)
+            assert (code, "") == (found, out), err
+            assert re.fullmatch(rf"error: .*{re.escape(reason)}.*\n", err), err
 
 
 def test_users_and_rules(tmp_path: Path) -> None:
@@ -249,63 +140,44 @@ def test_users_and_rules(tmp_path: Path) -> None:
     )
 
     def users(*arguments: str, password: str = "") -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "topicstore.cli", "users", *arguments, "--config", str(config)],
-            input=password,
-            capture_output=True,
-            text=True,
-        )
-        assert 0 == done.returncode, done.stderr
-        return done.stdout
+        code, out, err = run("users", *arguments, "--config", str(config), given=password)
+        assert 0 == code, err
+        return out
+
+    def client(user: str | None, password: str | None) -> PahoClient:
+        return PahoClient(server.port, prepared=lambda one: user and one.username_pw_set(user, password))
 
     assert "added ann" in users("add", "ann", password="pw-one\n")
-    with server(str(tmp_path / "data"), "--config", str(config), *HERE) as (process, ready):
-        port = port_of(ready)
+    with serving(tmp_path / "data", "--config", str(config)) as server:
         for user, password, answer in (
             ("ann", "pw-one", 0),
             ("ann", "pw-none", 0x86),
             ("bob", "pw-two", 0x86),
             (None, None, 0x87),
         ):
-            client = Client(port, **({} if user is None else {"user": user, "password": password}))
-            client.wait(lambda client=client: client.answer is not None)
-            assert answer == client.answer
-            client.close()
+            with client(user, password) as one:
+                assert answer == one.answer
         assert "added bob" in users("add", "bob", password="pw-two\r\n")
         assert ["ann", "bob"] == users("list").split()
-        bob = Client(port, user="bob", password="pw-two")
-        bob.subscribe("#")
-        bob.subscribe("bob/#")
-        bob.publish("ann/x", b"no")
-        bob.publish("bob/x", b"yes")
-        bob.wait(lambda: bob.came)
-        assert [("bob/x", b"yes")] == bob.came
+        with client("bob", "pw-two") as bob:
+            assert [0x87, 1] == [bob.subscribe("#"), bob.subscribe("bob/#")]
+            assert [0x87, 0] == [bob.publish("ann/x", b"no"), bob.publish("bob/x", b"yes")]
+            assert ["yes"] == bob.payloads(1)
         users("remove", "bob")
-        gone = Client(port, user="bob", password="pw-two")
-        gone.wait(lambda: gone.answer is not None)
-        assert 0x86 == gone.answer
-        for client in (bob, gone):
-            client.close()
-        process.send_signal(signal.SIGTERM)
-        code, _, err = ended(process)
-        assert 0 == code
-        records = [json.loads(line) for line in err.splitlines()]
+        with client("bob", "pw-two") as gone:
+            assert 0x86 == gone.answer
+        assert 0 == server.stop()
+        records = [json.loads(line) for line in server.log().splitlines()]
         assert records
         assert all({"time", "level", "logger", "event"} <= set(record) for record in records)
-        assert "pw-" not in err
+        assert "pw-" not in server.log()
 
 
 def test_users_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """Names and passwords that can't be are refused with code 2, and nothing is written."""
     for arguments, password in ((("add", ""), "x\n"), (("add", "ann"), ""), (("remove", "ann"), "")):
-        done = subprocess.run(
-            [sys.executable, "-m", "topicstore.cli", "users", *arguments, "--file", str(tmp_path / "users")],
-            input=password,
-            capture_output=True,
-            text=True,
-        )
-        assert 2 == done.returncode
-        assert done.stderr.startswith("error: ")
+        code, _, err = run("users", *arguments, "--file", str(tmp_path / "users"), given=password)
+        assert (2, "error: ") == (code, err[:7])
         assert [] == list(tmp_path.iterdir())
 
 
@@ -314,47 +186,38 @@ def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: P
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\ndata_dir = "data"\n[[durable_sessions.persistence]]\ntopic_filter = "home/#"\n'
     )
-    config = ("--config", str(tmp_path / "server.toml"), *HERE)
-    with server(*config) as (process, ready):
-        sender = Client(port_of(ready), "sender")
-        for topic in ("elsewhere", "home/hall"):
-            sender.publish(topic, topic.encode())
-        process.kill()
-        sender.close()
-    with server(*config) as (_, ready):
-        late = Client(port_of(ready), "late")
-        late.subscribe("$replay/beginning/#")
-        late.wait(lambda: late.came)
-        assert [("home/hall", b"home/hall")] == late.came
-        late.close()
+    with serving(None, "--config", str(tmp_path / "server.toml")) as server:
+        with PahoClient(server.port, "sender") as sender:
+            for topic in ("elsewhere", "home/hall"):
+                sender.publish(topic, topic)
+        server.restart()
+        with PahoClient(server.port, "late") as late:
+            late.subscribe("$replay/beginning/#")
+            assert ["home/hall"] == late.payloads(1)
 
 
 def test_a_changed_layout_begins_a_generation_at_the_start(tmp_path: Path) -> None:
     """The old ones stay; a further storage is made and held open, and other shards are refused."""
     config = tmp_path / "server.toml"
-    arguments = ("--config", str(config), *HERE)
     config.write_text(
         '[durable_storage.messages]\ndata_dir = "data"\nn_shards = 2\n'
         'layout = { type = "wildcard_optimized", epoch_bits = 19 }\n'
         '[durable_storage.more]\ndata_dir = "more"\nlayout = { type = "skipstream" }\n'
     )
-    with server(*arguments) as (process, _):
+    with serving(None, "--config", str(config)) as server:
         with pytest.raises(ts.DatabaseLockedError):
             ts.open(tmp_path / "more")
-        process.send_signal(signal.SIGTERM)
-        assert 0 == ended(process)[0]
-    with ts.open(tmp_path / "more", "r") as more:
-        assert "skipstream" == more.generations()[0].layout
-    config.write_text('[durable_storage.messages]\ndata_dir = "data"\nlayout = { type = "block" }\n')
-    with server(*arguments) as (process, _):
-        process.send_signal(signal.SIGTERM)
-        assert 0 == ended(process)[0]
+        assert 0 == server.stop()
+        with ts.open(tmp_path / "more", "r") as more:
+            assert "skipstream" == more.generations()[0].layout
+        config.write_text('[durable_storage.messages]\ndata_dir = "data"\nlayout = { type = "block" }\n')
+        server.start()
+        assert 0 == server.stop()
     with ts.open(tmp_path / "data", "r") as db:
         layouts = [(one.layout, one.options.get("epoch_bits")) for one in db.generations()]
         assert [("wildcard_optimized", 19), ("block", None)] == layouts
     config.write_text('[durable_storage.messages]\ndata_dir = "data"\nn_shards = 3\n')
-    with program("serve", *arguments) as process:
-        code, _, err = ended(process)
+    code, _, err = run("serve", "--config", str(config), *HERE)
     assert 2 == code
     assert "n_shards: the database was created with 2, which can't be changed to 3" in err
 
@@ -363,24 +226,19 @@ def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
     """What it changed is in the log; a bad file changes nothing, and is in the log too."""
     config, log = tmp_path / "server.toml", tmp_path / "log"
     config.write_text('[log]\nfile = "log"\n')
-    with server(str(tmp_path / "data"), "--config", str(config), *HERE) as (process, ready):
+    with serving(tmp_path / "data", "--config", str(config)) as server:
         for text, event in (
             ("[limits]\nconections = 0\n", "settings and certificates stay as they were"),
             ("[limits]\nconnections = 1\n", "settings and certificates were read again"),
         ):
             config.write_text(f'[log]\nfile = "log"\n{text}')
-            process.send_signal(signal.SIGHUP)
+            server.signal(signal.SIGHUP)
             wait_until(lambda event=event: event in log.read_text(), event)  # type: ignore[misc]
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         [told] = [line for line in lines if "changed" in line]
         assert (["limits.connections"], []) == (told["changed"], told["needs_restart"])
-        first = Client(port_of(ready), "first")
-        first.wait(lambda: first.answer is not None)
-        second = Client(port_of(ready), "second")
-        second.wait(lambda: second.answer is not None)
-        assert (0, 0x97) == (first.answer, second.answer)
-        first.close()
-        second.close()
+        with PahoClient(server.port, "first") as first, PahoClient(server.port, "second") as second:
+            assert (0, 0x97) == (first.answer, second.answer)
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
@@ -389,13 +247,11 @@ def test_a_service_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
-        environment = {**os.environ, "NOTIFY_SOCKET": str(path)}
-        with server(str(tmp_path / "data"), *HERE, env=environment) as (process, _):
+        with serving(tmp_path / "data", env={**os.environ, "NOTIFY_SOCKET": str(path)}) as server:
             manager.settimeout(PATIENCE)
             assert b"READY=1" == manager.recv(100)
-            process.send_signal(signal.SIGTERM)
+            assert 0 == server.stop()
             assert b"STOPPING=1" == manager.recv(100)
-            assert 0 == ended(process)[0]
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     assert not notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
@@ -438,11 +294,11 @@ def test_the_guides_commands_of_mosquitto_are_true(tmp_path: Path) -> None:
     """Each command of the guide, in its order, against one server; a subscriber ends when it has what it waits for."""
     commands = re.findall(r"^mosquitto_.*$", GUIDE.read_text(), re.MULTILINE)
     assert len(commands) >= 4
-    with server(str(tmp_path / "data"), *HERE) as (_, ready):
+    with serving(tmp_path / "data") as server:
         for command in commands:
             name, *arguments = shlex.split(command)
             done = subprocess.run(
-                [name, "-p", str(port_of(ready)), *arguments], capture_output=True, text=True, timeout=PATIENCE
+                [name, "-p", str(server.port), *arguments], capture_output=True, text=True, timeout=PATIENCE
             )
             assert 0 == done.returncode, (command, done.stderr)
             if "home/" in command and "-C" in arguments:
