@@ -27,6 +27,13 @@ def http(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
+def site(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
+    """A client of all that the server serves."""
+    with httpx.Client(base_url=served[1].urls_of_http[0], timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
 def db(served: tuple[ts.Database, Server]) -> ts.Database:
     """The served database itself."""
     return served[0]

@@ -9,8 +9,7 @@ import httpx
 import msgspec
 import pytest
 import topicstore as ts
-from topicstore.server import Address, Server
-from topicstore.server.settings import HttpSettings
+from topicstore.server import Server
 from topicstore.server.settings_file import read_settings
 from topicstore_conformance.mqtt.embedded import serving_http
 
@@ -78,15 +77,6 @@ def test_settings_of_a_program_are_not_read_again(http: httpx.Client) -> None:
     answer = http.post("/config/reload")
     assert answer.status_code == 400
     assert "a program has made them" in answer.json()["detail"]
-
-
-def test_only_an_administrator_may(db: ts.Database) -> None:
-    """Neither see the settings nor have them read."""
-    with (
-        serving_http(db, HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")) as server,
-        httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client,
-    ):
-        assert [401, 401] == [client.get("/config").status_code, client.post("/config/reload").status_code]
 
 
 def test_further_storages_are_listed(db: ts.Database, tmp_path: Path) -> None:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import httpx
-import pytest
-import topicstore as ts
-from topicstore.server import Server
 from topicstore.server.http.formats.media_types import ARROW
 from topicstore.server.http.formats.read import READ
 from topicstore.server.http.formats.written import WRITTEN
 
 
-@pytest.fixture
-def client(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served[1].urls_of_http[0], trust_env=False) as client:
-        yield client
-
-
-def test_the_document_names_tokens_and_problems(client: httpx.Client) -> None:
-    document = client.get("/schema/openapi.json").json()
+def test_the_document_names_tokens_and_problems(site: httpx.Client) -> None:
+    document = site.get("/schema/openapi.json").json()
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     assert {"token": []} in document["security"]
     assert {"type", "title", "status", "detail"} == set(document["components"]["schemas"]["Problem"]["required"])
@@ -35,9 +25,9 @@ def test_the_document_names_tokens_and_problems(client: httpx.Client) -> None:
     assert len({one["operationId"] for one in operations}) == len(operations)
 
 
-def test_the_document_names_all_that_is_taken_and_answered(client: httpx.Client) -> None:
+def test_the_document_names_all_that_is_taken_and_answered(site: httpx.Client) -> None:
     """Also what handlers read and write themselves."""
-    paths = client.get("/schema/openapi.json").json()["paths"]
+    paths = site.get("/schema/openapi.json").json()["paths"]
     publish, replay = paths["/api/v5/messages"]["post"], paths["/api/v5/messages"]["get"]
     sql = paths["/api/v5/sql"]["post"]["responses"]["200"]["content"]
     assert set(READ) == set(publish["requestBody"]["content"])
@@ -48,8 +38,8 @@ def test_the_document_names_all_that_is_taken_and_answered(client: httpx.Client)
     assert "Rows" in str(sql["application/json"])
 
 
-def test_the_page_loads_from_this_server_only(client: httpx.Client) -> None:
-    page = client.get("/schema")
+def test_the_page_loads_from_this_server_only(site: httpx.Client) -> None:
+    page = site.get("/schema")
     assert page.headers["content-type"].startswith("text/html")
     assert not re.search(r"<script(?![^>]*src)|<style|style=|onload=", page.text), "the policy allows none in the page"
     links = re.findall(r'(?:src|href)="([^"]*)"', page.text)
@@ -57,9 +47,9 @@ def test_the_page_loads_from_this_server_only(client: httpx.Client) -> None:
     for link in links:
         if link != "data:,":
             assert link.startswith("/")
-            assert client.get(link).status_code == 200
+            assert site.get(link).status_code == 200
 
 
-def test_other_files_are_not_served(client: httpx.Client) -> None:
+def test_other_files_are_not_served(site: httpx.Client) -> None:
     for name in ("index.html", "../flask_swagger_ui.py", "..%2fflask_swagger_ui.py", "VERSION"):
-        assert client.get(f"/schema/assets/{name}").status_code == 404
+        assert site.get(f"/schema/assets/{name}").status_code == 404

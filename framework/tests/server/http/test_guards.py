@@ -36,10 +36,13 @@ def operations(url: str) -> list[tuple[str, str]]:
 
 
 def test_no_route_of_the_interface_is_reached_without_a_token(closed: tuple[ts.Database, Server]) -> None:
+    """Health may be asked for by anybody."""
     url = closed[1].urls_of_http[0]
     found = operations(url)
-    assert len(found) > 5
-    for method, path in found:
+    assert {("GET", "/api/v5/config"), ("GET", "/api/v5/figures")} < set(found)
+    for path in ("live", "ready"):
+        assert httpx.get(f"{url}/health/{path}", trust_env=False).status_code == 200
+    for method, path in (*found, ("GET", "/metrics")):
         answer = httpx.request(method, url + path, trust_env=False)
         assert (method, path, 401) == (method, path, answer.status_code)
         assert answer.headers["WWW-Authenticate"] == "Bearer"

@@ -23,13 +23,6 @@ def test_a_server_that_can_work_is_ready(served: tuple[ts.Database, Server]) -> 
     assert (200, {"ready": True, "reasons": []}) == (answer.status_code, answer.json())
 
 
-def test_health_needs_no_token(tmp_path: Path) -> None:
-    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")
-    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, settings) as server:
-        for path in ("live", "ready"):
-            assert httpx.get(f"{server.urls_of_http[0]}/health/{path}", trust_env=False).status_code == 200
-
-
 def test_a_nearly_full_disk_is_not_ready(tmp_path: Path) -> None:
     settings = HttpSettings(listen=Address("127.0.0.1:0"), min_free=Size(1 << 60))
     with ts.open(tmp_path / "db", backend="rocksdb") as db, serving_http(db, settings) as server:

@@ -293,7 +293,7 @@ def test_a_connection_is_not_upgraded(strict: Server) -> None:
 
 
 def test_responses_say_what_browsers_may_do_and_not_what_serves(strict: Server) -> None:
-    for path in ("/health/live", "/nowhere", "/api/v5/info", "/schema"):
+    for path in ("/", "/health/live", "/nowhere", "/api/v5/info", "/schema"):
         headers = httpx.get(strict.urls_of_http[0] + path, trust_env=False).headers
         assert "server" not in headers
         assert headers["x-content-type-options"] == "nosniff"

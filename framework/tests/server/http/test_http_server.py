@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
@@ -29,13 +30,23 @@ LOOPBACK = Address("127.0.0.1:0")
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    with ts.open(tmp_path / "db", backend="memory") as db:
+    """A database of the test's own."""
+    with ts.open(tmp_path / "own", backend="memory") as db:
         yield db
 
 
 def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
     """Return an interface that isn't started, beside an MQTT server that isn't either."""
     return HttpServer(db, settings, Server(db))
+
+
+@contextlib.contextmanager
+def running(db: ts.Database, tls: HttpTlsSettings | None = None) -> Iterator[HttpServer]:
+    """Run an interface."""
+    server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
+    server.start()
+    yield server
+    server.stop()
 
 
 def get(server: HttpServer, path: str = "/health/live") -> httpx.Response:
@@ -47,6 +58,7 @@ def threads() -> list[str]:
 
 
 def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> None:
+    http_server(db, HttpSettings(listen=LOOPBACK)).stop()  # one that was never started
     server = http_server(db, HttpSettings(listen=LOOPBACK))
     server.start()
     assert get(server).status_code == 200
@@ -58,12 +70,6 @@ def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> Non
     with pytest.raises(ListenError, match="was stopped"):
         server.start()
     server.reload()
-
-
-def test_one_that_was_never_started_may_be_stopped(db: ts.Database) -> None:
-    server = http_server(db, HttpSettings(listen=LOOPBACK))
-    server.stop()
-    assert [] == threads()
 
 
 def test_an_address_in_use_is_told_and_nothing_is_left(db: ts.Database) -> None:
@@ -88,10 +94,8 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Pat
         (tmp_path / "db" / "server.json").rmdir()
         with pytest.raises(ListenError, match="make another one"):
             server.start()
-        again = http_server(db, HttpSettings(listen=LOOPBACK))
-        again.start()
-        assert get(again).status_code == 200
-        again.stop()
+        with running(db) as again:
+            assert get(again).status_code == 200
 
 
 def test_a_job_that_was_begun_while_it_could_not_start_is_cancelled(tmp_path: Path) -> None:
@@ -278,57 +282,34 @@ def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path:
         server.stop()
 
 
-def test_only_this_servers_certificate_is_trusted_by_who_found_it(tmp_path: Path, authority: trustme.CA) -> None:
-    with ts.open(tmp_path / "db", backend="rocksdb") as db:
-        server = http_server(db, HttpSettings(listen=LOOPBACK, tls=issue(authority, tmp_path)))
-        server.start()
-        found = find_server(tmp_path / "db")
-        assert found is not None
-        (tmp_path / "other").mkdir()
-        with ts.open(tmp_path / "others", backend="memory") as other:
-            second = http_server(other, HttpSettings(listen=LOOPBACK, tls=issue(trustme.CA(), tmp_path / "other")))
-            second.start()
-            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                httpx.get(f"https://{second.addresses[0]}/health/live", verify=found.trust(), trust_env=False)
-            second.stop()
-        server.stop()
-
-
-def test_a_certificate_of_the_same_authority_between_is_not_trusted_either(tmp_path: Path) -> None:
-    """The file of a certificate has those between it and the root too; its comments may be in any language."""
-    between = trustme.CA().create_child_ca()
-    with ts.open(tmp_path / "db", backend="rocksdb") as db:
-        tls = issue(between, tmp_path)
-        tls.certificate.write_bytes("# für uns\n".encode("latin-1") + tls.certificate.read_bytes())
-        assert tls.certificate.read_bytes().count(b"BEGIN CERTIFICATE") == 2
-        server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
-        server.start()
+@pytest.mark.parametrize("between", [None, trustme.CA().create_child_ca()])
+def test_only_this_servers_certificate_is_trusted_by_who_found_it(
+    tmp_path: Path, db: ts.Database, between: trustme.CA | None
+) -> None:
+    """And none of the same authority, though a file has those between it and the root too; it may have comments."""
+    (tmp_path / "other").mkdir()
+    tls, others = issue(between or trustme.CA(), tmp_path), issue(between or trustme.CA(), tmp_path / "other")
+    tls.certificate.write_bytes("# für uns\n".encode("latin-1") + tls.certificate.read_bytes())
+    assert tls.certificate.read_bytes().count(b"BEGIN CERTIFICATE") == (1 if between is None else 2)
+    with ts.open(tmp_path / "db", backend="rocksdb") as found_db, running(found_db, tls), running(db, others) as other:
         found = find_server(tmp_path / "db")
         assert found is not None
         assert httpx.get(f"{found.url}/health/live", verify=found.trust(), trust_env=False).status_code == 200
-        (tmp_path / "other").mkdir()
-        with ts.open(tmp_path / "others", backend="memory") as other:
-            second = http_server(other, HttpSettings(listen=LOOPBACK, tls=issue(between, tmp_path / "other")))
-            second.start()
-            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                httpx.get(f"https://{second.addresses[0]}/health/live", verify=found.trust(), trust_env=False)
-            second.stop()
-        server.stop()
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"https://{other.addresses[0]}/health/live", verify=found.trust(), trust_env=False)
 
 
 def test_old_versions_of_tls_and_plain_text_are_refused(db: ts.Database, tmp_path: Path, authority: trustme.CA) -> None:
-    server = http_server(db, HttpSettings(listen=LOOPBACK, tls=issue(authority, tmp_path)))
-    server.start()
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(old)
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
-    host, _, port = server.addresses[0].rpartition(":")
-    with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError):
-        old.wrap_socket(plain, server_hostname=host)
-    with pytest.raises(httpx.HTTPError):
-        httpx.get(f"http://{server.addresses[0]}/health/live", trust_env=False)
-    server.stop()
+    with running(db, issue(authority, tmp_path)) as server:
+        host, _, port = server.addresses[0].rpartition(":")
+        with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError):
+            old.wrap_socket(plain, server_hostname=host)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://{server.addresses[0]}/health/live", trust_env=False)
 
 
 def with_passphrase(tls: HttpTlsSettings) -> None:

@@ -116,13 +116,6 @@ def test_targets_elsewhere_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_directory_nothing_is_exported(served: tuple[ts.Database, Server]) -> None:
-    """The sentence names the setting."""
-    url = f"{served[1].urls_of_http[0]}/api/v5/jobs"
-    answer = httpx.post(url, json={"kind": "checkpoint", "target": "x"}, trust_env=False)
-    assert (answer.status_code, "export_dir" in answer.json()["detail"]) == (403, True)
-
-
 def test_one_of_a_kind_runs_and_can_be_cancelled(http: httpx.Client, own: tuple[ts.Database, Server]) -> None:
     """A second one is a conflict until the first has ended; one that was asked to end ends at its next step."""
     begun, gate = threading.Event(), threading.Event()

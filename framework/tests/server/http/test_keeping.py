@@ -98,18 +98,6 @@ def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Cli
     assert http.put("/retention", json={"archive_to": None}).json()["archive_to"] is None
 
 
-def test_without_a_directory_nothing_is_archived(http: httpx.Client) -> None:
-    """The sentence says which setting allows it."""
-    answer = http.put("/retention", json={"archive_to": "a"})
-    assert (answer.status_code, "export_dir" in answer.json()["detail"]) == (403, True)
-
-
-def test_sql_needs_the_setting(http: httpx.Client) -> None:
-    """Without the first it is forbidden."""
-    answer = http.post("/sql", json={"statement": "select 1"})
-    assert (answer.status_code, "sql" in answer.json()["detail"]) == (403, True)
-
-
 def test_sql_answers_with_rows(tmp_path: Path) -> None:
     """Bytes as text; a statement that writes, or is wrong, is refused; so is SQL on a backend without it."""
     settings = HttpSettings(listen=Address("127.0.0.1:0"), sql=True)

@@ -328,8 +328,3 @@ def test_many_rows_of_nothing_are_refused_at_the_first(nothing: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert most < 2 * len(body)
-
-
-def test_a_body_that_is_too_large_is_413(http: httpx.Client) -> None:
-    answer = _post(http, bytes((64 << 20) + 1), "application/json")
-    assert answer.status_code == 413

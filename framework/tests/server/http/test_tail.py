@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -61,13 +62,7 @@ def test_what_is_stored_comes_first_and_then_what_is_new(client: httpx.Client, d
 
 
 def _events_with_data(answer: httpx.Response, number: int) -> list[Event]:
-    found: list[Event] = []
-    for event in _events(answer):
-        if "data" in event:
-            found.append(event)
-        if len(found) == number:
-            break
-    return found
+    return list(islice((event for event in _events(answer) if "data" in event), number))
 
 
 def test_without_a_start_it_begins_now_and_messages_that_are_not_stored_come_too(
