@@ -44,16 +44,6 @@ def test_a_packet_may_have_any_length(size: int) -> None:
     assert reader.feed(packet(0x30, body)) == [(0x30, body)]
 
 
-def test_packets_a_byte_at_a_time() -> None:
-    expected = [CONNECT_FRAME, (0x32, bytes(200)), (0x40, b"\0\7"), (0x32, bytes(20_000)), (0xE0, b"")]
-    reader = FrameReader(LARGE)
-    found = []
-    for byte in b"".join(packet(*frame) for frame in expected):
-        found += reader.feed(bytes((byte,)))
-        reader.version = 5 if found else 0
-    assert found == expected
-
-
 def test_a_large_packet_is_kept_once() -> None:
     """However small its pieces are, no more than its bytes are kept, with the room that a bytearray has to grow."""
     reader = FrameReader(LARGE)

@@ -101,133 +101,107 @@ connects = some(
 )
 
 
+def fields(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy for all of these fields."""
+    return st.fixed_dictionaries(values)
+
+
 @PROFILE
 @given(
-    version=versions,
-    client_id=texts,
-    clean=st.booleans(),
-    keep_alive=bytes_2,
-    will=st.none() | wills,
-    user_name=st.none() | texts,
-    password=st.none() | binaries,
-    values=connects,
-    data=st.none() | binaries,
+    versions,
+    fields(client_id=texts, keep_alive=bytes_2, will=st.none() | wills, user_name=st.none() | texts),
+    st.booleans(),
+    st.none() | binaries,
+    connects,
+    st.none() | binaries,
 )
 def test_connect(
-    version: int,
-    client_id: str,
-    clean: bool,
-    keep_alive: int,
-    will: wire.Will | None,
-    user_name: str | None,
-    password: bytes | None,
-    values: dict[str, Any],
-    data: bytes | None,
+    version: int, given: dict[str, Any], clean: bool, password: bytes | None, values: dict[str, Any], data: bytes | None
 ) -> None:
     if version == 4:
-        values, clean = {}, clean or not client_id
-        password = None if user_name is None else password
+        values, clean = {}, clean or not given["client_id"]
+        password = None if given["user_name"] is None else password
     if "authentication_method" in values and data is not None:
         values["authentication_data"] = data
-    packet = wire.connect(
-        client_id,
-        version=version,
-        clean=clean,
-        keep_alive=keep_alive,
-        will=will,
-        user_name=user_name,
-        password=password,
-        **values,
-    )
-    expected_will = None
+    packet = wire.connect(version=version, clean=clean, password=password, **given, **values)
+    will, expected_will = given.pop("will"), None
     if will is not None:
-        given = will.properties if version == 5 else {}
-        delay = given.get("will_delay_interval", 0)
-        assert isinstance(delay, int)
-        expected_will = WillPacket(will.topic, will.payload, will.qos, will.retain, delay, as_properties(given))
-    assert decode(0, *frame(packet)) == ConnectPacket(
-        version=version,
-        client_id=client_id,
-        clean_start=clean,
-        keep_alive=keep_alive,
-        user_name=user_name,
-        password=password,
-        will=expected_will,
-        session_expiry=values.get("session_expiry_interval", 0) if version == 5 else 0 if clean else NEVER,
-        receive_maximum=values.get("receive_maximum", 65_535),
-        maximum_packet_size=values.get("maximum_packet_size"),
-        topic_alias_maximum=values.get("topic_alias_maximum", 0),
-        request_response_information=values.get("request_response_information", 0) == 1,
-        request_problem_information=values.get("request_problem_information", 1) == 1,
-        user_properties=tuple(values.get("user_property", ())),
-        authentication_method=values.get("authentication_method"),
-        authentication_data=values.get("authentication_data"),
-    )
-
-
-@PROFILE
-@given(versions, topics, st.integers(0, 2), packet_ids, binaries, st.booleans(), st.booleans(), message_properties)
-def test_publish_from_a_client(
-    version: int,
-    topic: str,
-    qos: int,
-    packet_id: int,
-    payload: bytes,
-    retain: bool,
-    dup: bool,
-    values: dict[str, Any],
-) -> None:
-    packet = wire.publish(
-        topic,
-        payload,
-        qos=qos,
-        packet_id=packet_id,
-        retain=retain,
-        dup=dup and qos > 0,
-        version=version,
+        described = will.properties if version == 5 else {}
+        delay = described.get("will_delay_interval", 0)
+        expected_will = WillPacket(will.topic, will.payload, will.qos, will.retain, delay, as_properties(described))
+    expected = {
+        "session_expiry": values.pop("session_expiry_interval", 0) if version == 5 else 0 if clean else NEVER,
+        "request_response_information": values.pop("request_response_information", 0) == 1,
+        "request_problem_information": values.pop("request_problem_information", 1) == 1,
+        "user_properties": tuple(values.pop("user_property", ())),
         **values,
+    }
+    assert decode(0, *frame(packet)) == ConnectPacket(
+        version=version, clean_start=clean, password=password, will=expected_will, **given, **expected
     )
-    expected = ts.Message(topic, payload, "me", qos, retain, None, as_properties(values) if version == 5 else None)
-    for _ in range(2):  # topics and properties are remembered
-        found = decode_publish(version, *frame(packet), "me")
-        assert found == (expected, packet_id if qos else 0, 0)
-
-
-@PROFILE
-@given(st.just("") | topics, packet_ids, packet_ids, message_properties)
-def test_publish_with_an_alias(topic: str, packet_id: int, alias: int, values: dict[str, Any]) -> None:
-    packet = wire.publish(topic, b"x", qos=1, packet_id=packet_id, **values, topic_alias=alias)
-    message = ts.Message(topic, b"x", "me", 1, False, None, as_properties(values))
-    assert decode_publish(5, *frame(packet), "me") == (message, packet_id, alias)
 
 
 @PROFILE
 @given(
     versions,
     topics,
-    st.integers(0, 2),
-    packet_ids,
-    st.integers(0, 20_000).map(bytes),
+    binaries,
+    fields(qos=st.integers(0, 2), packet_id=packet_ids, retain=st.booleans()),
     st.booleans(),
+    message_properties,
+    st.none() | packet_ids,
+    st.booleans(),
+)
+def test_publish_from_a_client(
+    version: int,
+    topic: str,
+    payload: bytes,
+    given: dict[str, Any],
+    dup: bool,
+    values: dict[str, Any],
+    alias: int | None,
+    named: bool,
+) -> None:
+    qos, alias = given["qos"], alias if version == 5 else None
+    topic = topic if named or alias is None else ""
+    packet = wire.publish(
+        topic,
+        payload,
+        **given,
+        dup=dup and qos > 0,
+        version=version,
+        **values,
+        **({"topic_alias": alias} if alias else {}),
+    )
+    properties = as_properties(values) if version == 5 else None
+    expected = ts.Message(topic, payload, "me", qos, given["retain"], None, properties)
+    for _ in range(2):  # topics and properties are remembered
+        found = decode_publish(version, *frame(packet), "me")
+        assert found == (expected, given["packet_id"] if qos else 0, alias or 0)
+
+
+@PROFILE
+@given(
+    versions,
+    fields(topic=topics, payload=st.integers(0, 20_000).map(bytes), qos=st.integers(0, 2), retain=st.booleans()),
+    packet_ids,
     st.booleans(),
     message_properties,
     st.lists(identifiers, max_size=3),
-    st.integers(0, 0xFFFF),
+    bytes_2,
     st.booleans(),
 )
 def test_publish_to_a_client(
     version: int,
-    topic: str,
-    qos: int,
+    given: dict[str, Any],
     packet_id: int,
-    payload: bytes,
-    retain: bool,
     dup: bool,
     values: dict[str, Any],
     subscriptions: list[int],
     alias: int,
     named: bool,
 ) -> None:
+    topic, payload, qos, retain = (given[name] for name in ("topic", "payload", "qos", "retain"))
     dup, packet_id, alias = dup and qos > 0, packet_id if qos else 0, alias if version == 5 else 0
     message = ts.Message(topic, payload, "other", qos, retain, 1, as_properties(values))
     expiry = values.pop("message_expiry_interval", None)

@@ -197,12 +197,3 @@ def test_a_packet_has_nothing_behind_its_fields(version: int) -> None:
                 with pytest.raises(PacketError) as error:
                     decode(version, first, body)
                 assert error.value.reason is MALFORMED
-
-
-def test_properties_are_remembered_by_their_value() -> None:
-    """What was read once is not read again, and it is the same for those who get it."""
-    packets = [wire.publish("a", b"x", content_type=text, topic_alias=3) for text in ("one", "two", "one")]
-    found = [decode_publish(5, packet[0], packet[2:], "me") for packet in packets]
-    assert [message.properties.content_type for message, _, _ in found if message.properties] == ["one", "two", "one"]
-    assert found[0][0].properties is found[2][0].properties
-    assert [alias for _, _, alias in found] == [3, 3, 3]
