@@ -18,6 +18,12 @@ Connect = Callable[..., RawClient]
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """What runs tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
     """A database in memory, for a server within the test's own process."""
     with ts.open(tmp_path / "db", backend="memory") as db:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import argon2
 import pytest
@@ -19,7 +20,7 @@ from topicstore.server.access.hooks import AccessHooks
 from topicstore.server.listeners import Peer, Via
 from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, SettingsError
 
-R = TypeVar("R")
+pytestmark = pytest.mark.anyio
 
 
 def login(
@@ -35,27 +36,11 @@ def login(
     return Login(client_id=client_id, user_name=user, password=password, peer=peer)
 
 
-def run(work: Coroutine[Any, Any, R], *accesses: Access) -> R:
-    """Run a test's coroutine, and end the threads whatever happens."""
-
-    async def whole() -> R:
-        try:
-            return await work
-        finally:
-            for access in accesses:
-                access.close()
-
-    return asyncio.run(whole())
-
-
-def outcome(access: Access, *logins: Login) -> list[str | None]:
+async def outcome(access: Access, *logins: Login) -> list[str | None]:
     """Return for each client its user name, or why it was refused, after a dash."""
-
-    async def ask() -> list[str | None]:
+    with closing(access):
         found = [await access.authenticate(one) for one in logins]
-        return [f"-{one.why}" if isinstance(one, Refusal) else one.user for one in found]
-
-    return run(ask(), access)
+    return [f"-{one.why}" if isinstance(one, Refusal) else one.user for one in found]
 
 
 def hooks(hook: str, *plugins: object) -> AccessHooks:
@@ -73,16 +58,16 @@ def password_file(tmp_path: Path) -> Path:
     ("anonymous", "here", "there"),
     [("loopback", None, "-forbidden"), ("never", "-forbidden", "-forbidden"), ("always", None, None)],
 )
-def test_anonymous_clients(anonymous: Any, here: str | None, there: str | None) -> None:
+async def test_anonymous_clients(anonymous: Any, here: str | None, there: str | None) -> None:
     """By default from this machine only."""
     access = Access(AuthenticationSettings(anonymous=anonymous), AuthorizationSettings())
-    assert [here, there] == outcome(access, login(), login(loopback=False))
+    assert [here, there] == await outcome(access, login(), login(loopback=False))
 
 
-def test_passwords_of_the_file(password_file: Path) -> None:
+async def test_passwords_of_the_file(password_file: Path) -> None:
     """A name with a wrong password is refused where nobody needs one, too."""
     access = Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
-    found = outcome(
+    found = await outcome(
         access,
         login("ann", b"secret", loopback=False),
         login("ann", b"wrong"),
@@ -94,26 +79,28 @@ def test_passwords_of_the_file(password_file: Path) -> None:
     assert ["ann", "-credentials", "-credentials", "-credentials", None, "-forbidden"] == found
 
 
-def test_a_name_that_nobody_can_check_is_nobodys() -> None:
+async def test_a_name_that_nobody_can_check_is_nobodys() -> None:
     """Without a file of users a client that gives a name is an anonymous one."""
-    assert [None, "-forbidden"] == outcome(
+    assert [None, "-forbidden"] == await outcome(
         Access(AuthenticationSettings(), AuthorizationSettings()),
         login("ann", b"x"),
         login("ann", b"x", loopback=False),
     )
 
 
-def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
+async def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
     """Before that of the CONNECT, and without a password."""
     access = Access(AuthenticationSettings(anonymous="never", password_file=password_file), AuthorizationSettings())
-    assert ["bus-7"] == outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
+    assert ["bus-7"] == await outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
 
 
-def test_a_file_that_cannot_be_read_later_lets_nobody_in(password_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_cannot_be_read_later_lets_nobody_in(
+    password_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And is logged; when the server starts, it is an error."""
     access = Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
     password_file.write_text("ann:secret\n")
-    assert ["-unavailable"] == outcome(access, login("ann", b"secret"))
+    assert ["-unavailable"] == await outcome(access, login("ann", b"secret"))
     assert "line 1" in caplog.text
     assert "secret" not in caplog.text
     with pytest.raises(PasswordFileError, match="line 1"):
@@ -156,7 +143,7 @@ class Names:
         return [self.known.get(client.client_id) for client in request.clients]
 
 
-def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path) -> None:
+async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path) -> None:
     """What none knows, the server's settings decide."""
     first, second = Names({"one": "first", "two": False}), Names({"one": "second", "two": "second", "three": "second"})
     access = Access(
@@ -164,7 +151,7 @@ def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path
         AuthorizationSettings(),
         authenticate=hooks("topicstore_authenticate", first, second),
     )
-    found = outcome(
+    found = await outcome(
         access,
         login(client_id="one"),
         login("ann", b"secret", client_id="two"),
@@ -175,15 +162,14 @@ def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path
     assert ["first", "-credentials", "second", "ann", "-credentials"] == found
 
 
-def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
+async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
     """All of them, however many."""
     plugin = Names({})
     plugin.gate.clear()
     access = Access(
         AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks("topicstore_authenticate", plugin)
     )
-
-    async def connect() -> None:
+    with closing(access):
         first = asyncio.create_task(access.authenticate(login()))
         await asyncio.to_thread(plugin.called.wait)
         others = [asyncio.create_task(access.authenticate(login())) for _ in range(50)]
@@ -191,8 +177,6 @@ def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> No
         plugin.gate.set()
         for task in (first, *others):
             assert isinstance(await task, Identity)
-
-    run(connect(), access)
     assert [1, 50] == plugin.calls
 
 
@@ -226,12 +210,12 @@ class Answering:
 @pytest.mark.parametrize(
     "plugin", [Raising(), Answering([]), Answering("a"), Answering([True]), Answering([1]), Answering(7)]
 )
-def test_a_plugin_that_fails_lets_nobody_in(plugin: object, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_plugin_that_fails_lets_nobody_in(plugin: object, caplog: pytest.LogCaptureFixture) -> None:
     """Nor does one that answers with what is no answer; both are logged."""
     access = Access(
         AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks("topicstore_authenticate", plugin)
     )
-    assert ["-unavailable"] == outcome(access, login())
+    assert ["-unavailable"] == await outcome(access, login())
     assert [logging.ERROR] == [record.levelno for record in caplog.records]
 
 
@@ -256,13 +240,12 @@ def someone(*, loopback: bool = False) -> Identity:
     return Identity(user="ann", client_id="one", loopback=loopback)
 
 
-def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
+async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
     """What none of them says something about, the list decides."""
     plugin = Topics({"a/no": True, "a/x": False})
     access = Access(AuthenticationSettings(), LISTED, authorize=hooks("topicstore_authorize", plugin))
     permissions = access.permissions(someone())
-
-    async def ask() -> None:
+    with closing(access):
         topics = ["a/no", "a/x", "a/y", "b"]
         assert [None] * 4 == [permissions.decided("publish", topic) for topic in topics]
         for _ in range(3):
@@ -274,23 +257,20 @@ def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
         assert [False] == await access.permissions(someone()).decide("publish", ["a/x"])
         assert 6 == len(plugin.asked)
 
-    run(ask(), access)
 
-
-def test_a_plugin_that_fails_to_answer_allows_nothing_and_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_plugin_that_fails_to_answer_allows_nothing_and_nothing_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Whoever asks is told that nobody knows, and the failure is logged; the next time the plugin is asked again."""
     access = Access(AuthenticationSettings(), LISTED, authorize=hooks("topicstore_authorize", Raising()))
     permissions = access.permissions(someone())
-
-    async def ask() -> None:
+    with closing(access):
         for _ in range(2):
             assert permissions.decided("publish", "a/x") is None
             assert [None] == await permissions.decide("publish", ["a/x"])
             assert permissions.decided("publish", "a/x") is False
             assert [None] == await permissions.decide("subscribe", ["a/x"])
             assert permissions.decided("subscribe", "a/x") is None
-
-    run(ask(), access)
     assert [logging.ERROR] * 4 == [record.levelno for record in caplog.records]
     assert "directory is down" in caplog.text
 
@@ -334,7 +314,7 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
 # --- questions in batches ---
 
 
-def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
+async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
     """Nobody waits for ever for an answer that nobody will give."""
     begun, gate = threading.Event(), threading.Event()
 
@@ -343,23 +323,20 @@ def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
         gate.wait()
         return [-one for one in questions]
 
-    async def ask() -> None:
-        batches = Batches[int, int](answer, "test", most=2, waiting=3)
-        first = asyncio.create_task(batches.ask([1, 2]))
-        await asyncio.to_thread(begun.wait)
-        second = asyncio.create_task(batches.ask([3, 4, 5]))
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyWaitingError, match="3 questions wait already"):
-            await batches.ask([6])
-        gate.set()
-        assert [[-1, -2], [-3, -4, -5]] == await asyncio.gather(first, second)
-        gate.clear()
-        begun.clear()
-        third = asyncio.create_task(batches.ask([7]))
-        await asyncio.to_thread(begun.wait)
-        threading.Timer(0, gate.set).start()
-        batches.close()
-        with pytest.raises(asyncio.CancelledError):
-            await third
-
-    asyncio.run(ask())
+    batches = Batches[int, int](answer, "test", most=2, waiting=3)
+    first = asyncio.create_task(batches.ask([1, 2]))
+    await asyncio.to_thread(begun.wait)
+    second = asyncio.create_task(batches.ask([3, 4, 5]))
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyWaitingError, match="3 questions wait already"):
+        await batches.ask([6])
+    gate.set()
+    assert [[-1, -2], [-3, -4, -5]] == await asyncio.gather(first, second)
+    gate.clear()
+    begun.clear()
+    third = asyncio.create_task(batches.ask([7]))
+    await asyncio.to_thread(begun.wait)
+    threading.Timer(0, gate.set).start()
+    batches.close()
+    with pytest.raises(asyncio.CancelledError):
+        await third

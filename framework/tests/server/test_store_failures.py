@@ -42,81 +42,55 @@ class Failing:
         monkeypatch.setattr(owner, name, instead)
 
 
-@pytest.mark.parametrize("step", ["_connect", "_publish", "_pubrel", "_pubrec", "_subscribe", "_unsubscribe"])
-def test_a_fault_of_the_server_ends_whom_it_concerns(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
-) -> None:
-    """Those who asked for something at that moment; it is logged, and others go on, as do they when they come again."""
-    failing = Failing(monkeypatch, StoreHop, step, RuntimeError("a fault"))
-    with embedded.client() as client, embedded.client() as other:
-        other.connect("other")
-        if step == "_connect":
-            failing.times = 1
-            client.send(wire.connect("me"))
-        else:
-            client.connect("me", session_expiry_interval=3600)
-            failing.times = 1
-            packets = {
-                "_publish": wire.publish("a", b"x", qos=1, packet_id=1),
-                "_pubrel": wire.acknowledgement("PUBREL", 1),
-                "_pubrec": wire.acknowledgement("PUBREC", 1),
-                "_subscribe": wire.subscribe(1, [("a", 1)]),
-                "_unsubscribe": wire.unsubscribe(1, ["a"]),
-            }
-            client.send(packets[step])
-        assert client.farewell() == ("CONNACK" if step == "_connect" else "DISCONNECT", 0x80)
-        other.ping()
-        assert [one.message for one in caplog.records if one.levelno == logging.ERROR] == [
-            "requests could not be served"
-        ]
-        with embedded.client() as again:
-            assert again.connect("me").reason == 0
-            assert again.subscribe("b", options=1) == (1,)
+CONNECT, PUBLISH = wire.connect("me"), wire.publish("a", b"x", qos=1, packet_id=1)
+PUBREL, PUBREC = wire.acknowledgement("PUBREL", 1), wire.acknowledgement("PUBREC", 1)
+SUBSCRIBE, UNSUBSCRIBE = wire.subscribe(1, [("a", 1)]), wire.unsubscribe(1, ["a"])
+UNSERVED, UNANSWERED = "requests could not be served", "a client could not be answered"
 
 
-@pytest.mark.parametrize("step", ["opened", "published", "released", "unknown", "subscribed", "unsubscribed", "send"])
-def test_a_fault_while_a_client_is_answered_ends_only_that_client(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+@pytest.mark.parametrize(
+    ("owner", "step", "packet", "logged"),
+    [
+        (StoreHop, "_connect", CONNECT, UNSERVED),
+        (StoreHop, "_publish", PUBLISH, UNSERVED),
+        (StoreHop, "_pubrel", PUBREL, UNSERVED),
+        (StoreHop, "_pubrec", PUBREC, UNSERVED),
+        (StoreHop, "_subscribe", SUBSCRIBE, UNSERVED),
+        (StoreHop, "_unsubscribe", UNSUBSCRIBE, UNSERVED),
+        (MqttConnection, "opened", CONNECT, UNANSWERED),
+        (MqttConnection, "published", PUBLISH, UNANSWERED),
+        (MqttConnection, "released", PUBREL, UNANSWERED),
+        (MqttConnection, "unknown", PUBREC, UNANSWERED),
+        (MqttConnection, "subscribed", SUBSCRIBE, UNANSWERED),
+        (MqttConnection, "unsubscribed", UNSUBSCRIBE, UNANSWERED),
+        (MqttConnection, "send", wire.publish("b", b"x"), UNANSWERED),
+        (Access, "authenticate", CONNECT, "a client could not be served"),
+    ],
+)
+def test_a_fault_ends_only_the_client_whom_it_concerns(
+    embedded: Embedded,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    step: str,
+    packet: bytes,
+    logged: str,
 ) -> None:
-    """It is told so, its session can be had again, and whoever comes after it is served."""
-    failing = Failing(monkeypatch, MqttConnection, step, RuntimeError("a fault"))
+    """It is told so, and it is logged; its session can be had again, and others go on."""
+    failing = Failing(monkeypatch, owner, step, RuntimeError("a fault"))
     with embedded.client() as client, embedded.client() as other:
         other.connect("other")
-        if step == "opened":
-            failing.times = 1
-            client.send(wire.connect("me"))
-        else:
+        if packet is not CONNECT:
             client.connect("me", session_expiry_interval=3600)
             client.subscribe("b", options=1)
-            failing.times = 1
-            packets = {
-                "published": wire.publish("a", b"x", qos=1, packet_id=1),
-                "released": wire.acknowledgement("PUBREL", 1),
-                "unknown": wire.acknowledgement("PUBREC", 1),
-                "subscribed": wire.subscribe(1, [("a", 1)]),
-                "unsubscribed": wire.unsubscribe(1, ["a"]),
-                "send": wire.publish("b", b"x"),
-            }
-            client.send(packets[step])
-        assert client.farewell() == ("CONNACK" if step == "opened" else "DISCONNECT", 0x80)
+        failing.times = 1
+        client.send(packet)
+        assert client.farewell() == ("CONNACK" if packet is CONNECT else "DISCONNECT", 0x80)
         assert other.subscribe("a", options=1) == (1,)
-        assert "a client could not be answered" in [one.message for one in caplog.records]
+        assert [one.message for one in caplog.records if one.levelno == logging.ERROR] == [logged]
         with embedded.client() as again:
             assert again.connect("me").reason == 0
             assert again.subscribe("b", options=1) == (1,)
-
-
-def test_a_fault_while_a_client_is_admitted_ends_only_that_client(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is told so, and whoever comes after it is served."""
-    failing = Failing(monkeypatch, Access, "authenticate", RuntimeError("a fault"))
-    failing.times = 1
-    with embedded.client() as client, embedded.client() as other:
-        client.send(wire.connect("me"))
-        assert client.farewell() == ("CONNACK", 0x80)
-        assert "a client could not be served" in [one.message for one in caplog.records]
-        assert other.connect("other").reason == 0
 
 
 def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
