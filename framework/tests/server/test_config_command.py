@@ -119,7 +119,10 @@ def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[limits]\nconections = 1", "error: server.toml, line 2: limits has no key 'conections'; is 'connections'"),
-        ("[durable_storage.messages]\nn_shards = 3", "n_shards: the database was created with 1, which can't be"),
+        (
+            "[durable_storage.messages]\nn_shards = 3",
+            "was created with 1, which can't be changed to 3; take its messages over",
+        ),
         ('[durable_storage.messages]\nbackend = "x"', "messages.backend: the database was created with 'rocksdb'"),
         (
             '[durable_storage.messages]\nlayout = {type="bloc"}',

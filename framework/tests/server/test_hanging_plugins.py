@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import topicstore as ts
 from topicstore.contract.access import AuthenticationRequest
@@ -33,7 +32,7 @@ class Hanging:
         return [None] * len(request.clients)
 
 
-def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(tmp_path: Path) -> None:
+def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(db: ts.Database) -> None:
     """Else clients that nobody has let in could keep all others out."""
     plugin = Hanging()
     access = Access(
@@ -42,7 +41,7 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(t
         authenticate=AccessHooks([("hanging", plugin)], "topicstore_authenticate"),
     )
     settings = ServerSettings(limits=Limits(connections=1))
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, settings, access=access) as embedded:
+    with Embedded(db, settings, access=access) as embedded:
 
         async def full() -> bool:
             assert embedded.server._broker is not None
@@ -59,12 +58,12 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(t
     access.close()
 
 
-def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(tmp_path: Path) -> None:
+def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(db: ts.Database) -> None:
     """Else a second signal, which ends the program at once, would not be heard."""
     plugin = Hanging()
     hooks = AccessHooks([("hanging", plugin)], "topicstore_authenticate")
     access = Access(AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks)
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, access=access) as embedded:
+    with Embedded(db, access=access) as embedded:
         embedded.server._access = access  # as if it were made from settings, which name installed plugins
         went_on = threading.Event()
 

@@ -214,29 +214,6 @@ def test_garbage(mqtt: Serving, noticing: Callable[[], None]) -> None:
     noticing()
 
 
-@pytest.mark.parametrize("version", [4, 5])
-def test_a_byte_at_a_time(mqtt: Serving, noticing: Callable[[], None], name: str, version: int) -> None:
-    """Packets are whole whatever pieces they come in."""
-    with mqtt.client(version=version) as client:
-        data = [
-            wire.connect(name, version=version),
-            wire.subscribe(1, [(f"byte/{name}", 1)], version=version),
-            wire.publish(f"byte/{name}", b"x" * 300, qos=2, packet_id=2, version=version),
-            wire.acknowledgement("PUBREL", 2),
-            wire.PINGREQ,
-        ]
-        for byte in b"".join(data):
-            client.send(bytes((byte,)))
-        kinds = []
-        while len(kinds) < 6:
-            packet = client.receive()
-            assert packet is not None
-            kinds.append(packet.kind)
-        assert kinds[:2] == ["CONNACK", "SUBACK"]
-        assert sorted(kinds[2:]) == ["PINGRESP", "PUBCOMP", "PUBLISH", "PUBREC"]
-    noticing()
-
-
 def test_connections_that_never_say_who_they_are(name: str) -> None:
     """Whatever part of a CONNECT they have sent, they are closed when their time is over, and others are served."""
     with served(timeout=1) as server, bystanders(server, name) as check:

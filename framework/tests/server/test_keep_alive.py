@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import topicstore as ts
 from topicstore.sessions import Session
@@ -15,7 +13,7 @@ from topicstore_conformance.mqtt.embedded import Embedded
 need("memory")
 
 
-def test_a_client_in_the_middle_of_a_packet_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_in_the_middle_of_a_packet_is_not_silent(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large packet may take longer to come than a client may be silent: each part of it counts."""
     heard = 0
     alive = Session.alive
@@ -26,7 +24,7 @@ def test_a_client_in_the_middle_of_a_packet_is_not_silent(tmp_path: Path, monkey
         heard += 1
 
     monkeypatch.setattr(Session, "alive", counted)
-    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded, embedded.client() as client:
+    with Embedded(db) as embedded, embedded.client() as client:
         client.connect("slow", keep_alive=3_600)
         packet = wire.publish("large", b"x" * 1_000, qos=1, packet_id=1)
         for at in range(0, len(packet) - 100, 100):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 import topicstore as ts
@@ -26,10 +25,8 @@ def storage(buffer: LocalWriteBuffer) -> dict[str, StorageSettings]:
     return {"messages": StorageSettings(local_write_buffer=buffer)}
 
 
-@contextmanager
-def limited(db: ts.Database, limits: Limits) -> Iterator[Embedded]:
-    with Embedded(db, ServerSettings(limits=limits)) as embedded:
-        yield embedded
+def limited(db: ts.Database, limits: Limits) -> Embedded:
+    return Embedded(db, ServerSettings(limits=limits))
 
 
 @both

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import topicstore as ts
@@ -51,9 +50,9 @@ class Gate:
 
 
 @contextmanager
-def clients(path: Path, version: int, count: int) -> Iterator[tuple[Gate, list[RawClient]]]:
-    with ts.open(path / "db", backend="memory") as db, Embedded(db) as embedded:
-        found = [embedded.client(version=version) for _ in range(count)]
+def clients(db: ts.Database, version: int) -> Iterator[tuple[Gate, list[RawClient]]]:
+    with Embedded(db) as embedded:
+        found = [embedded.client(version=version) for _ in range(3)]
         gate = Gate(embedded)
         try:
             for number, client in enumerate(found):
@@ -66,8 +65,8 @@ def clients(path: Path, version: int, count: int) -> Iterator[tuple[Gate, list[R
 
 
 @both
-def test_a_subscription_holds_for_what_another_client_publishes_after_it(tmp_path: Path, version: int) -> None:
-    with clients(tmp_path, version, 3) as (gate, (reader, writer, other)):
+def test_a_subscription_holds_for_what_another_client_publishes_after_it(db: ts.Database, version: int) -> None:
+    with clients(db, version) as (gate, (reader, writer, other)):
         gate.close(other)
         gate.send(reader, wire.subscribe(1, [("a", 0)], version=version), count=1)
         gate.send(writer, wire.publish("a", b"x", version=version), count=1)
@@ -77,9 +76,9 @@ def test_a_subscription_holds_for_what_another_client_publishes_after_it(tmp_pat
 
 
 @both
-def test_what_was_published_before_a_subscription_is_retained_for_it(tmp_path: Path, version: int) -> None:
+def test_what_was_published_before_a_subscription_is_retained_for_it(db: ts.Database, version: int) -> None:
     """It doesn't come as something new."""
-    with clients(tmp_path, version, 3) as (gate, (reader, writer, other)):
+    with clients(db, version) as (gate, (reader, writer, other)):
         gate.close(other)
         gate.send(writer, wire.publish("a", b"x", retain=True, version=version), count=1)
         gate.send(reader, wire.subscribe(1, [("a", 0)], version=version), count=1)
@@ -90,9 +89,9 @@ def test_what_was_published_before_a_subscription_is_retained_for_it(tmp_path: P
 
 
 @both
-def test_what_a_client_asks_for_itself_keeps_its_order(tmp_path: Path, version: int) -> None:
+def test_what_a_client_asks_for_itself_keeps_its_order(db: ts.Database, version: int) -> None:
     """Also when others have changed their subscriptions before."""
-    with clients(tmp_path, version, 3) as (gate, (reader, both_ways, other)):
+    with clients(db, version) as (gate, (reader, both_ways, other)):
         gate.close(other)
         gate.send(reader, wire.subscribe(1, [("a", 0)], version=version), count=1)
         gate.send(
@@ -110,8 +109,8 @@ def test_what_a_client_asks_for_itself_keeps_its_order(tmp_path: Path, version: 
 
 
 @both
-def test_after_an_unsubscription_nothing_comes_that_was_published_later(tmp_path: Path, version: int) -> None:
-    with clients(tmp_path, version, 3) as (gate, (reader, writer, other)):
+def test_after_an_unsubscription_nothing_comes_that_was_published_later(db: ts.Database, version: int) -> None:
+    with clients(db, version) as (gate, (reader, writer, other)):
         reader.subscribe("a", "b")
         gate.close(other)
         gate.send(reader, wire.unsubscribe(7, ["a"], version=version), count=1)
