@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.serving import Serving, serving
 
@@ -31,11 +31,14 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 @pytest.fixture(scope="module")
-def mqtt() -> Iterator[Serving]:
-    """A server that all tests of a module use: they choose topics and client ids by `name`."""
-    if importlib.util.find_spec("rocksdict") is None:
-        pytest.skip('needs rocksdict: pip install "topicstore[server]"')
-    with quick_directory() as directory, serving(Path(directory) / "db") as server:
+def mqtt(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """A server that all tests of a module use: they choose topics and client ids by `name`.
+
+    The module may have further ARGUMENTS for it.
+    """
+    need("rocksdb")
+    more = getattr(request.module, "ARGUMENTS", ())
+    with quick_directory() as directory, serving(Path(directory) / "db", *more) as server:
         yield server
 
 

@@ -28,15 +28,6 @@ def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(db:
         assert [(m.topic, m.payload, m.client_id) for m in batch.messages] == [("up/1", b"from the client", "display")]
 
 
-def test_an_idle_server_wakes_up_for_what_a_thread_publishes(db: ts.Database) -> None:
-    """Each message by itself, after the server had nothing to do."""
-    with Embedded(db) as embedded, PahoClient(embedded.port) as client:
-        client.subscribe("a", 1)
-        for number in range(20):
-            db.publish([ts.Message("a", b"%d" % number, "program", 1)])
-            client.received(number + 1)
-
-
 @pytest.mark.parametrize("topic_filter", ["a/#", "$share/group/a/#"])
 def test_a_client_that_was_away_for_too_long_is_told(
     db: ts.Database, caplog: pytest.LogCaptureFixture, topic_filter: str

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
+import pytest
 import topicstore as ts
 from topicstore.contract.access import AuthenticationRequest
 from topicstore.server.access.access import Access
 from topicstore.server.access.hooks import AccessHooks
 from topicstore.server.limits import Limits
+from topicstore.server.quantities import Duration
 from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ServerSettings
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
@@ -32,16 +35,24 @@ class Hanging:
         return [None] * len(request.clients)
 
 
-def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(db: ts.Database) -> None:
+@pytest.fixture
+def plugin() -> Hanging:
+    return Hanging()
+
+
+@pytest.fixture
+def access(plugin: Hanging) -> Iterator[Access]:
+    hooks = AccessHooks([("hanging", plugin)], "topicstore_authenticate")
+    made = Access(AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks)
+    yield made
+    made.close()
+
+
+def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
+    db: ts.Database, plugin: Hanging, access: Access
+) -> None:
     """Else clients that nobody has let in could keep all others out."""
-    plugin = Hanging()
-    access = Access(
-        AuthenticationSettings(),
-        AuthorizationSettings(),
-        authenticate=AccessHooks([("hanging", plugin)], "topicstore_authenticate"),
-    )
-    settings = ServerSettings(limits=Limits(connections=1))
-    with Embedded(db, settings, access=access) as embedded:
+    with Embedded(db, ServerSettings(limits=Limits(connections=1)), access=access) as embedded:
 
         async def full() -> bool:
             assert embedded.server._broker is not None
@@ -55,14 +66,29 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(d
             wait_until(lambda: not embedded.do(full()), "the place to be free")
         finally:
             plugin.may_answer.set()
-    access.close()
 
 
-def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(db: ts.Database) -> None:
+def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
+    db: ts.Database, plugin: Hanging, access: Access
+) -> None:
+    """It is refused while the plugin is still being asked."""
+    with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
+        try:
+            refused = None
+            while refused is None:  # on a busy machine the CONNECT itself may come too late
+                with embedded.client() as client:
+                    client.send(wire.connect("me"))
+                    refused = client.farewell()
+            assert plugin.asked.is_set()
+            assert refused == ("CONNACK", 0x88)
+        finally:
+            plugin.may_answer.set()
+
+
+def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(
+    db: ts.Database, plugin: Hanging, access: Access
+) -> None:
     """Else a second signal, which ends the program at once, would not be heard."""
-    plugin = Hanging()
-    hooks = AccessHooks([("hanging", plugin)], "topicstore_authenticate")
-    access = Access(AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks)
     with Embedded(db, access=access) as embedded:
         embedded.server._access = access  # as if it were made from settings, which name installed plugins
         went_on = threading.Event()

@@ -6,7 +6,6 @@ What comes back is counted: sockets of the server's process, and its memory afte
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -16,8 +15,10 @@ from pathlib import Path
 import pytest
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.changed_packets import Changes, samples
 from topicstore_conformance.mqtt.raw_client import NEVER, RawClient
 from topicstore_conformance.mqtt.serving import Serving, serving
 
@@ -39,8 +40,7 @@ ROUNDS = 4
 @contextmanager
 def served(timeout: int) -> Iterator[Serving]:
     """Serve clients that have so many seconds to say who they are."""
-    if importlib.util.find_spec("rocksdict") is None:
-        pytest.skip('needs rocksdict: pip install "topicstore[server]"')
+    need("rocksdb")
     with quick_directory() as directory:
         file = Path(directory) / "settings.toml"
         file.write_text(SETTINGS.format(filters=FILTERS, timeout=timeout))
@@ -130,68 +130,33 @@ def drain(client: RawClient) -> None:
             pass
 
 
-def packets(source: random.Random, version: int) -> list[bytes]:
-    """Return packets of all types as a client sends them."""
-    some: dict[str, wire.Value] = {"user_property": [("a", "b")], "content_type": "x"} if version == 5 else {}
-    will = wire.Will(topic="w", payload=b"x", qos=1) if source.random() < 0.5 else None
-    return [
-        wire.connect(f"c{source.randrange(10**9)}", version=version, will=will, user_name="u", password=b"p"),
-        wire.subscribe(1, [("f/#", 1), ("$share/g/f", 2)], version=version),
-        wire.publish("f/a", b"x" * source.randrange(300), qos=1, packet_id=2, version=version, **some),
-        wire.publish("f/b", b"y", qos=2, packet_id=3, version=version),
-        wire.acknowledgement("PUBREL", 3),
-        wire.publish("f/c", retain=True, version=version),
-        wire.unsubscribe(4, ["f/#"], version=version),
-        wire.PINGREQ,
-        wire.acknowledgement("PUBACK", 1),
-        *([wire.auth(0x18, authentication_method="x")] if version == 5 else []),
-        wire.disconnect(version=version),
-    ]
-
-
-def mutated(source: random.Random, data: bytes) -> bytes:
-    """Return a packet with some bytes changed, left out, repeated or put in, or only its beginning."""
-    changed = bytearray(data)
-    for _ in range(source.randint(1, 4)):
-        place, kind = source.randrange(len(changed) + 1), source.randrange(5)
-        if kind == 0 and place < len(changed):
-            changed[place] = source.randrange(256)
-        elif kind == 1:
-            changed[place:place] = source.randbytes(source.randint(1, 4))
-        elif kind == 2:
-            del changed[place : place + source.randint(1, 4)]
-        elif kind == 3:
-            changed[place:place] = changed[place : place + 8]
-        elif place < len(changed):
-            changed[place] ^= 1 << source.randrange(8)
-    return bytes(changed[: source.randrange(len(changed) + 1)]) if source.random() < 0.2 else bytes(changed)
-
-
 @pytest.mark.parametrize("version", [4, 5])
-def test_mutated_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
+def test_changed_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
     """In connections that were accepted, and instead of a CONNECT."""
-    source = random.Random(version)
+    source, changes = random.Random(version), Changes(samples(version), version)
     for number in range(tries(quick=150, full=5_000)):
         with mqtt.client(version=version) as client:
-            first, *others = packets(source, version)
-            if number % 4:
-                client.send(first)
-            else:
-                client.send(mutated(source, first))
-            client.send(*[mutated(source, one) if source.random() < 0.3 else one for one in others])
+            client.send(wire.connect(f"changed-{number}", version=version) if number % 4 else changes.packet())
+            packets = later(version)
+            source.shuffle(packets)
+            client.send(*[changes.packet() if source.random() < 0.3 else one for one in packets])
             ended(client)
         if number % 25 == 0:
             noticing()
 
 
+def later(version: int) -> list[bytes]:
+    """Return packets of all types that a client sends once it is connected."""
+    return [one for one in samples(version) if one[0] not in (0x10, 0xE0)]
+
+
 @pytest.mark.parametrize("version", [4, 5])
 def test_truncated_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
     """A client that ends within a packet, at each place of it."""
-    first, *others = packets(random.Random(0), version)
-    for data in others:
+    for data in later(version):
         for end in range(1, len(data), max(1, len(data) // tries(quick=4, full=40))):
             with mqtt.client(version=version) as client:
-                client.send(first, data[:end])
+                client.send(wire.connect("truncating", version=version), data[:end])
                 ended(client)
     noticing()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.raw_client import RawClient
@@ -24,8 +24,7 @@ ACKNOWLEDGED = 50_000
 
 @pytest.fixture
 def server() -> Iterator[Serving]:
-    if importlib.util.find_spec("rocksdict") is None:
-        pytest.skip('needs rocksdict: pip install "topicstore[server]"')
+    need("rocksdb")
     with quick_directory() as directory, serving(Path(directory) / "db") as running:
         yield running
 

@@ -118,13 +118,6 @@ def test_a_packet_that_is_too_large_ends_its_connection(db: ts.Database, version
         wait_until(lambda: [one.payload for one in db.replay("#")] == [b"kept"], "the first message to be stored")
 
 
-def test_more_in_flight_than_was_announced_ends_the_connection(db: ts.Database) -> None:
-    with limited(db, Limits(in_flight=2)) as embedded, embedded.client() as client:
-        assert client.connect("me").properties["receive_maximum"] == 2
-        client.send(*[wire.publish("a", b"x", qos=2, packet_id=number) for number in (1, 2, 3)])
-        assert client.farewell() == ("DISCONNECT", 0x93)
-
-
 def test_an_older_client_may_have_any_number_in_flight(db: ts.Database) -> None:
     with limited(db, Limits(in_flight=2)) as embedded, embedded.client(version=4) as client:
         client.connect("me")

@@ -243,8 +243,7 @@ async def test_client_certificates(echoes: Echoes, authority: Authority, protoco
         with pytest.raises((OSError, EOFError, WebSocketException)):
             await named(required, *own)
     unused = await echoes.listen(
-        protocol=protocol,
-        tls=tls(files, client_certificates="required", client_authorities=authority.path),
+        protocol=protocol, tls=tls(files, client_certificates="required", client_authorities=authority.path)
     )
     assert await named(unused, authority.sign("bus", "bus-9")) is None
 

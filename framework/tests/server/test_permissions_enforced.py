@@ -12,7 +12,6 @@ import topicstore as ts
 from topicstore.server.access.access import Access
 from topicstore.server.access.hooks import AccessHooks
 from topicstore.server.limits import Limits
-from topicstore.server.quantities import Duration
 from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, ServerSettings
 from topicstore.sessions import Sessions
 from topicstore_conformance.conditions.skipping import need
@@ -237,46 +236,3 @@ def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, p
     with PahoClient(asking.port, "me", version=version, clean=False, expiry=3600) as client:
         assert client.present
         assert client.payloads(1) == ["1"]
-
-
-def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(db: ts.Database) -> None:
-    """It is refused while the plugin is still being asked."""
-    asked, gate = threading.Event(), threading.Event()
-
-    class Pondering:
-        @ts.hookimpl
-        def topicstore_authenticate(self, request: Any) -> list[None]:
-            asked.set()
-            assert gate.wait(PATIENCE)
-            return [None] * len(request.clients)
-
-    access = Access(
-        AuthenticationSettings(),
-        AuthorizationSettings(),
-        authenticate=AccessHooks([("one", Pondering())], "topicstore_authenticate"),
-    )
-
-    async def close() -> None:
-        gate.set()
-        access.close()
-
-    with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
-        try:
-            refused = None
-            while refused is None:  # on a busy machine the CONNECT itself may come too late
-                with embedded.client() as client:
-                    client.send(wire.connect("me"))
-                    refused = client.ended()
-            assert asked.is_set()
-            assert refused.reason == 0x88
-        finally:
-            embedded.do(close())
-
-
-def test_clients_without_a_name_are_let_in_as_the_settings_say(db: ts.Database) -> None:
-    settings = ServerSettings(authentication=AuthenticationSettings(anonymous="never"))
-    with Embedded(db, settings) as embedded:
-        for version, code in ((4, 5), (5, 0x87)):
-            with embedded.client(version=version) as client:
-                assert client.connect("me").reason == code
-                assert client.ended() is None

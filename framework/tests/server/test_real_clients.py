@@ -8,30 +8,21 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.raw_client import NEVER
-from topicstore_conformance.mqtt.serving import Serving, serving
+from topicstore_conformance.mqtt.serving import Serving
 
 HERE = Path(__file__).parent
+ARGUMENTS = ("--listen", "ws://127.0.0.1:0/mqtt")
+"""What the fixture `mqtt` has more: a listener for WebSocket."""
 both = pytest.mark.parametrize("version", [4, 5])
 EACH = [(f"{qos}", b"\xc3\xa9%d" % qos, qos) for qos in (0, 1, 2)]
 """What each client publishes to itself: the last topic level, payload and QoS."""
 PAIRS = [("b", "2"), ("a", "1"), ("b", "2"), ("水", "é")]
-
-
-@pytest.fixture(scope="module")
-def mqtt() -> Iterator[Serving]:
-    """A server with a listener for WebSocket too."""
-    if importlib.util.find_spec("rocksdict") is None:
-        pytest.skip('needs rocksdict: pip install "topicstore[server]"')
-    with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:
-        yield server
 
 
 def need(module: str, package: str) -> None:

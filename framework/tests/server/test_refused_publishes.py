@@ -65,9 +65,7 @@ def test_what_need_not_be_stored_is_passed_on(full: Embedded) -> None:
         reader.subscribe("live/#", 0)
         writer.connect("writer")
         writer.send(
-            wire.publish("live/0", b"0"),
-            wire.publish("kept/3", b"3", qos=1, packet_id=1),
-            wire.publish("live/1", b"1"),
+            wire.publish("live/0", b"0"), wire.publish("kept/3", b"3", qos=1, packet_id=1), wire.publish("live/1", b"1")
         )
         assert writer.expect("PUBACK").reason == 0x97
         assert reader.payloads(2) == ["0", "1"]

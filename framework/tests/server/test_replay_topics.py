@@ -99,8 +99,7 @@ def test_it_is_unsubscribed_by_either_name(embedded: Embedded, version: int, nam
 
 @both
 @pytest.mark.parametrize(
-    "text",
-    ["$replay/yesterday/log/a", "$replay/-2h", "$replay/-2h/$replay/-1h/a", "$share/g/$replay/x/a"],
+    "text", ["$replay/yesterday/log/a", "$replay/-2h", "$replay/-2h/$replay/-1h/a", "$share/g/$replay/x/a"]
 )
 def test_a_start_that_is_none_refuses_the_filter(embedded: Embedded, version: int, text: str) -> None:
     with PahoClient(embedded.port, version=version) as client:

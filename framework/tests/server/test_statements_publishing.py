@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from topicstore_conformance.mqtt import wire
-from topicstore_conformance.mqtt.raw_client import NEVER
+from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.statements import statement
 
 AS_PUBLISHED = 8
@@ -251,16 +253,21 @@ def test_properties_go_on_unaltered(connect, name: str, qos: int) -> None:  # ty
     assert reader.expect("PUBLISH").properties == {}
 
 
+def two_seconds(connect: Callable[..., RawClient], name: str) -> None:
+    """Return when two seconds have passed by the server's clock."""
+    watcher = connect()
+    watcher.subscribe(f"later/{name}")
+    will = wire.Will(topic=f"later/{name}", properties={"will_delay_interval": 2})
+    connect(f"{name}-will", will=will, keep=True).close()
+    watcher.expect("PUBLISH")
+
+
 @statement("3.3.2-6")
 def test_an_expiry_is_sent_on_with_what_is_left(connect, name: str) -> None:  # type: ignore[no-untyped-def]
     connect(name, keep=True).subscribe(name, options=1)
     writer = connect()
     writer.publish(name, b"x", 1, message_expiry_interval=10_000)
-    watcher = connect()
-    watcher.subscribe(f"{name}/later")
-    will = wire.Will(topic=f"{name}/later", properties={"will_delay_interval": 2})
-    connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
-    watcher.expect("PUBLISH")  # two seconds have passed by the server's clock
+    two_seconds(connect, name)
     left = connect(name, keep=True).expect("PUBLISH").properties["message_expiry_interval"]
     assert 0 < left <= 9_998
 
@@ -273,11 +280,7 @@ def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: igno
     writer = connect()
     writer.publish(f"{name}/short", b"x", 1, message_expiry_interval=1)
     writer.publish(f"{name}/long", b"x", 1)
-    watcher = connect()
-    watcher.subscribe(f"later/{name}")
-    will = wire.Will(topic=f"later/{name}", properties={"will_delay_interval": 2})
-    connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
-    watcher.expect("PUBLISH")
+    two_seconds(connect, name)
     assert connect(name, keep=True).expect("PUBLISH").topic == f"{name}/long"
 
 
@@ -291,11 +294,7 @@ def test_quality_2_is_finished_though_it_has_expired(connect, name: str) -> None
         writer.publish(name, b"too late", 0)
         packet = reader.expect("PUBLISH")
     assert reader.expect("PUBLISH").payload == b"too late"
-    watcher = connect()
-    watcher.subscribe(f"later/{name}")
-    will = wire.Will(topic=f"later/{name}", properties={"will_delay_interval": 2})
-    connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
-    watcher.expect("PUBLISH")
+    two_seconds(connect, name)
     reader.acknowledge(packet)
     reader.ping()
 

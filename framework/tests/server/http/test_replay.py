@@ -206,10 +206,7 @@ def paged(
     path = tmp_path_factory.mktemp("paged") / "db"
     layout: str = request.param  # with short epochs, because a replay waits for the end of one
     options = {layout: {"epoch_bits": 10}} if layout == "wildcard_optimized" else None
-    with (
-        ts.open(path, backend="memory", layout=layout, shards=3, options=options) as db,
-        serving_http(db) as server,
-    ):
+    with ts.open(path, backend="memory", layout=layout, shards=3, options=options) as db, serving_http(db) as server:
         yield db, server
 
 

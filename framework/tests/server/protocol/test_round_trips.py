@@ -256,11 +256,7 @@ options = st.builds(
     user_properties,
 )
 def test_subscribe(
-    version: int,
-    packet_id: int,
-    asked: list[tuple[str, int]],
-    identifier: int,
-    pairs: list[tuple[str, str]],
+    version: int, packet_id: int, asked: list[tuple[str, int]], identifier: int, pairs: list[tuple[str, str]]
 ) -> None:
     asked = [(text, one & 3 if version == 4 or text.startswith("$share/") else one) for text, one in asked]
     values: dict[str, Any] = {}
