@@ -11,6 +11,7 @@ import pytest
 import topicstore as ts
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.serving import Serving, serving
 
@@ -26,8 +27,16 @@ def anyio_backend() -> str:
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
     """A database in memory, for a server within the test's own process."""
+    need("memory")
     with ts.open(tmp_path / "db", backend="memory") as db:
         yield db
+
+
+@pytest.fixture
+def embedded(db: ts.Database) -> Iterator[Embedded]:
+    """A server of that database within the test's own process, with the settings that there are by default."""
+    with Embedded(db) as embedded:
+        yield embedded
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,13 @@ def login(
     return Login(client_id=client_id, user_name=user, password=password, peer=peer)
 
 
+def made(rules: AuthorizationSettings | None = None, *plugins: object, **authentication: Any) -> Access:
+    """Return access with these rules, what plugins say if there are any, and these settings."""
+    hook = "topicstore_authenticate" if rules is None else "topicstore_authorize"
+    asked = {hook.removeprefix("topicstore_"): hooks(hook, *plugins)} if plugins else {}
+    return Access(AuthenticationSettings(**authentication), rules or AuthorizationSettings(), **asked)
+
+
 async def outcome(access: Access, *logins: Login) -> list[str | None]:
     """Return for each client its user name, or why it was refused, after a dash."""
     with closing(access):
@@ -60,13 +67,13 @@ def password_file(tmp_path: Path) -> Path:
 )
 async def test_anonymous_clients(anonymous: Any, here: str | None, there: str | None) -> None:
     """By default from this machine only."""
-    access = Access(AuthenticationSettings(anonymous=anonymous), AuthorizationSettings())
+    access = made(anonymous=anonymous)
     assert [here, there] == await outcome(access, login(), login(loopback=False))
 
 
 async def test_passwords_of_the_file(password_file: Path) -> None:
     """A name with a wrong password is refused where nobody needs one, too."""
-    access = Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
+    access = made(password_file=password_file)
     found = await outcome(
         access,
         login("ann", b"secret", loopback=False),
@@ -81,16 +88,12 @@ async def test_passwords_of_the_file(password_file: Path) -> None:
 
 async def test_a_name_that_nobody_can_check_is_nobodys() -> None:
     """Without a file of users a client that gives a name is an anonymous one."""
-    assert [None, "-forbidden"] == await outcome(
-        Access(AuthenticationSettings(), AuthorizationSettings()),
-        login("ann", b"x"),
-        login("ann", b"x", loopback=False),
-    )
+    assert [None, "-forbidden"] == await outcome(made(), login("ann", b"x"), login("ann", b"x", loopback=False))
 
 
 async def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
     """Before that of the CONNECT, and without a password."""
-    access = Access(AuthenticationSettings(anonymous="never", password_file=password_file), AuthorizationSettings())
+    access = made(anonymous="never", password_file=password_file)
     assert ["bus-7"] == await outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
 
 
@@ -98,13 +101,13 @@ async def test_a_file_that_cannot_be_read_later_lets_nobody_in(
     password_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And is logged; when the server starts, it is an error."""
-    access = Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
+    access = made(password_file=password_file)
     password_file.write_text("ann:secret\n")
     assert ["-unavailable"] == await outcome(access, login("ann", b"secret"))
     assert "line 1" in caplog.text
     assert "secret" not in caplog.text
     with pytest.raises(PasswordFileError, match="line 1"):
-        Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
+        made(password_file=password_file)
 
 
 def test_a_login_does_not_show_its_password() -> None:
@@ -146,11 +149,7 @@ class Names:
 async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path) -> None:
     """What none knows, the server's settings decide."""
     first, second = Names({"one": "first", "two": False}), Names({"one": "second", "two": "second", "three": "second"})
-    access = Access(
-        AuthenticationSettings(password_file=password_file),
-        AuthorizationSettings(),
-        authenticate=hooks("topicstore_authenticate", first, second),
-    )
+    access = made(None, first, second, password_file=password_file)
     found = await outcome(
         access,
         login(client_id="one"),
@@ -166,9 +165,7 @@ async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call()
     """All of them, however many."""
     plugin = Names({})
     plugin.gate.clear()
-    access = Access(
-        AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks("topicstore_authenticate", plugin)
-    )
+    access = made(None, plugin)
     with closing(access):
         first = asyncio.create_task(access.authenticate(login()))
         await asyncio.to_thread(plugin.called.wait)
@@ -212,9 +209,7 @@ class Answering:
 )
 async def test_a_plugin_that_fails_lets_nobody_in(plugin: object, caplog: pytest.LogCaptureFixture) -> None:
     """Nor does one that answers with what is no answer; both are logged."""
-    access = Access(
-        AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks("topicstore_authenticate", plugin)
-    )
+    access = made(None, plugin)
     assert ["-unavailable"] == await outcome(access, login())
     assert [logging.ERROR] == [record.levelno for record in caplog.records]
 
@@ -243,7 +238,7 @@ def someone(*, loopback: bool = False) -> Identity:
 async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
     """What none of them says something about, the list decides."""
     plugin = Topics({"a/no": True, "a/x": False})
-    access = Access(AuthenticationSettings(), LISTED, authorize=hooks("topicstore_authorize", plugin))
+    access = made(LISTED, plugin)
     permissions = access.permissions(someone())
     with closing(access):
         topics = ["a/no", "a/x", "a/y", "b"]
@@ -262,7 +257,7 @@ async def test_a_plugin_that_fails_to_answer_allows_nothing_and_nothing_is_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whoever asks is told that nobody knows, and the failure is logged; the next time the plugin is asked again."""
-    access = Access(AuthenticationSettings(), LISTED, authorize=hooks("topicstore_authorize", Raising()))
+    access = made(LISTED, Raising())
     permissions = access.permissions(someone())
     with closing(access):
         for _ in range(2):
@@ -277,7 +272,7 @@ async def test_a_plugin_that_fails_to_answer_allows_nothing_and_nothing_is_kept(
 
 def test_without_plugins_nothing_is_waited_for() -> None:
     """A decision is there at once, of topics however many."""
-    access = Access(AuthenticationSettings(), LISTED)
+    access = made(LISTED)
     permissions = access.permissions(someone())
     assert not permissions.unrestricted
     for number in range(1_000):
@@ -292,7 +287,7 @@ def test_without_plugins_nothing_is_waited_for() -> None:
 
 def test_a_client_on_this_machine_may_do_everything_without_settings() -> None:
     """Then nothing is looked at; one from elsewhere may do nothing."""
-    access = Access(AuthenticationSettings(), AuthorizationSettings())
+    access = made()
     near, far = access.permissions(someone(loopback=True)), access.permissions(someone())
     assert near.unrestricted
     assert near.may_receive is None
@@ -308,7 +303,7 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
     with pytest.raises(ts.PluginError, match="'plugin-0' doesn't implement topicstore_authorize"):
         hooks("topicstore_authorize", Names({}))
     with pytest.raises(SettingsError, match=r"authentication\.plugins: there is no plugin 'ldap'"):
-        Access(AuthenticationSettings(plugins=("ldap",)), AuthorizationSettings())
+        made(plugins=("ldap",))
 
 
 # --- questions in batches ---

@@ -10,11 +10,9 @@ import topicstore as ts
 from topicstore.server.durable_settings import DurableSessionsSettings, ZoneSessionsSettings, ZoneSettings
 from topicstore.server.quantities import Duration
 from topicstore.server.settings import ServerSettings
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.wire import Will
 
-need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 
 

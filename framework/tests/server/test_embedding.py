@@ -10,16 +10,15 @@ import topicstore as ts
 from topicstore.server import Address, ListenError, ListenerSettings, Server, ServerSettings
 from topicstore.server.asked import Answers, Asked
 from topicstore.server.store_hop import StoreHop
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
-need("memory")
 
-
-def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(db: ts.Database) -> None:
-    with Embedded(db) as embedded, PahoClient(embedded.port, "display") as client, db.subscribe("up/#") as own:
+def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(
+    db: ts.Database, embedded: Embedded
+) -> None:
+    with PahoClient(embedded.port, "display") as client, db.subscribe("up/#") as own:
         assert client.subscribe("down/#") == 1
         db.publish([ts.Message("down/1", b"from the program", "program", 1)])
         assert client.payloads(1) == ["from the program"]
@@ -79,11 +78,10 @@ def test_draining_tells_all_clients_and_keeps_their_sessions(db: ts.Database) ->
     assert not any(session.connected for session in db.sessions)
 
 
-def test_a_drained_server_lets_nobody_in(db: ts.Database) -> None:
-    with Embedded(db) as embedded:
-        embedded.do(embedded.server.drain())
-        with pytest.raises(ConnectionError):
-            embedded.client()
+def test_a_drained_server_lets_nobody_in(embedded: Embedded) -> None:
+    embedded.do(embedded.server.drain())
+    with pytest.raises(ConnectionError):
+        embedded.client()
 
 
 def test_a_server_ends_though_its_clients_never_rest(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,23 +140,22 @@ def test_closing_the_database_ends_the_server(tmp_path: Path) -> None:
             waiting.result(PATIENCE)
 
 
-def test_many_may_wait_for_the_server_and_one_that_gives_up_is_nobody_elses_concern(db: ts.Database) -> None:
+def test_many_may_wait_for_the_server_and_one_that_gives_up_is_nobody_elses_concern(embedded: Embedded) -> None:
     """They go on when the server was drained."""
-    with Embedded(db) as embedded:
 
-        async def wait_and_drain() -> None:
-            impatient = asyncio.ensure_future(embedded.server.wait())
-            patient = asyncio.ensure_future(embedded.server.wait())
-            await asyncio.sleep(0)  # both wait now
-            impatient.cancel()
-            await asyncio.wait((impatient,))
-            assert impatient.cancelled()
-            assert not patient.done()
-            await embedded.server.drain()
-            await patient
-            await embedded.server.wait()
+    async def wait_and_drain() -> None:
+        impatient = asyncio.ensure_future(embedded.server.wait())
+        patient = asyncio.ensure_future(embedded.server.wait())
+        await asyncio.sleep(0)  # both wait now
+        impatient.cancel()
+        await asyncio.wait((impatient,))
+        assert impatient.cancelled()
+        assert not patient.done()
+        await embedded.server.drain()
+        await patient
+        await embedded.server.wait()
 
-        embedded.do(wait_and_drain())
+    embedded.do(wait_and_drain())
 
 
 def test_an_address_in_use_is_an_error_and_leaves_nothing_behind(db: ts.Database) -> None:
@@ -174,13 +171,12 @@ def test_an_address_in_use_is_an_error_and_leaves_nothing_behind(db: ts.Database
             assert client.publish("a") in (0, 0x10)
 
 
-def test_stopping_at_once_is_as_if_all_connections_broke(db: ts.Database) -> None:
-    with Embedded(db) as embedded:
-        client = PahoClient(embedded.port, "me", clean=False, expiry=3600)
-        client.subscribe("a", 1)
-        assert client.publish("a", b"kept") == 0
-        embedded.do(embedded.server.stop())
-        client.ended()
-        client.close()
-        assert not db.sessions["me"].connected
-        wait_until(lambda: db.sessions.connected("me") is None, "the session to be ended")
+def test_stopping_at_once_is_as_if_all_connections_broke(db: ts.Database, embedded: Embedded) -> None:
+    client = PahoClient(embedded.port, "me", clean=False, expiry=3600)
+    client.subscribe("a", 1)
+    assert client.publish("a", b"kept") == 0
+    embedded.do(embedded.server.stop())
+    client.ended()
+    client.close()
+    assert not db.sessions["me"].connected
+    wait_until(lambda: db.sessions.connected("me") is None, "the session to be ended")

@@ -14,12 +14,9 @@ from topicstore.server.access.hooks import AccessHooks
 from topicstore.server.limits import Limits
 from topicstore.server.quantities import Duration
 from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ServerSettings
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
-
-need("memory")
 
 
 class Hanging:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import topicstore as ts
 from topicstore.sessions import Session
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
-
-need("memory")
 
 
 def test_a_client_in_the_middle_of_a_packet_is_not_silent(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:

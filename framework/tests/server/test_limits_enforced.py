@@ -11,13 +11,11 @@ from topicstore.server.limits import Limits
 from topicstore.server.quantities import Duration, Size
 from topicstore.server.rates import Rate
 from topicstore.server.settings import ServerSettings
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
-need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 
 
@@ -73,13 +71,12 @@ def test_one_filter_too_many_is_refused(db: ts.Database, version: int) -> None:
 
 @both
 def test_a_resumed_session_counts_what_it_has(db: ts.Database, version: int) -> None:
-    values = {} if version == 4 else {"session_expiry_interval": 3600}
     with limited(db, Limits(subscriptions=2)) as embedded:
         with embedded.client(version=version) as client:
-            client.connect("me", clean=False, **values)
+            client.connect("me", keep=True)
             assert client.subscribe("a", "b") == (0, 0)
         with embedded.client(version=version) as client:
-            assert client.connect("me", clean=False, **values).present
+            assert client.connect("me", keep=True).present
             assert client.subscribe("c") == (0x80 if version == 4 else 0x97,)
             assert client.subscribe("a") == (0,)
 
@@ -111,10 +108,8 @@ def test_a_packet_that_is_too_large_ends_its_connection(db: ts.Database, version
             wire.publish("a", b"kept", qos=1, packet_id=1, version=version),
             wire.publish("a", bytes(1_000), qos=1, packet_id=2, version=version),
         )
-        last = client.ended()
-        if version == 5:
-            assert last is not None
-            assert (last.kind, last.reason) == ("DISCONNECT", 0x95)
+        last = client.farewell()  # in MQTT 3.1.1 the PUBACK of the first, if it was quick
+        assert version == 4 or last == ("DISCONNECT", 0x95)
         wait_until(lambda: [one.payload for one in db.replay("#")] == [b"kept"], "the first message to be stored")
 
 

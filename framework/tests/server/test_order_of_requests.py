@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 import topicstore as ts
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.raw_client import RawClient
 
-need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 
 

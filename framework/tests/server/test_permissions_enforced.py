@@ -14,13 +14,11 @@ from topicstore.server.access.hooks import AccessHooks
 from topicstore.server.limits import Limits
 from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, ServerSettings
 from topicstore.sessions import Sessions
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
-need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 
 

@@ -12,10 +12,8 @@ import topicstore.server
 from topicstore.server.quantities import Duration
 from topicstore.server.settings import ProtocolSettings, ServerSettings
 from topicstore.server.settings_file import read_settings
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded
 
-need("memory")
 README = Path(topicstore.server.__file__).parent / "README.md"
 both = pytest.mark.parametrize("version", [4, 5])
 

@@ -13,8 +13,6 @@ from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
-need("memory")
-
 
 @pytest.fixture
 def full(db: ts.Database) -> Iterator[Embedded]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,64 +27,55 @@ from topicstore.server.settings import (
     ProtocolSettings,
     Rule,
 )
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded
 
-need("memory")
 
-
-@pytest.fixture
-def served(db: ts.Database) -> Iterator[Embedded]:
-    with Embedded(db) as embedded:
-        yield embedded
-
-
-def reload(served: Embedded, **changes: Any) -> tuple[list[str], list[str]]:
+def reload(embedded: Embedded, **changes: Any) -> tuple[list[str], list[str]]:
     """Change settings of a server; return what changed and what needs a restart."""
-    settings = msgspec.structs.replace(served.server.settings, **changes)
-    reloaded = served.do(served.server.reload(settings))
+    settings = msgspec.structs.replace(embedded.server.settings, **changes)
+    reloaded = embedded.do(embedded.server.reload(settings))
     return list(reloaded.changed), list(reloaded.needs_restart)
 
 
-def test_nothing_new_changes_nothing(served: Embedded) -> None:
+def test_nothing_new_changes_nothing(embedded: Embedded) -> None:
     """Neither the listeners nor the database."""
-    before = served.server.addresses
-    assert ([], []) == reload(served)
-    assert before == served.server.addresses
-    assert 1 == len(served.db.generations())
+    before = embedded.server.addresses
+    assert ([], []) == reload(embedded)
+    assert before == embedded.server.addresses
+    assert 1 == len(embedded.db.generations())
 
 
-def test_limits_hold_for_clients_that_connect(served: Embedded) -> None:
+def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
     """Those that are connected keep what they were told."""
-    with served.client() as first, served.client() as second:
+    with embedded.client() as first, embedded.client() as second:
         assert 1_000 == first.connect("first").properties["receive_maximum"]
-        changed = reload(served, limits=Limits(in_flight=7, connections=2))
+        changed = reload(embedded, limits=Limits(in_flight=7, connections=2))
         assert (["limits.connections", "limits.in_flight"], []) == changed
         assert 7 == second.connect("second").properties["receive_maximum"]
-        with served.client() as third:
+        with embedded.client() as third:
             assert 0x97 == third.connect("third").reason
         first.ping()
 
 
-def test_access_rules_hold_for_clients_that_connect(served: Embedded) -> None:
+def test_access_rules_hold_for_clients_that_connect(embedded: Embedded) -> None:
     """A client that is connected may do what it might; the next one what the new rules say."""
     rules = (Rule(permission="deny", action="publish", topics=("secret",)),)
-    with served.client() as before, served.client() as after:
+    with embedded.client() as before, embedded.client() as after:
         before.connect("before")
-        changed = reload(served, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
+        changed = reload(embedded, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
         assert (["authorization.rules", "authorization.unlisted"], []) == changed
         after.connect("after")
         assert before.publish("secret").reason in (0, 0x10)
         assert after.publish("secret").reason == 0x87
         assert after.publish("open").reason in (0, 0x10)
-    assert reload(served, authentication=AuthenticationSettings(anonymous="never"))[0] == ["authentication.anonymous"]
-    with served.client() as client:
+    assert reload(embedded, authentication=AuthenticationSettings(anonymous="never"))[0] == ["authentication.anonymous"]
+    with embedded.client() as client:
         assert 0x87 == client.connect("anonymous").reason
 
 
-def test_what_cannot_be_used_changes_nothing(served: Embedded, tmp_path: Path) -> None:
+def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path) -> None:
     """Though other settings beside it could: a password file that is none, an address in use, a layout unheard of."""
-    before, addresses = served.server.settings, served.server.addresses
+    before, addresses = embedded.server.settings, embedded.server.addresses
     (tmp_path / "users").write_text("no user")
     taken = ListenerSettings(listen=Address(addresses[0]))
     other = Limits(connections=3)
@@ -100,72 +90,75 @@ def test_what_cannot_be_used_changes_nothing(served: Embedded, tmp_path: Path) -
         {"durable_storage": {"messages": StorageSettings(backend="rocksdb")}},
     ):
         with pytest.raises(ts.TopicstoreError):
-            reload(served, limits=other, **wrong)
-        assert before == served.server.settings
-        assert addresses == served.server.addresses
-        assert 1 == len(served.db.generations())
-    with served.client() as client:
+            reload(embedded, limits=other, **wrong)
+        assert before == embedded.server.settings
+        assert addresses == embedded.server.addresses
+        assert 1 == len(embedded.db.generations())
+    with embedded.client() as client:
         assert 0 == client.connect("still").reason
 
 
-def test_listeners_open_change_and_close(served: Embedded) -> None:
+def test_listeners_open_change_and_close(embedded: Embedded) -> None:
     """One whose address stays keeps its port; clients of one that closes stay connected."""
-    mqtt = served.server.settings.listeners["mqtt"]
+    mqtt = embedded.server.settings.listeners["mqtt"]
     free = Address("127.0.0.1:0")
-    with served.client() as client:
+    with embedded.client() as client:
         client.connect("stays")
         added = {"mqtt": mqtt, "web": ListenerSettings(listen=free, protocol="websocket")}
-        assert (["listeners.web"], []) == reload(served, listeners=added)
-        assert [served.port, "ws"] == [Address(served.server.addresses[0]).port, served.server.listeners[1].via.scheme]
+        assert (["listeners.web"], []) == reload(embedded, listeners=added)
+        assert [embedded.port, "ws"] == [
+            Address(embedded.server.addresses[0]).port,
+            embedded.server.listeners[1].via.scheme,
+        ]
         changed = {**added, "web": msgspec.structs.replace(added["web"], path="/other")}
-        web = served.server.addresses[1]
-        assert (["listeners.web.path"], []) == reload(served, listeners=changed)
-        assert [f"ws://{web}/other"] == served.server.listeners[1].urls
-        assert (["listeners.mqtt"], []) == reload(served, listeners={"web": changed["web"]})
-        assert [web] == served.server.addresses
+        web = embedded.server.addresses[1]
+        assert (["listeners.web.path"], []) == reload(embedded, listeners=changed)
+        assert [f"ws://{web}/other"] == embedded.server.listeners[1].urls
+        assert (["listeners.mqtt"], []) == reload(embedded, listeners={"web": changed["web"]})
+        assert [web] == embedded.server.addresses
         client.ping()
         with pytest.raises(ConnectionRefusedError):
-            served.client()
+            embedded.client()
 
 
-def test_a_changed_layout_begins_a_generation(served: Embedded) -> None:
+def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
     """The old one stays, with its messages; options that aren't named stay too."""
-    db = served.db
+    db = embedded.db
     db.store([ts.Message("a", b"1", "c")])
     layout = {"type": "skipstream"}
-    changed = reload(served, durable_storage={"messages": StorageSettings(layout=layout)})
+    changed = reload(embedded, durable_storage={"messages": StorageSettings(layout=layout)})
     assert (["durable_storage.messages.layout.type"], []) == changed
     db.store([ts.Message("a", b"2", "c")])
     assert [("block", 1), ("skipstream", 1)] == [(one.layout, one.messages) for one in db.generations()]
     assert [b"1", b"2"] == [message.payload for message in db.replay("a")]
-    reload(served)
-    reload(served, durable_storage={"messages": StorageSettings()})
+    reload(embedded)
+    reload(embedded, durable_storage={"messages": StorageSettings()})
     assert 2 == len(db.generations())
 
 
-def test_changed_options_of_the_layout_begin_a_generation(served: Embedded) -> None:
+def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) -> None:
     """As `epoch_bits`; the same ones begin none."""
     for bits, count in ((18, 2), (18, 2), (19, 3)):
         layout = {"type": "wildcard_optimized", "epoch_bits": bits}
-        reload(served, durable_storage={"messages": StorageSettings(layout=layout)})
-        assert (count, bits) == (len(served.db.generations()), served.db.generations()[-1].options["epoch_bits"])
+        reload(embedded, durable_storage={"messages": StorageSettings(layout=layout)})
+        assert (count, bits) == (len(embedded.db.generations()), embedded.db.generations()[-1].options["epoch_bits"])
 
 
-def test_what_the_database_keeps_changes(served: Embedded) -> None:
+def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
     """Retention, quota and rules of persistence; what is taken out of the file stays as it is, which is said."""
     sessions = DurableSessionsSettings(
         message_retention_period=Period(86_400),
         persistence=(PersistenceSettings(topic_filter="a/#", client_id="c", least_qos=1),),
     )
     storage = StorageSettings(quota=Quota(1_000_000), when_full="drop")
-    reload(served, durable_sessions=sessions, durable_storage={"messages": storage})
-    retention = served.db.retention.settings
+    reload(embedded, durable_sessions=sessions, durable_storage={"messages": storage})
+    retention = embedded.db.retention.settings
     assert (86_400.0, 1_000_000, "drop") == (retention.max_age, retention.max_bytes, retention.when_full)
-    assert [("a/#", "c", 1)] == [(one.topic_filter, one.client_id, one.least_qos) for one in served.db.persistence]
+    assert [("a/#", "c", 1)] == [(one.topic_filter, one.client_id, one.least_qos) for one in embedded.db.persistence]
     emptied = msgspec.structs.replace(
-        served.server.settings, durable_sessions=DurableSessionsSettings(), durable_storage={}
+        embedded.server.settings, durable_sessions=DurableSessionsSettings(), durable_storage={}
     )
-    reloaded = served.do(served.server.reload(emptied))
+    reloaded = embedded.do(embedded.server.reload(emptied))
     assert ((), ()) == (reloaded.changed, reloaded.needs_restart)
     assert reloaded.kept == (
         "durable_sessions.message_retention_period",
@@ -173,16 +166,16 @@ def test_what_the_database_keeps_changes(served: Embedded) -> None:
         "durable_storage.messages.quota",
         "durable_storage.messages.when_full",
     )
-    assert retention == served.db.retention.settings
-    assert 1 == len(served.db.persistence)
+    assert retention == embedded.db.retention.settings
+    assert 1 == len(embedded.db.persistence)
     endless = DurableSessionsSettings(message_retention_period=Period.read("infinity"))
     reload(
-        served, durable_sessions=endless, durable_storage={"messages": StorageSettings(quota=Quota.read("infinity"))}
+        embedded, durable_sessions=endless, durable_storage={"messages": StorageSettings(quota=Quota.read("infinity"))}
     )
-    assert (None, None) == (served.db.retention.settings.max_age, served.db.retention.settings.max_bytes)
+    assert (None, None) == (embedded.db.retention.settings.max_age, embedded.db.retention.settings.max_bytes)
 
 
-def test_what_the_database_is_already_changes_nothing(served: Embedded) -> None:
+def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> None:
     """Naming it, or no longer naming it, is no change; nor is a layout that is no longer named."""
     named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
     for storage, changed, kept in (
@@ -190,29 +183,29 @@ def test_what_the_database_is_already_changes_nothing(served: Embedded) -> None:
         (StorageSettings(layout={"type": "block"}), (), ("n_shards", "layout.level", "durability")),
         (StorageSettings(), (), ("layout.type",)),
     ):
-        settings = msgspec.structs.replace(served.server.settings, durable_storage={"messages": storage})
-        reloaded = served.do(served.server.reload(settings))
+        settings = msgspec.structs.replace(embedded.server.settings, durable_storage={"messages": storage})
+        reloaded = embedded.do(embedded.server.reload(settings))
         places = [tuple(f"durable_storage.messages.{key}" for key in keys) for keys in (changed, kept)]
         assert places == [reloaded.changed, reloaded.kept]
-        assert 2 == len(served.db.generations())
+        assert 2 == len(embedded.db.generations())
 
 
-def test_figures_of_sessions_change(served: Embedded) -> None:
+def test_figures_of_sessions_change(embedded: Embedded) -> None:
     """The shortest pause of all zones counts."""
     sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
     zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
     changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]
-    assert (changed, []) == reload(served, durable_sessions=sessions, zones=zones)
-    pace = served.db.sessions.pace
+    assert (changed, []) == reload(embedded, durable_sessions=sessions, zones=zones)
+    pace = embedded.db.sessions.pace
     assert (0.25, 3.0) == (pace.longest_pause, pace.checkpoint_interval)
-    reload(served, protocol=ProtocolSettings(store_qos0=True))
-    assert served.db.sessions.store_qos0
+    reload(embedded, protocol=ProtocolSettings(store_qos0=True))
+    assert embedded.db.sessions.store_qos0
 
 
-def test_what_needs_a_restart_is_said(served: Embedded, tmp_path: Path) -> None:
+def test_what_needs_a_restart_is_said(embedded: Embedded, tmp_path: Path) -> None:
     """It stays as it is, also in the settings that the server shows; what else changed holds."""
     changed, restart = reload(
-        served,
+        embedded,
         http=HttpSettings(),
         log=LogSettings(level="warning", file=tmp_path / "log"),
         durable_storage={
@@ -229,11 +222,11 @@ def test_what_needs_a_restart_is_said(served: Embedded, tmp_path: Path) -> None:
         "http",
         "log.file",
     ] == restart
-    settings = served.server.settings
+    settings = embedded.server.settings
     assert settings.http is None
     assert (settings.log.level, settings.log.file, settings.messages.data_dir) == ("warning", None, None)
     assert ["messages"] == list(settings.durable_storage)
-    reload(served, log=LogSettings())
+    reload(embedded, log=LogSettings())
 
 
 def test_a_server_that_has_ended_takes_no_settings(db: ts.Database) -> None:

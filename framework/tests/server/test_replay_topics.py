@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import pytest
 import topicstore as ts
 from topicstore.server.replay_topics import split_replay
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 
-need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 HISTORY = [f"{number}" for number in range(10)]
 

@@ -28,21 +28,20 @@ pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install pah
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
 GUIDE = Path(__file__).parents[2] / "guides" / "server.md"
+COMMAND = [sys.executable, "-m", "topicstore.cli"]
 HERE = ("--listen", "127.0.0.1:0")
 
 
 def program(*arguments: str, **more: Any) -> subprocess.Popen[str]:
     """Start a command."""
-    command = [sys.executable, "-m", "topicstore.cli", *arguments]
-    more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.Popen(command, text=True, **more)
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, text=True, **pipes, **more)
 
 
 def run(*arguments: str, given: str = "", **more: Any) -> tuple[int, str, str]:
     """Run a command to its end; return its exit code and what it has written."""
-    with program(*arguments, stdin=subprocess.PIPE, **more) as process:
-        out, err = process.communicate(given, timeout=PATIENCE)
-        return process.returncode, out, err
+    done = subprocess.run([*COMMAND, *arguments], input=given, capture_output=True, text=True, timeout=PATIENCE, **more)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(tmp_path: Path) -> None:

@@ -419,10 +419,11 @@ def test_what_a_wildcard_matches(connect, name: str, version: int) -> None:  # t
     assert exact.expect("PUBLISH").topic == f"{name}/\u00e9"
 
 
+@both
 @statement("3.3.2-3", "1.5.4-3", "4.7.3-3")
-def test_topics_are_kept_as_they_are(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_topics_are_kept_as_they_are(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     """With spaces, byte-order marks, empty levels, and as long as they may be."""
-    reader, writer = connect(), connect()
+    reader, writer = connect(version=version), connect(version=version)
     topics = ["\ufeffx", f"{name}//a/", f"/{name}", f"{name}/ a b ", f"{name}/" + "l" * (65_535 - len(name) - 1)]
     for topic in topics:
         reader.subscribe(topic)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +11,9 @@ from topicstore.server.access.access import Access
 from topicstore.server.connection import MqttConnection
 from topicstore.server.store_hop import StoreHop
 from topicstore.sessions import Sessions
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
-
-need("memory")
-
-
-@pytest.fixture
-def embedded(db: ts.Database) -> Iterator[Embedded]:
-    with Embedded(db) as embedded:
-        yield embedded
 
 
 class Failing:

@@ -10,11 +10,9 @@ from topicstore.server.quantities import Duration
 from topicstore.server.settings import ProtocolSettings, ServerSettings
 from topicstore.server.sys_topics import Figures, Traffic
 from topicstore.sessions import SessionCounts
-from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
-need("memory")
 both = pytest.mark.parametrize("version", [4, 5])
 CONNECTED = "$SYS/broker/clients/connected"
 TOTAL = "$SYS/broker/connections/total"

@@ -6,7 +6,6 @@ import pytest
 from topicstore.server.protocol import bounds
 from topicstore.server.protocol.decoding import decode, decode_publish
 from topicstore.server.protocol.frames import FrameReader, FramingError
-from topicstore.server.protocol.packets import SubscribePacket, UnsubscribePacket
 from topicstore.server.protocol.reason import PacketError, ReasonCode
 from topicstore_conformance.mqtt import wire
 
@@ -24,47 +23,44 @@ def user_properties(count: int) -> bytes:
     return wire.variable(len(USER_PROPERTY) * count) + USER_PROPERTY * count
 
 
+def refusal(version: int, first: int, body: bytes) -> ReasonCode | None:
+    """Return why a packet is refused."""
+    try:
+        decode(version, first, body)
+    except PacketError as bad:
+        return bad.reason
+    return None
+
+
 @BOTH
 @pytest.mark.parametrize("first", [SUBSCRIBE, UNSUBSCRIBE])
 def test_the_filters_of_a_packet_are_bounded(version: int, first: int) -> None:
-    packet = decode(version, first, filters(version, first, bounds.MOST_FILTERS))
-    assert isinstance(packet, (SubscribePacket, UnsubscribePacket))
-    assert len(packet.filters) == bounds.MOST_FILTERS
-    with pytest.raises(PacketError) as refused:
-        decode(version, first, filters(version, first, bounds.MOST_FILTERS + 1))
-    assert refused.value.reason is ReasonCode.QUOTA_EXCEEDED
+    assert len(decode(version, first, filters(version, first, bounds.MOST_FILTERS)).filters) == bounds.MOST_FILTERS
+    assert refusal(version, first, filters(version, first, bounds.MOST_FILTERS + 1)) is ReasonCode.QUOTA_EXCEEDED
 
 
 @BOTH
 @pytest.mark.parametrize("first", [SUBSCRIBE, UNSUBSCRIBE])
 def test_a_few_long_filters_are_read(version: int, first: int) -> None:
-    packet = decode(version, first, filters(version, first, 50, b"a" * 65_535))
-    assert isinstance(packet, (SubscribePacket, UnsubscribePacket))
-    assert len(packet.filters) == 50
+    assert len(decode(version, first, filters(version, first, 50, b"a" * 65_535)).filters) == 50
 
 
 @BOTH
 @pytest.mark.parametrize("first", [SUBSCRIBE, UNSUBSCRIBE])
 def test_a_long_packet_that_ends_too_early_is_malformed(version: int, first: int) -> None:
-    with pytest.raises(PacketError) as refused:
-        decode(version, first, filters(version, first, 5, b"a" * 65_535)[:-3])
-    assert refused.value.reason is ReasonCode.MALFORMED_PACKET
+    assert refusal(version, first, filters(version, first, 5, b"a" * 65_535)[:-3]) is ReasonCode.MALFORMED_PACKET
 
 
 @pytest.mark.parametrize("first", [SUBSCRIBE, UNSUBSCRIBE])
 def test_the_properties_of_a_subscription_are_bounded(first: int) -> None:
     body = filters(5, first, 1)
     decode(5, first, body[:2] + user_properties(50_000) + body[3:])
-    with pytest.raises(PacketError) as refused:
-        decode(5, first, body[:2] + user_properties(60_000) + body[3:])
-    assert refused.value.reason is ReasonCode.PACKET_TOO_LARGE
+    assert refusal(5, first, body[:2] + user_properties(60_000) + body[3:]) is ReasonCode.PACKET_TOO_LARGE
 
 
 @pytest.mark.parametrize(("first", "head"), [(0x40, b"\0\1\0"), (0x62, b"\0\1\0"), (0xE0, b"\0"), (0xF0, b"\x18")])
 def test_other_packets_are_bounded(first: int, head: bytes) -> None:
-    with pytest.raises(PacketError) as refused:
-        decode(5, first, head + user_properties(60_000))
-    assert refused.value.reason is ReasonCode.PACKET_TOO_LARGE
+    assert refusal(5, first, head + user_properties(60_000)) is ReasonCode.PACKET_TOO_LARGE
 
 
 def test_the_user_properties_of_a_publish_are_bounded() -> None:

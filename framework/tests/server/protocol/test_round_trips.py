@@ -141,73 +141,51 @@ def test_connect(
     )
 
 
+sent = {
+    "topic": topics,
+    "qos": st.integers(0, 2),
+    "packet_id": packet_ids,
+    "retain": st.booleans(),
+    "dup": st.booleans(),
+}
+
+
 @PROFILE
-@given(
-    versions,
-    topics,
-    binaries,
-    fields(qos=st.integers(0, 2), packet_id=packet_ids, retain=st.booleans()),
-    st.booleans(),
-    message_properties,
-    st.none() | packet_ids,
-    st.booleans(),
-)
+@given(versions, fields(payload=binaries, **sent), message_properties, some(topic_alias=packet_ids), st.booleans())
 def test_publish_from_a_client(
-    version: int,
-    topic: str,
-    payload: bytes,
-    given: dict[str, Any],
-    dup: bool,
-    values: dict[str, Any],
-    alias: int | None,
-    named: bool,
+    version: int, given: dict[str, Any], values: dict[str, Any], alias: dict[str, int], named: bool
 ) -> None:
-    qos, alias = given["qos"], alias if version == 5 else None
-    topic = topic if named or alias is None else ""
-    packet = wire.publish(
-        topic,
-        payload,
-        **given,
-        dup=dup and qos > 0,
-        version=version,
-        **values,
-        **({"topic_alias": alias} if alias else {}),
-    )
+    alias, given["dup"] = alias if version == 5 else {}, given["dup"] and given["qos"] > 0
+    given["topic"] = given["topic"] if named or not alias else ""
+    packet = wire.publish(version=version, **given, **values, **alias)
+    topic, payload, qos, retain = (given[name] for name in ("topic", "payload", "qos", "retain"))
     properties = as_properties(values) if version == 5 else None
-    expected = ts.Message(topic, payload, "me", qos, given["retain"], None, properties)
+    expected = ts.Message(topic, payload, "me", qos, retain, None, properties)
     for _ in range(2):  # topics and properties are remembered
         found = decode_publish(version, *frame(packet), "me")
-        assert found == (expected, given["packet_id"] if qos else 0, alias or 0)
+        assert found == (expected, given["packet_id"] if qos else 0, alias.get("topic_alias", 0))
 
 
 @PROFILE
 @given(
     versions,
-    fields(topic=topics, payload=st.integers(0, 20_000).map(bytes), qos=st.integers(0, 2), retain=st.booleans()),
-    packet_ids,
-    st.booleans(),
+    fields(payload=st.integers(0, 20_000).map(bytes), **sent),
     message_properties,
     st.lists(identifiers, max_size=3),
     bytes_2,
     st.booleans(),
 )
 def test_publish_to_a_client(
-    version: int,
-    given: dict[str, Any],
-    packet_id: int,
-    dup: bool,
-    values: dict[str, Any],
-    subscriptions: list[int],
-    alias: int,
-    named: bool,
+    version: int, given: dict[str, Any], values: dict[str, Any], subscriptions: list[int], alias: int, named: bool
 ) -> None:
     topic, payload, qos, retain = (given[name] for name in ("topic", "payload", "qos", "retain"))
-    dup, packet_id, alias = dup and qos > 0, packet_id if qos else 0, alias if version == 5 else 0
+    dup, packet_id = given["dup"] and qos > 0, given["packet_id"] if qos else 0
+    alias = alias if version == 5 else 0
     message = ts.Message(topic, payload, "other", qos, retain, 1, as_properties(values))
     expiry = values.pop("message_expiry_interval", None)
     publish = Publish(packet_id, message, qos, dup, retain, tuple(subscriptions), expiry)
-    sent = topic if named or not alias else ""
-    packet = encoding.publish(version, publish, sent, alias)
+    name = topic if named or not alias else ""
+    packet = encoding.publish(version, publish, name, alias)
     expected = dict(values) if version == 5 else {}
     if version == 5:
         expected |= {"message_expiry_interval": expiry} if expiry is not None else {}
@@ -215,14 +193,14 @@ def test_publish_to_a_client(
         expected |= {"topic_alias": alias} if alias else {}
     first, body = frame(packet)
     found = wire.parse(version, first, body)
-    assert (found.topic, found.payload, found.packet_id) == (sent, payload, packet_id)
+    assert (found.topic, found.payload, found.packet_id) == (name, payload, packet_id)
     assert (found.qos, found.retain, found.dup, found.properties) == (qos, retain, dup, expected)
-    before, after = encoding.publish_parts(version, publish, sent, alias)
+    before, after = encoding.publish_parts(version, publish, name, alias)
     assert packet == before + (packet_id.to_bytes(2, "big") if qos else b"") + after
     if version == 5:
         theirs = ohmqtt.packet.decode_packet(packet)
         assert isinstance(theirs, ohmqtt.packet.MQTTPublishPacket)
-        assert (theirs.topic, theirs.payload, theirs.packet_id) == (sent, payload, packet_id)
+        assert (theirs.topic, theirs.payload, theirs.packet_id) == (name, payload, packet_id)
 
 
 @PROFILE
@@ -297,6 +275,7 @@ def test_acknowledgements(kind: int, packet_id: int, data: st.DataObject, values
     assert decode(5, first, body) == AckPacket(kind, packet_id, reason)
     assert wire.parse(5, first, body).reason == reason
     assert frame(encoding.puback(4, kind, packet_id, reason)) == frame(short)
+    assert encoding.pubacks(5, kind, [(packet_id, reason)]) == encoding.puback(5, kind, packet_id, reason)
 
 
 @PROFILE

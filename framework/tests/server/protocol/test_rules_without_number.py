@@ -27,20 +27,8 @@ def reason_of(packet: bytes) -> ReasonCode | None:
     return None
 
 
-PLACES = (
-    "CONNECT",
-    "WILL",
-    "PUBLISH",
-    "PUBACK",
-    "PUBREC",
-    "PUBREL",
-    "PUBCOMP",
-    "SUBSCRIBE",
-    "UNSUBSCRIBE",
-    "DISCONNECT",
-    "AUTH",
-)
 ACKS = {"PUBACK", "PUBREC", "PUBREL", "PUBCOMP"}
+PLACES = ("CONNECT", "WILL", "PUBLISH", *sorted(ACKS), "SUBSCRIBE", "UNSUBSCRIBE", "DISCONNECT", "AUTH")
 MESSAGE = {"WILL", "PUBLISH"}
 
 
