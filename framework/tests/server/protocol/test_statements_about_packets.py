@@ -1,4 +1,4 @@
-"""The numbered statements of both standards that concern the bytes of one packet, each with a test that names it.
+"""The numbered statements of both standards about the bytes of one packet, each with a test that names it.
 
 A number such as ``"1.5.4-1"`` is [MQTT-1.5.4-1] of MQTT 5; ``"3.1.1: 1.5.3-1"`` is [MQTT-1.5.3-1] of MQTT 3.1.1. The
 table in the server's README lists them; a test below compares the two.
