@@ -184,10 +184,6 @@ class Raising:
     def topicstore_authenticate(self, request: AuthenticationRequest) -> Sequence[str | bool | None]:
         raise LookupError("the directory is down")
 
-    @ts.hookimpl
-    def topicstore_authorize(self, request: AuthorizationRequest) -> Sequence[bool | None]:
-        raise LookupError("the directory is down")
-
 
 class Answering:
     """A plugin that returns whatever it is told to."""
@@ -197,10 +193,6 @@ class Answering:
 
     @ts.hookimpl
     def topicstore_authenticate(self, request: AuthenticationRequest) -> Any:
-        return self.answers
-
-    @ts.hookimpl
-    def topicstore_authorize(self, request: AuthorizationRequest) -> Any:
         return self.answers
 
 
@@ -251,51 +243,6 @@ async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None
         assert ("subscribe", "a/x") == plugin.asked[-1]
         assert [False] == await access.permissions(someone()).decide("publish", ["a/x"])
         assert 6 == len(plugin.asked)
-
-
-async def test_a_plugin_that_fails_to_answer_allows_nothing_and_nothing_is_kept(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Whoever asks is told that nobody knows, and the failure is logged; the next time the plugin is asked again."""
-    access = made(LISTED, Raising())
-    permissions = access.permissions(someone())
-    with closing(access):
-        for _ in range(2):
-            assert permissions.decided("publish", "a/x") is None
-            assert [None] == await permissions.decide("publish", ["a/x"])
-            assert permissions.decided("publish", "a/x") is False
-            assert [None] == await permissions.decide("subscribe", ["a/x"])
-            assert permissions.decided("subscribe", "a/x") is None
-    assert [logging.ERROR] * 4 == [record.levelno for record in caplog.records]
-    assert "directory is down" in caplog.text
-
-
-def test_without_plugins_nothing_is_waited_for() -> None:
-    """A decision is there at once, of topics however many."""
-    access = made(LISTED)
-    permissions = access.permissions(someone())
-    assert not permissions.unrestricted
-    for number in range(1_000):
-        assert permissions.decided("publish", f"a/{number}") is True
-        assert permissions.decided("subscribe", f"b/{number}") is False
-    assert permissions.decided("subscribe", "a#") is False
-    assert permissions.may_receive is not None
-    assert permissions.may_receive("a/x")
-    assert not permissions.may_receive("b/no")
-    access.close()
-
-
-def test_a_client_on_this_machine_may_do_everything_without_settings() -> None:
-    """Then nothing is looked at; one from elsewhere may do nothing."""
-    access = made()
-    near, far = access.permissions(someone(loopback=True)), access.permissions(someone())
-    assert near.unrestricted
-    assert near.may_receive is None
-    assert near.decided("publish", "a") is True
-    assert not far.unrestricted
-    assert far.decided("publish", "a") is False
-    assert far.decided("subscribe", "#") is False
-    access.close()
 
 
 def test_a_plugin_that_has_not_the_hook_is_refused() -> None:

@@ -117,16 +117,6 @@ def test_a_will_is_published_when_the_server_ends(db: ts.Database) -> None:
         assert [message.payload for message in own.fetch(timeout=PATIENCE).messages] == [b"gone"]
 
 
-def test_two_servers_serve_one_database_one_after_the_other(db: ts.Database) -> None:
-    """A session goes on with the second where it was with the first."""
-    with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
-        client.subscribe("a", 1)
-    db.publish([ts.Message("a", b"meanwhile", "program", 1)])
-    with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
-        assert client.present
-        assert client.payloads(1) == ["meanwhile"]
-
-
 def test_closing_the_database_ends_the_server(tmp_path: Path) -> None:
     """It is an error to close it first, and whoever waits for the server gets it."""
     db = ts.open(tmp_path / "db", backend="memory")

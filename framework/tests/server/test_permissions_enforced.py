@@ -203,12 +203,16 @@ def test_a_client_that_goes_while_the_plugin_thinks_is_forgotten(asking: Embedde
     assert [text for text, _ in asking.db.sessions["me"].subscriptions] == ["yes"]
 
 
-def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(asking: Embedded, plugin: Plugin) -> None:
+def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(
+    asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failure is logged."""
     plugin.may_answer.set()
     plugin.fails = True
     with PahoClient(asking.port, "me") as client:
         assert client.publish("yes", b"1") == 0x87
         assert client.subscribe("yes") == 0x87
+        assert caplog.text.count("RuntimeError: it is out of order") == 2
         plugin.fails = False
         assert client.subscribe("yes") == 1
         assert client.publish("yes", b"2") == 0

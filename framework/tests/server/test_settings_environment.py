@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from topicstore.server.settings import SettingsError
-from topicstore.server.settings_file import read_configuration, read_settings
+from topicstore.server.settings_file import read_settings
 
 FILE = """
 [limits]
@@ -94,16 +94,6 @@ def test_a_variable_within_what_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text("limits = 3")
     with pytest.raises(SettingsError, match="the file has no table 'limits' but 3"):
         read_settings(tmp_path / "server.toml", {"TOPICSTORE__LIMITS__CONNECTIONS": "1"})
-
-
-def test_where_settings_come_from(file: Path) -> None:
-    """The file, the environment, or neither."""
-    found = read_configuration(file, {"TOPICSTORE__LIMITS__IN_FLIGHT": "3"})
-    assert found.origin(("limits", "connections")) == "file"
-    assert found.origin(("limits", "in_flight")) == "TOPICSTORE__LIMITS__IN_FLIGHT"
-    assert found.origin(("limits", "topic_levels")) == "default"
-    assert found.origin(("listeners", "Plain", "listen")) == "file"
-    assert read_configuration(None, {}).origin(("http", "listen")) == "default"
 
 
 @pytest.mark.parametrize(

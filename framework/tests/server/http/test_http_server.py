@@ -72,16 +72,6 @@ def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> Non
     server.reload()
 
 
-def test_an_address_in_use_is_told_and_nothing_is_left(db: ts.Database) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = http_server(db, HttpSettings(listen=Address(f"127.0.0.1:{port}")))
-        with pytest.raises(ListenError, match=f"127.0.0.1:{port} for HTTP: Address already in use"):
-            server.start()
-        assert [] == threads()
-        server.stop()
-
-
 def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     """The last step of starting. What has failed isn't started again: its threads are gone."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
@@ -119,10 +109,12 @@ def test_an_mqtt_server_ends_if_http_cannot_begin(db: ts.Database) -> None:
             pytest.fail("it served")
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        http = HttpSettings(listen=Address(f"127.0.0.1:{taken.getsockname()[1]}"))
-        listeners = {"only": ListenerSettings(listen=LOOPBACK)}
-        with pytest.raises(ListenError, match="for HTTP"):
-            asyncio.run(serve(ServerSettings(listeners=listeners, http=http)))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = ServerSettings(
+            listeners={"only": ListenerSettings(listen=LOOPBACK)}, http=HttpSettings(listen=Address(address))
+        )
+        with pytest.raises(ListenError, match=f"{address} for HTTP: Address already in use"):
+            asyncio.run(serve(settings))
     assert [] == threads()
 
 
