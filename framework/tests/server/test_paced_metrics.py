@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 import topicstore as ts
@@ -82,72 +81,69 @@ def lagging(db: ts.Database, sessions: int) -> int:
 
 
 def test_the_lag_of_many_sessions_is_counted_in_pieces(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look at some sessions takes 4 ms here, so one call looks at two lots; totals are of whole rounds only."""
-    with ts.open(tmp_path / "db", backend="memory") as db:
-        wanted = lagging(db, 20)
-        lag, looked = SessionLag(db), []
-        found = db.sessions.lag
+    wanted = lagging(db, 20)
+    lag, looked = SessionLag(db), []
+    found = db.sessions.lag
 
-        def slow(*clients: str) -> object:
-            clock.now += 0.004
-            looked.append(len(clients))
-            return found(*clients)
+    def slow(*clients: str) -> object:
+        clock.now += 0.004
+        looked.append(len(clients))
+        return found(*clients)
 
-        monkeypatch.setattr(db.sessions, "lag", slow)
-        assert lag.totals() == (LagTotals(), pytest.approx(0.008))
-        rounds = 0
-        while sum(looked) < 20:
-            done = len(looked)
-            lag.renew()
-            assert len(looked) == done, "it is too early to go on"
-            clock.now += 1.601
-            lag.renew()
-            assert len(looked) == done + 2 or sum(looked) == 20
-            rounds += 1
-        totals, age = lag.totals()
-        assert totals == LagTotals(
-            sessions=20, lagging=19, messages=wanted, most_messages=19, most_seconds=totals.most_seconds
-        )
-        assert rounds > 5
-        assert age == pytest.approx(rounds * 1.601 + len(looked) * 0.004)
-
-
-def test_sessions_that_have_ended_or_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are counted all the same."""
-    with ts.open(tmp_path / "db", backend="memory") as db:
-        wanted = lagging(db, 6)
-        found, clients = db.sessions.lag, db.sessions.clients
-
-        def failing(*clients: str) -> object:
-            if "client-5" in clients:
-                raise ts.CorruptionError("it is damaged")
-            return found(*clients)
-
-        monkeypatch.setattr(db.sessions, "lag", failing)
-        monkeypatch.setattr(db.sessions, "clients", lambda: [*clients(), "gone"])
-        monkeypatch.setattr(session_lag, "_PIECE", 60.0)
-        lag = SessionLag(db)
+    monkeypatch.setattr(db.sessions, "lag", slow)
+    assert lag.totals() == (LagTotals(), pytest.approx(0.008))
+    rounds = 0
+    while sum(looked) < 20:
+        done = len(looked)
         lag.renew()
-        totals, _ = lag.totals()
-        assert (totals.sessions, totals.unknown, totals.messages) == (6, 1, wanted - 5)
+        assert len(looked) == done, "it is too early to go on"
+        clock.now += 1.601
+        lag.renew()
+        assert len(looked) == done + 2 or sum(looked) == 20
+        rounds += 1
+    totals, age = lag.totals()
+    assert totals == LagTotals(
+        sessions=20, lagging=19, messages=wanted, most_messages=19, most_seconds=totals.most_seconds
+    )
+    assert rounds > 5
+    assert age == pytest.approx(rounds * 1.601 + len(looked) * 0.004)
 
 
-def test_rolling_averages(tmp_path: Path, clock: Clock) -> None:
+def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are counted all the same."""
+    wanted = lagging(db, 6)
+    found, clients = db.sessions.lag, db.sessions.clients
+
+    def failing(*clients: str) -> object:
+        if "client-5" in clients:
+            raise ts.CorruptionError("it is damaged")
+        return found(*clients)
+
+    monkeypatch.setattr(db.sessions, "lag", failing)
+    monkeypatch.setattr(db.sessions, "clients", lambda: [*clients(), "gone"])
+    monkeypatch.setattr(session_lag, "_PIECE", 60.0)
+    lag = SessionLag(db)
+    lag.renew()
+    totals, _ = lag.totals()
+    assert (totals.sessions, totals.unknown, totals.messages) == (6, 1, wanted - 5)
+
+
+def test_rolling_averages(db: ts.Database, clock: Clock) -> None:
     """Of ten seconds and of five minutes, from samples that are taken each second."""
-    with ts.open(tmp_path / "db", backend="memory") as db:
-        averages = Averages(db.storage.shards)
-        latencies = db.storage.shards[0].latencies.store
-        for second in range(400):
-            latencies.observe(0.001 if second < 390 else 0.003)
-            averages.sample()
-            clock.now += 1
-        found = averages.microseconds("store")
-        assert found[0, "current"] == pytest.approx(3_000)
-        assert found[0, "last5m"] == pytest.approx((290 * 1_000 + 10 * 3_000) / 300, rel=0.01)
-        clock.now += 1_000
+    averages = Averages(db.storage.shards)
+    latencies = db.storage.shards[0].latencies.store
+    for second in range(400):
+        latencies.observe(0.001 if second < 390 else 0.003)
         averages.sample()
-        clock.now += 11
-        averages.sample()
-        assert averages.microseconds("store") == {(0, "current"): 0.0, (0, "last5m"): pytest.approx(0.0)}
+        clock.now += 1
+    found = averages.microseconds("store")
+    assert found[0, "current"] == pytest.approx(3_000)
+    assert found[0, "last5m"] == pytest.approx((290 * 1_000 + 10 * 3_000) / 300, rel=0.01)
+    clock.now += 1_000
+    averages.sample()
+    clock.now += 11
+    averages.sample()
+    assert averages.microseconds("store") == {(0, "current"): 0.0, (0, "last5m"): pytest.approx(0.0)}

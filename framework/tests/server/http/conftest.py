@@ -34,6 +34,14 @@ def site(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
+def owner(served: tuple[ts.Database, Server]) -> dict[str, str]:
+    """The headers of who has the token that the server made for its own user."""
+    _, server = served
+    assert server.http is not None
+    return {"Authorization": f"Bearer {server.http.context.tokens.own}"}
+
+
+@pytest.fixture
 def db(served: tuple[ts.Database, Server]) -> ts.Database:
     """The served database itself."""
     return served[0]

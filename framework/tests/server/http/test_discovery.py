@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.server.http.discovery import Announcement, FoundServer, find_server
 from topicstore_conformance.mqtt.embedded import serving_http
+from topicstore_conformance.mqtt.serving import serving
 
 
 @pytest.fixture
@@ -50,16 +50,11 @@ def test_a_database_at_rest_and_one_that_is_not_there_have_no_server(directory: 
 
 
 def test_the_file_of_a_killed_server_is_replaced(directory: Path) -> None:
-    command = [sys.executable, "-m", "topicstore.cli", "serve", str(directory), "--listen", "127.0.0.1:0"]
-    killed = subprocess.Popen([*command, "--http", "127.0.0.1:0", "--print-ready"], stdout=subprocess.PIPE)
-    with killed:
-        assert killed.stdout is not None
-        killed.stdout.readline()
+    with serving(directory, "--http", "127.0.0.1:0") as killed:
         before = find_server(directory)
         assert before is not None
         assert killed.pid == before.pid
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        killed.kill()
     assert (directory / "server.json").exists()
     assert find_server(directory) is None
     with ts.open(directory) as db:

@@ -5,17 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-import pytest
-import topicstore as ts
-from topicstore.server import Server
-
-
-@pytest.fixture
-def owner(served: tuple[ts.Database, Server]) -> dict[str, str]:
-    """The headers of who has the token that the server made for its own user."""
-    _, server = served
-    assert server.http is not None
-    return {"Authorization": f"Bearer {server.http.context.tokens.own}"}
 
 
 def told_why(refused: httpx.Response) -> str:

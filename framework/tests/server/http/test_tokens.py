@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 import topicstore as ts
+from click.testing import CliRunner, Result
+from topicstore.cli import cli
 from topicstore.server import Address
 from topicstore.server.http.tokens import TokenFileError, Tokens
 from topicstore.server.settings import HttpSettings
@@ -91,12 +91,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command; its entry point is called, whatever distribution is installed."""
-    program = "import sys; from topicstore.cli import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", program, "tokens", *arguments], capture_output=True, text=True, check=False
-    )
+def run(*arguments: str) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(cli, ["tokens", *arguments])
 
 
 def test_a_running_server_lets_in_whom_the_command_added_and_no_longer_whom_it_revoked(directory: Path) -> None:
@@ -109,7 +106,7 @@ def test_a_running_server_lets_in_whom_the_command_added_and_no_longer_whom_it_r
             return httpx.request(method, url + path, headers=headers, trust_env=False).status_code
 
         added = run("add", "reader", str(directory))
-        assert 0 == added.returncode, added.stderr
+        assert 0 == added.exit_code, added.stderr
         token = added.stdout.strip()
         (site,) = httpx.get(f"{url}/ds/sites", headers={"Authorization": f"bearer {token}"}, trust_env=False).json()
         assert 200 == status("GET", "/info", token)
@@ -117,16 +114,16 @@ def test_a_running_server_lets_in_whom_the_command_added_and_no_longer_whom_it_r
         admin = run("add", "boss", str(directory), "--scope", "admin").stdout.strip()
         assert 400 == status("PUT", f"/ds/sites/{site}/forget", admin)
         assert "boss admin\nreader read\n" == "".join(sorted(run("list", str(directory)).stdout.splitlines(True)))
-        assert 0 == run("revoke", "reader", str(directory)).returncode
+        assert 0 == run("revoke", "reader", str(directory)).exit_code
         assert 401 == status("GET", "/info", token)
         assert 401 == status("GET", "/info", token + "x")
         assert 401 == httpx.get(f"{url}/info", trust_env=False).status_code
-    assert 0 == run("revoke", "boss", str(directory)).returncode
+    assert 0 == run("revoke", "boss", str(directory)).exit_code
 
 
 def test_a_directory_without_a_database_gets_no_file(tmp_path: Path) -> None:
     failed = run("add", "reader", str(tmp_path))
-    assert 3 == failed.returncode
+    assert 3 == failed.exit_code
     assert "there is no database" in failed.stderr
     assert [] == list(tmp_path.iterdir())
 
@@ -134,5 +131,5 @@ def test_a_directory_without_a_database_gets_no_file(tmp_path: Path) -> None:
 def test_the_settings_name_the_file(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text('[http]\ntoken_file = "elsewhere"\n')
-    assert 0 == run("add", "reader", "--config", str(config)).returncode
+    assert 0 == run("add", "reader", "--config", str(config)).exit_code
     assert ["reader"] == [one.name for one in Tokens(tmp_path / "elsewhere").read()]
