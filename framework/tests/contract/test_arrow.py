@@ -18,31 +18,13 @@ from topicstore.contract.columns import Constant
 from topicstore.contract.errors import InvalidMessageError
 from topicstore.contract.model import Message, Properties
 from topicstore.contract.positions import MAX_TIME
+from topicstore_conformance.oracle import strategies
 
 PROPERTIES = SCHEMA.field("properties").type
 FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\xff", (("k", "1"), ("j", ""), ("k", "1")))
 
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
-topics = st.sampled_from(["a", "a/b", "$SYS/x", "/", "é/é"]) | text.map(lambda t: t.translate({35: "", 43: ""}) or "/")
-properties = st.builds(
-    Properties,
-    st.none() | st.integers(0, 1),
-    st.none() | st.integers(0, 2**32 - 1),
-    st.none() | text,
-    st.none() | topics,
-    st.none() | st.binary(max_size=8),
-    st.lists(st.tuples(text, text), max_size=3).map(tuple),
-)
-messages = st.builds(
-    Message,
-    topics,
-    st.binary(max_size=8),
-    st.sampled_from(["", "c"]) | text,
-    st.integers(0, 2),
-    st.booleans(),
-    st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME),
-    st.none() | properties,
-)
+messages = strategies.messages(times=st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME))
+# Batches in which most columns are constant are as common as those in which none is.
 alike = st.builds(lambda message, count: [message] * count, messages, st.integers(1, 6))
 lists = st.lists(messages, max_size=8) | alike | st.builds(lambda one, other: one + other, alike, alike)
 
@@ -140,19 +122,6 @@ def test_a_sliced_record_batch_is_the_slice_of_its_messages(rows: list[Message],
     arrow = MessageBatch.from_messages(rows).to_arrow()
     cut = arrow.slice(min(start, len(rows)), length)
     assert exactly(rows[start : start + length]) == exactly(MessageBatch.from_arrow(cut).to_messages())
-
-
-@pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
-@pytest.mark.parametrize(
-    "rows", [[], SOME[:1], SOME[:1] * 3, SOME[1:2] * 3, SOME], ids=["empty", "one", "full", "bare", "mixed"]
-)
-def test_the_schema_never_depends_on_the_rows(rows: list[Message], ids: bool) -> None:
-    """Empty, constant and mixed columns, all absent or all there: one schema."""
-    arrow = stored(rows).to_arrow(ids=ids)
-    arrow.validate(full=True)
-    assert arrow.schema.equals(SCHEMA_WITH_IDS if ids else SCHEMA, check_metadata=True)
-    assert [field.type for field in arrow.schema] == [column.type for column in arrow.columns]
-    assert len(rows) == arrow.num_rows
 
 
 @pytest.mark.parametrize("rows", [0, 3])

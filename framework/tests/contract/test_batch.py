@@ -21,28 +21,9 @@ from topicstore.contract.errors import InvalidMessageError, MessageTooLargeError
 from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
 from topicstore.contract.positions import MAX_TIME
 from topicstore_conformance.faults.threads import together
+from topicstore_conformance.oracle import strategies
 
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
-topics = st.sampled_from(["a", "a/b", "$SYS/x", "/", "é/é"]) | text.map(lambda t: t.translate({35: "", 43: ""}) or "/")
-properties = st.builds(
-    Properties,
-    st.none() | st.integers(0, 1),
-    st.none() | st.integers(0, 2**32 - 1),
-    st.none() | text,
-    st.none() | topics,
-    st.none() | st.binary(max_size=8),
-    st.lists(st.tuples(text, text), max_size=3).map(tuple),
-)
-messages = st.builds(
-    Message,
-    topics,
-    st.binary(max_size=8),
-    st.sampled_from(["", "c"]) | text,
-    st.integers(0, 2),
-    st.booleans(),
-    st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME),
-    st.none() | properties,
-)
+messages = strategies.messages(times=st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME))
 # Batches in which most columns are constant are as common as those in which none is.
 alike = st.builds(lambda message, count: [message] * count, messages, st.integers(1, 6))
 lists = st.lists(messages, max_size=8) | alike | st.builds(lambda one, other: one + other, alike, alike)
@@ -115,44 +96,6 @@ def test_equal_values_become_a_constant(field: str, name: str) -> None:
     column = getattr(MessageBatch.from_messages([GOOD] * 3), name)
     assert isinstance(column, Constant)
     assert (type(getattr(GOOD, field)), getattr(GOOD, field)) == (type(column.value), column.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("topic", ["a", "a", "b"]),
-        ("topic", ["é", "e\u0301", "é"]),
-        ("payload", [b"", b"\0", b""]),
-        ("client_id", ["", " ", ""]),
-        ("client_id", ["1", "1", "01"]),
-        ("qos", [1, 0, 1]),
-        ("qos", [0, 0, 0]),
-        ("retain", [True, False, True]),
-        ("retain", [False, False, False]),
-        ("timestamp", [None, 0, None]),
-        ("timestamp", [0, None, 0]),
-        ("timestamp", [None, None, None]),
-        ("timestamp", [0, 0, 0]),
-        ("timestamp", [1, 0, 1]),
-        ("timestamp", [MAX_TIME, MAX_TIME - 1, None]),
-        ("properties", [None, Properties(), None]),
-        ("properties", [Properties(), Properties(), Properties()]),
-        ("properties", [Properties(0), Properties(1), None]),
-        ("properties", [Properties(content_type=""), Properties(), None]),
-    ],
-    ids=str,
-)
-def test_neighbours_that_look_alike_stay_apart(field: str, values: list[Any]) -> None:
-    """What folds into a constant is equal, and absent is neither zero nor empty."""
-    rows = [changed(field, value) for value in values]
-    assert exactly(rows) == exactly(MessageBatch.from_messages(rows).to_messages())
-
-
-def test_user_properties_keep_order_and_repeats() -> None:
-    """They are a list of pairs, not a map."""
-    pairs = (("k", "1"), ("j", ""), ("k", "1"), ("k", "0"), ("", "é"))
-    rows = [changed("properties", Properties(user_properties=pairs)), GOOD]
-    assert pairs == MessageBatch.from_messages(rows).to_messages()[0].properties.user_properties  # type: ignore[union-attr]
 
 
 class Level(enum.StrEnum):
@@ -445,14 +388,6 @@ def test_joined_batches_are_the_joined_messages(parts: list[list[Message]], plac
     assert exactly([row for batch in batches for row in batch.to_messages()]) == exactly(joined.to_messages())
     if placed and len(joined):
         assert [one for batch in batches for one in batch.ids()] == joined.ids()
-
-
-@given(lists, st.integers(0, 8))
-def test_a_batch_cut_in_two_joins_again(rows: list[Message], at: int) -> None:
-    """Slicing and joining are each other's reverse."""
-    batch = stored(rows)
-    again = MessageBatch.concat([batch[:at], batch[at:]])
-    assert exactly(batch.to_messages()) == exactly(again.to_messages())
 
 
 def test_a_batch_is_sliced_in_steps_of_one_and_never_indexed() -> None:

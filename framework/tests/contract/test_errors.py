@@ -10,10 +10,7 @@ from topicstore.contract import errors
 from topicstore.contract.errors import RecoverableError, TopicstoreError, UnrecoverableError
 
 ALL = [getattr(errors, name) for name in errors.__all__]
-FAMILIES = {TopicstoreError, RecoverableError, UnrecoverableError}
-KINDS = [error for error in ALL if error not in FAMILIES]
-
-"""An `EngineError`, which is unrecoverable, of the one kind that is not."""
+FAMILIES = (RecoverableError, UnrecoverableError)
 
 
 def test_every_error_is_published() -> None:
@@ -25,24 +22,16 @@ def test_every_error_is_published() -> None:
 
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
-def test_every_error_is_documented(error: type[Exception]) -> None:
-    """Each has a docstring of its own, of whole sentences, and a name that ends in Error."""
+def test_every_error(error: type[Exception]) -> None:
+    """Each is documented, recoverable or not, says its reason as it is, and survives pickling, for Spark's workers."""
     assert error.__doc__ is not None
     assert error.__doc__.rstrip().endswith(".")
     assert error.__name__.endswith("Error")
-
-
-@pytest.mark.parametrize("error", KINDS, ids=lambda error: error.__name__)
-def test_every_error_is_of_one_family(error: type[Exception]) -> None:
-    """Each is recoverable or unrecoverable, not both."""
-    families = [family for family in (RecoverableError, UnrecoverableError) if issubclass(error, family)]
-    assert 1 == len(families)
-
-
-def test_the_families_are_apart() -> None:
-    """Both families are topicstore's, and neither is of the other."""
-    assert TopicstoreError in RecoverableError.__bases__
-    assert TopicstoreError in UnrecoverableError.__bases__
+    assert issubclass(error, TopicstoreError)
+    assert (error is not TopicstoreError) == sum(issubclass(error, family) for family in FAMILIES)
+    first = error("the bus is late")
+    second = pickle.loads(pickle.dumps(first))
+    assert (error, "the bus is late", vars(first)) == (type(second), str(second), vars(second))
 
 
 @pytest.mark.parametrize(
@@ -57,22 +46,6 @@ def test_the_families_are_apart() -> None:
 def test_errors_are_also_what_python_calls_them(error: type[Exception], builtin: type[Exception]) -> None:
     """Those with an equal among Python's own errors can be caught as such."""
     assert issubclass(error, builtin)
-
-
-@pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
-def test_an_error_says_what_it_was_given(error: type[Exception]) -> None:
-    """The text of an error is its reason, neither quoted nor wrapped."""
-    reason = "the bus is late"
-    assert reason == str(error(reason))
-
-
-@pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
-def test_an_error_survives_pickling(error: type[Exception]) -> None:
-    """Spark brings errors from its workers that way."""
-    first = error("the bus is late")
-    second = pickle.loads(pickle.dumps(first))
-    assert error is type(second)
-    assert (str(first), vars(first)) == (str(second), vars(second))
 
 
 def test_a_message_error_names_the_message() -> None:

@@ -60,11 +60,6 @@ def test_properties_are_stored_in_this_order() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stored), type=Properties) == FULL
 
 
-def test_absent_properties_are_none() -> None:
-    """None means absent, and no user properties is an empty tuple."""
-    assert Properties(None, None, None, None, None, ()) == Properties()
-
-
 @pytest.mark.parametrize("record", [Message("a", b"", properties=FULL), FULL, MessageId(1, 2)], ids=repr)
 def test_records_are_frozen_hashable_and_copied_by_value(record: Any) -> None:
     """Nothing can be assigned; equal records are one key of a dict, also in another process."""
@@ -74,14 +69,6 @@ def test_records_are_frozen_hashable_and_copied_by_value(record: Any) -> None:
     again = pickle.loads(pickle.dumps(record))
     assert record == again
     assert {record} == {again}
-
-
-def test_user_properties_keep_order_and_repeats() -> None:
-    """Two messages that differ in nothing but the order of user properties differ."""
-    one = Properties(user_properties=(("k", "1"), ("k", "2")))
-    other = Properties(user_properties=(("k", "2"), ("k", "1")))
-    assert one != other
-    assert one.user_properties == (("k", "1"), ("k", "2"))
 
 
 def test_ids_are_ordered_by_shard_then_position() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -76,39 +75,6 @@ def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) ->
     assert expected == message_positions(-1, as_times([time] * rows + following)).tolist()
     assert expected[:rows] == commit_positions(-1, time, rows).tolist()
     assert time + (rows - 1) // PER_MICROSECOND == time_of(expected[rows - 1])
-
-
-@given(lasts, st.lists(times, max_size=5))
-def test_batches_join(last: int, batches: list[list[int]]) -> None:
-    """Positions of batches, each behind the one before, are those of one large batch."""
-    joined: list[int] = []
-    previous = last
-    for batch in batches:
-        joined += message_positions(previous, as_times(batch)).tolist()
-        previous = joined[-1] if joined else last
-    assert message_positions(last, as_times(list(chain.from_iterable(batches)))).tolist() == joined
-
-
-@given(lasts, times)
-def test_positions_strictly_increase_and_never_lie_before_their_time(last: int, times: list[int]) -> None:
-    """The two promises that readers rely on."""
-    positions = message_positions(last, as_times(times)).tolist()
-    assert all(a < b for a, b in zip([last, *positions], positions, strict=False))
-    assert all(time_of(position) >= time for position, time in zip(positions, times, strict=True))
-
-
-def test_a_last_position_ahead_of_all_times_counts_on() -> None:
-    """A shard whose last position lies in the future goes on from there."""
-    last = first_position(2_000) + 5
-    expected = [last + 1, last + 2, last + 3]
-    assert expected == message_positions(last, as_times([1, 1_000, 1_999])).tolist()
-    assert expected == commit_positions(last, 1_000, 3).tolist()
-
-
-def test_messages_in_order_of_time_take_the_first_position_of_their_time() -> None:
-    """Where times differ, the counter is zero, so a start time finds its message."""
-    expected = [first_position(time) for time in (0, 1, 7, MAX_TIME)]
-    assert expected == message_positions(-1, as_times([0, 1, 7, MAX_TIME])).tolist()
 
 
 def test_the_largest_time_leaves_room() -> None:

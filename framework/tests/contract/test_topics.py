@@ -82,14 +82,6 @@ def test_the_corpus_names_no_case_twice(kind: str) -> None:
     assert len(texts) == len(set(texts))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES["topics"] if c["valid"]], ids=lambda c: c["why"])
-def test_a_valid_topic_is_a_filter_for_itself(case: dict[str, Any]) -> None:
-    """A topic name has no wildcard, so as a filter it is literal and matches itself."""
-    topic = spelled(case["topic"])
-    assert TopicFilter(topic).literal
-    assert TopicFilter(topic).matches(topic)
-
-
 @settings(max_examples=1000)
 @given(filters, topics)
 def test_matching_equals_the_standard(text: str, topic: str) -> None:
@@ -97,18 +89,6 @@ def test_matching_equals_the_standard(text: str, topic: str) -> None:
     hidden = topic.startswith("$") and text.startswith(("+", "#"))
     expected = not hidden and obviously_matches(text.split("/"), topic.split("/"))
     assert expected == TopicFilter(text).matches(topic)
-
-
-@settings(max_examples=500)
-@given(topics, st.data())
-def test_a_filter_made_from_a_topic_matches_it(topic: str, data: st.DataObject) -> None:
-    """Levels replaced by + and the rest cut with # still match, unless $ meets a leading wildcard."""
-    levels = topic.split("/")
-    marks = data.draw(st.lists(st.booleans(), min_size=len(levels), max_size=len(levels)))
-    cut = data.draw(st.none() | st.integers(0, len(levels)))
-    made = ["+" if mark else level for mark, level in zip(marks, levels, strict=True)]
-    text = "/".join(made if cut is None else [*made[:cut], "#"])
-    assert TopicFilter(text).matches(topic) == (not (topic[0] == "$" and text[0] in "+#"))
 
 
 @settings(max_examples=500)
