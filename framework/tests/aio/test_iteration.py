@@ -57,44 +57,36 @@ def test_all_comes_in_order(count: int, most: int | None, failing: bool) -> None
     assert (list(range(count)), ["broken"] * failing) == asyncio.run(main())
 
 
-def test_one_portion_is_read_ahead() -> None:
+async def test_one_portion_is_read_ahead() -> None:
     """And no more, however slow whoever iterates is."""
-
-    async def main() -> None:
-        threads, source = Threads(), Source(100_000)
-        async with Iteration(threads, "numbers", source, 10) as reading:
-            for seen in range(1, 200):
-                await anext(reading)
-                assert source.taken <= seen + 20
-        await asyncio.to_thread(wait_until, source.left.is_set, "what was left early is over")
-        with pytest.raises(StopAsyncIteration):
+    threads, source = Threads(), Source(100_000)
+    async with Iteration(threads, "numbers", source, 10) as reading:
+        for seen in range(1, 200):
             await anext(reading)
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+            assert source.taken <= seen + 20
+    await asyncio.to_thread(wait_until, source.left.is_set, "what was left early is over")
+    with pytest.raises(StopAsyncIteration):
+        await anext(reading)
+    await threads.close(lambda: None)
 
 
 @pytest.mark.parametrize("how", ["forgotten", "aclosing"])
-def test_left_early(how: str) -> None:
+async def test_left_early(how: str) -> None:
     """However it is left, its source is."""
-
-    async def main() -> None:
-        threads, source = Threads(), Source(100_000)
-        if how == "forgotten":
-            async for _ in Iteration(threads, "numbers", source):
+    threads, source = Threads(), Source(100_000)
+    if how == "forgotten":
+        async for _ in Iteration(threads, "numbers", source):
+            break
+    else:
+        async with aclosing(Iteration(threads, "numbers", source)) as reading:
+            async for _ in reading:
                 break
-        else:
-            async with aclosing(Iteration(threads, "numbers", source)) as reading:
-                async for _ in reading:
-                    break
-        await asyncio.to_thread(wait_until, source.left.is_set, "what was left early is over")
-        assert source.taken <= 5
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+    await asyncio.to_thread(wait_until, source.left.is_set, "what was left early is over")
+    assert source.taken <= 5
+    await threads.close(lambda: None)
 
 
-def test_a_cancelled_wait_loses_nothing() -> None:
+async def test_a_cancelled_wait_loses_nothing() -> None:
     """As by a timeout: the next one goes on at the same item."""
     gate, entered = threading.Event(), threading.Event()
 
@@ -104,57 +96,47 @@ def test_a_cancelled_wait_loses_nothing() -> None:
         assert gate.wait(PATIENCE)
         yield from range(1, 10)
 
-    async def main() -> None:
-        threads = Threads()
-        reading = Iteration(threads, "numbers", source)
-        assert 0 == await anext(reading)
-        for _ in range(2):
-            waiting = asyncio.ensure_future(anext(reading))
-            await asyncio.to_thread(entered.wait, PATIENCE)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        gate.set()
-        assert list(range(1, 10)) == [number async for number in reading]
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+    threads = Threads()
+    reading = Iteration(threads, "numbers", source)
+    assert 0 == await anext(reading)
+    for _ in range(2):
+        waiting = asyncio.ensure_future(anext(reading))
+        await asyncio.to_thread(entered.wait, PATIENCE)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    gate.set()
+    assert list(range(1, 10)) == [number async for number in reading]
+    await threads.close(lambda: None)
 
 
-def test_several_tasks_share_what_there_is() -> None:
+async def test_several_tasks_share_what_there_is() -> None:
     """Each item comes once."""
 
     async def some(reading: Iteration[int]) -> list[int]:
         return [number async for number in reading]
 
-    async def main() -> None:
-        threads = Threads()
-        reading = Iteration(threads, "numbers", Source(3_000))
-        found = await asyncio.gather(*(some(reading) for _ in range(4)))
-        assert list(range(3_000)) == sorted(chain.from_iterable(found))
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+    threads = Threads()
+    reading = Iteration(threads, "numbers", Source(3_000))
+    found = await asyncio.gather(*(some(reading) for _ in range(4)))
+    assert list(range(3_000)) == sorted(chain.from_iterable(found))
+    await threads.close(lambda: None)
 
 
-def test_replays_of_a_database(tmp_path: Path) -> None:
+async def test_replays_of_a_database(tmp_path: Path) -> None:
     """They are those of the synchronous face; what is wrong is raised where the first message is asked for."""
     messages = [ts.Message(f"a/{n % 7}", b"%d" % n, "c") for n in range(5_000)]
-
-    async def main() -> None:
-        async with ts.aopen(tmp_path / "db", backend="memory") as db:
-            await db.store(messages)
-            expected = list(db.synchronous.replay("a/+", reverse=True, limit=3_000))
-            assert expected == [message async for message in db.replay("a/+", reverse=True, limit=3_000)]
-            batches = [batch.num_rows async for batch in db.replay_arrow("#", batch_size=1_000)]
-            assert 5_000 == sum(batches)
-            for wrong in (db.replay("#/a"), db.replay_arrow("#", batch_size=0)):
-                with pytest.raises((ts.InvalidFilterError, ts.InvalidArgumentError)):
-                    await anext(wrong)
-            left = db.replay("#")
-            await anext(left)
-        with pytest.raises(ts.DatabaseClosedError):
-            async for _ in left:
-                pass
-
-    asyncio.run(main())
+    async with ts.aopen(tmp_path / "db", backend="memory") as db:
+        await db.store(messages)
+        expected = list(db.synchronous.replay("a/+", reverse=True, limit=3_000))
+        assert expected == [message async for message in db.replay("a/+", reverse=True, limit=3_000)]
+        batches = [batch.num_rows async for batch in db.replay_arrow("#", batch_size=1_000)]
+        assert 5_000 == sum(batches)
+        for wrong in (db.replay("#/a"), db.replay_arrow("#", batch_size=0)):
+            with pytest.raises((ts.InvalidFilterError, ts.InvalidArgumentError)):
+                await anext(wrong)
+        left = db.replay("#")
+        await anext(left)
+    with pytest.raises(ts.DatabaseClosedError):
+        async for _ in left:
+            pass

@@ -32,31 +32,22 @@ def free(path: Path) -> bool:
     return True
 
 
-def test_awaited_or_entered(tmp_path: Path) -> None:
+async def test_awaited_or_entered(tmp_path: Path) -> None:
     """Both open it, and closing twice is harmless."""
-
-    async def main() -> None:
-        db = await ts.aopen(tmp_path / "db", backend="leveldb")
-        await db.store([ts.Message("a", b"1")])
-        await db.close()
-        await db.close()
-        async with ts.aopen(tmp_path / "db", "r") as view:
-            assert view.read_only
-            assert 1 == len([message async for message in view.replay("#")])
-            await view.refresh()
-            with pytest.raises(ts.ReadOnlyDatabaseError):
-                await view.store([])
-            assert [] == [session async for session in _sessions(view)]
-        async with await ts.aopen(tmp_path / "db") as entered:
-            assert entered.path == tmp_path / "db"
-
     need("leveldb")
-    asyncio.run(main())
-
-
-async def _sessions(db: ts.AsyncDatabase):  # type: ignore[no-untyped-def]
-    async for session in db.sessions:
-        yield session
+    db = await ts.aopen(tmp_path / "db", backend="leveldb")
+    await db.store([ts.Message("a", b"1")])
+    await db.close()
+    await db.close()
+    async with ts.aopen(tmp_path / "db", "r") as view:
+        assert view.read_only
+        assert 1 == len([message async for message in view.replay("#")])
+        await view.refresh()
+        with pytest.raises(ts.ReadOnlyDatabaseError):
+            await view.store([])
+        assert [] == [session async for session in view.sessions]
+    async with await ts.aopen(tmp_path / "db") as entered:
+        assert entered.path == tmp_path / "db"
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "memory"])
@@ -195,20 +186,16 @@ def test_an_error_in_the_block_closes_it(tmp_path: Path) -> None:
     assert free(tmp_path / "db")
 
 
-def test_a_failing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it raises is raised where it is awaited, by those calls and no others."""
-
-    async def main() -> None:
-        async with ts.aopen(tmp_path / "db", backend="memory") as db:
-            engine = db.synchronous.storage.shards[0].engine()
-            with monkeypatch.context() as patch:
-                patch.setattr(engine, "write", _fail)
-                stores = [db.store([ts.Message("a", b"1")]) for _ in range(3)]
-                results = await asyncio.gather(*stores, return_exceptions=True)
-                assert all(isinstance(result, ts.TopicstoreError) for result in results)
-            assert [] == [message async for message in db.replay("#")]
-
-    asyncio.run(main())
+    async with ts.aopen(tmp_path / "db", backend="memory") as db:
+        engine = db.synchronous.storage.shards[0].engine()
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "write", _fail)
+            stores = [db.store([ts.Message("a", b"1")]) for _ in range(3)]
+            results = await asyncio.gather(*stores, return_exceptions=True)
+            assert all(isinstance(result, ts.TopicstoreError) for result in results)
+        assert [] == [message async for message in db.replay("#")]
 
 
 def _fail(*_: object, **__: object) -> None:

@@ -36,39 +36,31 @@ class Gate:
         await asyncio.to_thread(self.entered.wait, PATIENCE)
 
 
-def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
+async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
     """Here the lock of a shard is held, as while another batch is written."""
-
-    async def main() -> None:
-        async with ts.aopen(tmp_path / "db", backend="memory") as db:
-            shard = db.synchronous.storage.shards[0]
-            with shard.lock:
-                stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(40)]
-                for _ in range(100):
-                    await asyncio.sleep(0)  # the loop goes on, and nothing of it is stored
-                assert not any(store.done() for store in stores)
-                assert len([thread for thread in ours() if thread.name.startswith("topicstore-aio")]) <= MOST
-            await asyncio.wait_for(asyncio.gather(*stores), PATIENCE)
-            assert 40 == len([message async for message in db.replay("#")])
-
-    asyncio.run(main())
+    async with ts.aopen(tmp_path / "db", backend="memory") as db:
+        shard = db.synchronous.storage.shards[0]
+        with shard.lock:
+            stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(40)]
+            for _ in range(100):
+                await asyncio.sleep(0)  # the loop goes on, and nothing of it is stored
+            assert not any(store.done() for store in stores)
+            assert len([thread for thread in ours() if thread.name.startswith("topicstore-aio")]) <= MOST
+        await asyncio.wait_for(asyncio.gather(*stores), PATIENCE)
+        assert 40 == len([message async for message in db.replay("#")])
 
 
-def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> None:
+async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> None:
     """The first task has one of its own, and the others have few between them."""
-
-    async def main() -> None:
-        async with ts.aopen(tmp_path / "db", backend="memory", durability="sync", auto_compact=False) as db:
-            turnstile = Turnstile(db.synchronous.storage.shards[0].engine())
-            replace_engine(db.synchronous, turnstile)
-            stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(MOST)]
-            await asyncio.to_thread(wait_until, lambda: db.synchronous.info().messages == MOST, "all are written")
-            assert 1 == turnstile.begun
-            turnstile.let_through(100)
-            await asyncio.gather(*stores)
-            assert turnstile.begun <= 3
-
-    asyncio.run(main())
+    async with ts.aopen(tmp_path / "db", backend="memory", durability="sync", auto_compact=False) as db:
+        turnstile = Turnstile(db.synchronous.storage.shards[0].engine())
+        replace_engine(db.synchronous, turnstile)
+        stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(MOST)]
+        await asyncio.to_thread(wait_until, lambda: db.synchronous.info().messages == MOST, "all are written")
+        assert 1 == turnstile.begun
+        turnstile.let_through(100)
+        await asyncio.gather(*stores)
+        assert turnstile.begun <= 3
 
 
 def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
@@ -91,43 +83,35 @@ def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
     assert ours() == []
 
 
-def test_a_call_that_has_not_begun_is_taken_back() -> None:
+async def test_a_call_that_has_not_begun_is_taken_back() -> None:
     """When all threads are busy."""
-
-    async def main() -> None:
-        threads, gate, done = Threads(), Gate(), threading.Event()
-        busy = [asyncio.create_task(threads.run(gate)) for _ in range(MOST)]
-        await asyncio.sleep(0)
-        late = asyncio.create_task(threads.run(done.set))
-        await asyncio.sleep(0)
-        late.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await late
-        gate.open.set()
-        assert ["through"] * MOST == await asyncio.gather(*busy)
-        await threads.close(lambda: None)
-        assert not done.is_set()
-
-    asyncio.run(main())
+    threads, gate, done = Threads(), Gate(), threading.Event()
+    busy = [asyncio.create_task(threads.run(gate)) for _ in range(MOST)]
+    await asyncio.sleep(0)
+    late = asyncio.create_task(threads.run(done.set))
+    await asyncio.sleep(0)
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    gate.open.set()
+    assert ["through"] * MOST == await asyncio.gather(*busy)
+    await threads.close(lambda: None)
+    assert not done.is_set()
 
 
-def test_what_a_cancelled_call_makes_is_undone() -> None:
+async def test_what_a_cancelled_call_makes_is_undone() -> None:
     """In a thread, when it is there."""
-
-    async def main() -> None:
-        threads, gate = Threads(), Gate()
-        undone: Future[str] = Future()
-        making = asyncio.create_task(threads.make(gate, undone.set_result))
-        await gate.reached()
-        making.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await making
-        assert not undone.done()
-        gate.open.set()
-        await threads.close(lambda: None)
-        assert "through" == undone.result(0)
-
-    asyncio.run(main())
+    threads, gate = Threads(), Gate()
+    undone: Future[str] = Future()
+    making = asyncio.create_task(threads.make(gate, undone.set_result))
+    await gate.reached()
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert not undone.done()
+    gate.open.set()
+    await threads.close(lambda: None)
+    assert "through" == undone.result(0)
 
 
 def test_closing_beside_calls() -> None:
@@ -153,53 +137,41 @@ def test_closing_beside_calls() -> None:
     wait_until(lambda: ours() == [], "all threads have ended")
 
 
-def test_a_failing_close_is_told_and_ends_the_threads() -> None:
+async def test_a_failing_close_is_told_and_ends_the_threads() -> None:
     """And it may be called again."""
-
-    async def main() -> None:
-        threads = Threads()
-        await threads.run(lambda: None)
-        with pytest.raises(ts.EngineError, match="broken"):
-            await threads.close(_fail)
-        assert [] == [thread for thread in ours() if thread.name.startswith("topicstore-aio_")]
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+    threads = Threads()
+    await threads.run(lambda: None)
+    with pytest.raises(ts.EngineError, match="broken"):
+        await threads.close(_fail)
+    assert [] == [thread for thread in ours() if thread.name.startswith("topicstore-aio_")]
+    await threads.close(lambda: None)
 
 
 def _fail() -> None:
     raise ts.EngineError("broken")
 
 
-def test_calls_see_the_context_of_their_task() -> None:
+async def test_calls_see_the_context_of_their_task() -> None:
     """As those of `asyncio.to_thread` do, for tracing in plugins."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
-
-    async def main() -> None:
-        threads = Threads()
-        variable.set(7)
-        assert 7 == await threads.run(variable.get)
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+    threads = Threads()
+    variable.set(7)
+    assert 7 == await threads.run(variable.get)
+    await threads.close(lambda: None)
 
 
-def test_what_was_taken_for_a_cancelled_task_is_for_the_next() -> None:
+async def test_what_was_taken_for_a_cancelled_task_is_for_the_next() -> None:
     """Nothing is lost, nothing comes twice, and it comes in order."""
-
-    async def main() -> None:
-        threads, gate = Threads(), Gate()
-        handover: Handover[str] = Handover(threads)
-        first = asyncio.create_task(handover.take(gate))
-        await gate.reached()
-        second = asyncio.create_task(handover.take(lambda: "second"))
-        third = asyncio.create_task(handover.take(lambda: "third"))
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        gate.open.set()
-        assert ["through", "third"] == await asyncio.gather(second, third)
-        await threads.close(lambda: None)
-
-    asyncio.run(main())
+    threads, gate = Threads(), Gate()
+    handover: Handover[str] = Handover(threads)
+    first = asyncio.create_task(handover.take(gate))
+    await gate.reached()
+    second = asyncio.create_task(handover.take(lambda: "second"))
+    third = asyncio.create_task(handover.take(lambda: "third"))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    gate.open.set()
+    assert ["through", "third"] == await asyncio.gather(second, third)
+    await threads.close(lambda: None)
