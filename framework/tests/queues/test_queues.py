@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import EntryPoint
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import attrs
 import numpy as np
 import pytest
 import topicstore as ts
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from topicstore import plugins
 from topicstore.contract.errors import QuotaExceededError
-from topicstore.plugins import Registry
+from topicstore.contract.requests import ReadResult, StoreRequest, StoreResult
+from topicstore.plugins import registry
 from topicstore.queues import queue as queues
 from topicstore.queues.queue import Overflow
 from topicstore.storage.generations import generation_infos
@@ -85,24 +84,6 @@ def test_listing_changes_nothing(tmp_path: Path) -> None:
         assert before == files()
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 9), st.integers(0, 99))))
-def test_what_is_known_of_the_first_messages(steps: list[tuple[list[int], int, int]]) -> None:
-    """Their positions and sizes, as they are added at the end and removed at the head."""
-    known, model, position = queues._Known(), [], 0
-    for sizes, removed, asked in steps:
-        positions = np.arange(position + 1, position + 1 + len(sizes), dtype=np.uint64)
-        known.add(positions, np.array(sizes, dtype=np.int64))
-        model += zip(positions.tolist(), sizes, strict=True)
-        position += len(sizes)
-        gone = min(removed, len(model))
-        known.remove(gone)
-        model = model[gone:]
-        assert model == [(known.position(n), known.size(n + 1) - known.size(n)) for n in range(len(known))]
-        assert sum(one <= asked for one, _ in model) == known.upto(asked)
-        reaching = [n for n in range(len(model) + 1) if sum(size for _, size in model[:n]) >= asked]
-        assert not asked or known.reaching(asked) == (reaching[0] if reaching else len(model) + 1)
-
-
 def test_much_that_is_not_committed_is_copied_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading all of a queue in small parts copies no more than a few times what it has."""
     copied: list[int] = []
@@ -154,20 +135,6 @@ def test_messages_come_out_whole_and_in_order(db: ts.Database) -> None:
     assert [] == list(db.replay("#"))
 
 
-def test_reading_goes_on_and_begins_anew(db: ts.Database) -> None:
-    """What was read stays until it is committed; `rewind` goes back to it."""
-    queue = db.queues.open("q")
-    queue.append(numbered(*range(10)))
-    first, second = queue.read(3), queue.read(4)
-    assert ([0, 1, 2], [3, 4, 5, 6], 10) == (numbers(first), numbers(second), len(queue))
-    assert 3 == queue.commit(first.last)
-    queue.rewind()
-    assert ([3, 4, 5, 6, 7, 8, 9], 7) == (numbers(queue.read()), len(queue))
-    assert (0, 7) == (len(queue.read()), len(queue))
-    queue.append(numbered(10))
-    assert [10] == numbers(queue.read())
-
-
 def test_committing_is_idempotent(db: ts.Database) -> None:
     """Ids that were committed, or never were, remove what lies up to them and no more; none need have been read."""
     queue = db.queues.open("q")
@@ -193,54 +160,6 @@ def test_bad_messages_are_refused_whole(db: ts.Database) -> None:
 
 
 # --- bounds ---
-
-
-def test_a_full_queue_refuses(db: ts.Database) -> None:
-    """All or nothing; committing makes room."""
-    queue = db.queues.open("q", max_messages=3)
-    ids = queue.append(numbered(0, 1))
-    with pytest.raises(QuotaExceededError):
-        queue.append(numbered(2, 3))
-    queue.append(numbered(2))
-    queue.commit(ids[1])
-    queue.append(numbered(3, 4))
-    assert ([2, 3, 4], 0) == (numbers(queue.read()), queue.dropped)
-
-
-def test_a_full_queue_drops_the_newest(db: ts.Database) -> None:
-    """The first that fit are put; the others are counted."""
-    queue = db.queues.open("q", max_messages=3, overflow="drop_newest")
-    assert [2, 1, 0] == [len(queue.append(numbered(*some))) for some in ((0, 1), (2, 3), (4, 5))]
-    assert ([0, 1, 2], 3) == (numbers(queue.read()), queue.dropped)
-
-
-def test_a_full_queue_drops_the_oldest(db: ts.Database) -> None:
-    """Also of what was read and not committed; and the first of those put, if there are too many of them."""
-    queue = db.queues.open("q", max_messages=3, overflow="drop_oldest")
-    queue.append(numbered(0, 1, 2))
-    read = queue.read(2)
-    queue.append(numbered(3, 4))
-    assert ([2, 3, 4], 2) == (numbers(queue.read()), queue.dropped)
-    assert 0 == queue.commit(read.last)
-    queue.append(numbered(*range(5, 12)))
-    assert ([9, 10, 11], 9, 3) == (numbers(queue.read()), queue.dropped, len(queue))
-
-
-@pytest.mark.parametrize("overflow", ["refuse", "drop_oldest", "drop_newest"])
-def test_bytes_are_bounded_too(db: ts.Database, overflow: Overflow) -> None:
-    """Never more than allowed, whatever the sizes."""
-    queue = db.queues.open("q", max_bytes=1_000, overflow=overflow)
-    appended = 0
-    for size in (10, 400, 50, 500, 1, 990, 2_000, 300, 300, 300, 300):
-        try:
-            appended += len(queue.append([ts.Message("a", bytes(size))]))
-        except QuotaExceededError:
-            assert overflow == "refuse"
-        assert queue.bytes <= 1_000
-    payloads = [len(message.payload) for message in queue.read().messages]
-    expected = {"refuse": [10, 400, 50, 500, 1], "drop_newest": [10, 400, 50, 500, 1], "drop_oldest": [300] * 3}
-    assert (expected[overflow], len(queue)) == (payloads, len(payloads))
-    assert queue.dropped == (0 if overflow == "refuse" else 11 - len(payloads))
 
 
 def test_bounds_that_are_not_named_stay_and_none_lifts_one(db: ts.Database) -> None:
@@ -273,7 +192,8 @@ class QueueModel(RuleBasedStateMachine):
         most_bytes=st.none() | st.integers(10, 200),
     )
     def begin(self, overflow: Overflow, most: int | None, most_bytes: int | None) -> None:
-        self.db = ts.open("nowhere", backend="memory", layout="reference")
+        self.directory = tempfile.TemporaryDirectory()
+        self.db = ts.open(Path(self.directory.name) / "db", layout="reference")
         self.queue = self.db.queues.open("q", max_messages=most, max_bytes=most_bytes, overflow=overflow)
         self.overflow, self.most, self.most_bytes = overflow, most or 10**9, most_bytes or 10**9
         self.held: deque[tuple[int, bytes]] = deque()
@@ -334,9 +254,15 @@ class QueueModel(RuleBasedStateMachine):
             self.held.popleft()
         self.read_upto = max(self.read_upto, upto)
 
-    @rule()
-    def rewind(self) -> None:
-        self.queue.rewind()
+    @rule(reopened=st.booleans())
+    def begin_anew(self, reopened: bool) -> None:
+        """Go back to the first that was not committed; so does another opening, with the same bounds and counters."""
+        if reopened:
+            self.db.close()
+            self.db = ts.open(self.db.path)
+            self.queue = self.db.queues.open("q")
+        else:
+            self.queue.rewind()
         self.read_upto = 0
 
     @invariant()
@@ -348,6 +274,7 @@ class QueueModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "db"):
             self.db.close()
+            self.directory.cleanup()
 
 
 TestQueueModel = QueueModel.TestCase
@@ -484,35 +411,35 @@ def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
         assert [1, 2, 3, 1] == numbers(db.queues.open("q").read())
 
 
+class Flipping:
+    """Hides payloads from the disk."""
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
+        request.batch = flipped(request.batch)
+        return (yield)
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_read(self, request: object) -> Generator[None, ReadResult, ReadResult]:
+        result = yield
+        return attrs.evolve(result, batch=flipped(result.batch))
+
+
+def flipped(batch: ts.MessageBatch) -> ts.MessageBatch:
+    return batch.replace(payloads=[payload[::-1] for payload in batch.payloads])
+
+
 def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An encrypting plugin of the database keeps queued topics and payloads from the disk."""
-    (tmp_path / "flipping_.py").write_text(
-        "import attrs\n"
-        "from topicstore import hookimpl\n"
-        "def flip(batch):\n"
-        "    return batch.replace(payloads=[bytes(b ^ 0x5A for b in p) for p in batch.payloads])\n"
-        "@hookimpl(wrapper=True)\n"
-        "def topicstore_store(request):\n"
-        "    request.batch = flip(request.batch) if len(request.batch) else request.batch\n"
-        "    return (yield)\n"
-        "@hookimpl(wrapper=True)\n"
-        "def topicstore_read(request):\n"
-        "    result = yield\n"
-        "    return attrs.evolve(result, batch=flip(result.batch)) if len(result.batch) else result\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    names = [("backends", "topicstore_backends.plugin"), ("layouts", "topicstore_layouts.plugin"), ("flipping_",) * 2]
-    registry = Registry([EntryPoint(name, module, plugins.GROUP) for name, module in names])
-    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
+    monkeypatch.setitem(registry().plugins, "flipping", Flipping())
     message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
-    with ts.open(tmp_path / "db", plugins=["flipping_"]) as db:
+    with ts.open(tmp_path / "db", plugins=["flipping"]) as db:
         db.queues.open("q").append([message])
         db.queues.open("q")._storage.flush()
     files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
     assert not any(b"secret" in content for content in files)
     with ts.open(tmp_path / "db") as db:
         assert [message] == db.queues.open("q").read().messages
-    sys.modules.pop("flipping_")
 
 
 # --- kills ---
