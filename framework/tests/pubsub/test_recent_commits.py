@@ -25,7 +25,6 @@ SHARDS = 2
 TOPICS = ["a/x", "a/y", "b/x", "b/y/z", "$s/x"]
 FILTERS = ["#", "a/+", "+/x", "b/#", "a/x", "b/y/z", "$s/#"]
 PROPERTIES = [None, ts.Properties(message_expiry_interval=7, user_properties=(("a", "b"), ("a", "c")))]
-LIMITS = st.sampled_from([3, 4_096])
 Row = tuple[str, str, int, bool, int | None, ts.Properties | None]
 ROWS = st.tuples(
     st.sampled_from(TOPICS),

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from topicstore.contract.errors import EngineError
 from topicstore.pubsub.retained import remove_expired
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
-from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import wait_until
 
@@ -42,14 +39,6 @@ def found(db: ts.Database, topic_filter: str = "#") -> list[tuple[str, bytes]]:
 
 
 # --- setting and clearing ---
-
-
-def test_the_last_message_of_a_topic_is_retained(db: ts.Database) -> None:
-    """Whoever publishes it; one without the flag changes nothing, nor does storing."""
-    db.publish([retain("a", b"1", client_id="one"), retain("a", b"2", client_id="two"), retain("b", b"3")])
-    db.publish([retain("b", b"4", client_id="three"), ts.Message("a", b"5")])
-    db.store([retain("a", b"6")])
-    assert [("a", b"2"), ("b", b"4")] == found(db)
 
 
 def test_an_empty_payload_clears(db: ts.Database) -> None:
@@ -95,24 +84,6 @@ def test_columns_of_any_form_are_understood(db: ts.Database) -> None:
 
 
 # --- looking up ---
-
-LEVELS = st.sampled_from(["", "a", "b", "a b", "a-", "a.", "a0", "é", "$s", "\x01"])
-TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
-FILTERS = st.builds(
-    lambda levels, end: "/".join([*levels, *end]),
-    st.lists(st.one_of(LEVELS, st.just("+")), max_size=4),
-    st.sampled_from([[], ["#"]]),
-).filter(bool)
-
-
-@settings(COSTLY, max_examples=tries(100, 300))
-@given(topics=st.sets(TOPICS, max_size=20), topic_filter=FILTERS, shards=st.sampled_from([1, 3]))
-def test_a_look_up_finds_what_matches(topics: set[str], topic_filter: str, shards: int) -> None:
-    """As if every topic were compared; in order of topics."""
-    with ts.open("nowhere", backend="memory", shards=shards) as db:
-        db.publish([retain(topic, topic.encode()) for topic in topics])
-        expected = sorted(topic for topic in topics if ts.matches(topic_filter, topic))
-        assert [(topic, topic.encode()) for topic in expected] == found(db, topic_filter)
 
 
 def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:

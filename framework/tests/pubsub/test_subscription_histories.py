@@ -88,6 +88,7 @@ class Histories(RuleBasedStateMachine):
         if batch.shard is not None:
             expected = self.behind(follower, batch.shard)
             assert same(batch, expected)
+            assert batch.messages == batch.batch.to_messages()
             follower.place = list(follower.subscription.place.values())
             skipped = [p for p, _, _ in expected[len(batch) :] if p <= follower.place[batch.shard]]
             assert not skipped
@@ -172,10 +173,6 @@ def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
     ]
 
 
-class BlockHistories(Histories):
-    layout = "block"
-
-
 class SkipstreamHistories(Histories):
     layout = "skipstream"
 
@@ -184,7 +181,7 @@ class ReferenceHistories(Histories):
     layout = "reference"
 
 
-TestBlock = BlockHistories.TestCase
+TestBlock = Histories.TestCase
 TestBlock.settings = settings(MACHINE, max_examples=tries(10, 30))
 TestSkipstream = SkipstreamHistories.TestCase
 TestSkipstream.settings = settings(MACHINE, max_examples=tries(5, 15))

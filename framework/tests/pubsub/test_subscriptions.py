@@ -112,31 +112,6 @@ def test_from_a_time(db: ts.Database) -> None:
         assert sorted(take(subscription, len(expected))) == expected
 
 
-@pytest.mark.parametrize("limit", [1, 7, None])
-def test_goes_on_behind_what_was_acknowledged(db: ts.Database, limit: int | None) -> None:
-    """A place, taken at any moment, is where another subscription goes on, after a restart too."""
-    db.store(numbered(0, 50))
-    taken: list[int] = []
-    place: object = 0
-    while len(taken) < 50:
-        with db.subscribe("a/+", place, window=100) as subscription:  # type: ignore[arg-type]
-            batch = subscription.fetch(limit, timeout=PATIENCE)
-            taken += [int(message.payload) for message in batch.messages]
-            assert subscription.acknowledged != subscription.place  # not yet
-            subscription.acknowledge(batch.sequence)
-            assert subscription.acknowledged == subscription.place
-            place = subscription.acknowledged
-    assert sorted(taken) == list(range(50))
-
-
-def test_system_topics_are_not_of_wildcards(plain: ts.Database) -> None:
-    """A filter that begins with a wildcard gets no topic that begins with $, live either."""
-    with plain.subscribe("#") as everything, plain.subscribe("$SYS/#") as system:
-        plain.store([ts.Message("$SYS/load", b"1"), ts.Message("a", b"2")])
-        assert [m.payload for m in everything.fetch(timeout=PATIENCE).messages] == [b"2"]
-        assert [m.payload for m in system.fetch(timeout=PATIENCE).messages] == [b"1"]
-
-
 def test_new_topics_and_generations_come(db: ts.Database) -> None:
     """New streams, generations and layouts are picked up as they come, in order."""
     with db.subscribe("#") as subscription:
@@ -147,22 +122,6 @@ def test_new_topics_and_generations_come(db: ts.Database) -> None:
                 db.add_generation("block")
             db.store([ts.Message(f"new/{number}/x", str(number).encode(), "one")])
         assert take(subscription, 40) == list(range(40))
-
-
-def test_order_is_that_of_positions(db: ts.Database) -> None:
-    """Within a shard, messages come in order of positions, across streams and batches."""
-    for first in range(0, 300, 30):
-        db.store(numbered(first, 30))
-    with db.subscribe("#", 0) as subscription:
-        last: dict[int, int] = {}
-        seen = 0
-        while seen < 300:
-            batch = subscription.fetch(17, timeout=PATIENCE)
-            assert batch.shard is not None
-            for position in batch.batch.positions.tolist():
-                assert position > last.get(batch.shard, -1)
-                last[batch.shard] = position
-            seen += len(batch)
 
 
 # --- back-pressure -----------------------------------------------------------------------
@@ -312,24 +271,6 @@ def test_a_program_that_follows_nothing_pays_nothing(plain: ts.Database) -> None
 # --- what is removed ---------------------------------------------------------------------
 
 
-def test_dropped_generations_are_told(db: ts.Database) -> None:
-    """Who had not read a generation that is dropped is told once, and goes on behind it."""
-    db.store(numbered(0, 20, clients=1))
-    with db.subscribe("#", 0) as subscription:
-        first = subscription.fetch(5, timeout=PATIENCE)
-        assert not first.dropped
-        db.add_generation()
-        db.store(numbered(20, 20, clients=1))
-        db.drop_generation(1)
-        told, taken = [], []
-        while len(taken) < 20:
-            batch = subscription.fetch(8, timeout=PATIENCE)
-            told += batch.dropped
-            taken += [int(message.payload) for message in batch.messages]
-        assert taken == list(range(20, 40))
-        assert told == [1]
-
-
 @pytest.mark.parametrize("wanted", ["warn", "raise", "call"])
 def test_who_iterates_is_told_of_dropped_generations(plain: ts.Database, wanted: str) -> None:
     """By a warning, an error or a call, once, and by the status; no message that is left is lost for it."""
@@ -372,28 +313,6 @@ def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
         assert not batch.dropped
 
 
-def test_what_was_deleted_does_not_come(db: ts.Database) -> None:
-    """Batches fetched after a delete hold nothing of it, though somebody had read it before."""
-    db.store(numbered(0, 100))
-    with db.subscribe("a/+", 0) as early, db.subscribe("a/+", 0) as late:
-        take(early, 100)
-        first = {int(message.payload) for message in late.fetch(1, timeout=PATIENCE).messages}
-        assert db.delete("a/3")
-        rest = {number for number in range(100) if number % 7 != 3} - first
-        assert sorted(take(late, len(rest))) == sorted(rest)
-        assert not late.fetch(timeout=0).messages
-
-
-def test_compaction_is_not_noticed(plain: ts.Database) -> None:
-    """A subscription goes on through a compaction."""
-    for first in range(0, 20_000, 500):
-        plain.store(numbered(first, 500))
-    with plain.subscribe("#", 0) as subscription:
-        begun = take(subscription, 1_000, 100)
-        plain.compact()
-        assert begun + take(subscription, 19_000) == list(range(20_000))
-
-
 # --- the end -----------------------------------------------------------------------------
 
 
@@ -406,6 +325,8 @@ def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
     assert iterating.result(PATIENCE) == []
     with pytest.raises(ts.SubscriptionClosedError):
         fetching.result(PATIENCE)
+    with pytest.raises(ts.SubscriptionClosedError):
+        subscription.lag()
     subscription.close()
 
 
@@ -545,34 +466,6 @@ def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
         assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
 
 
-def test_a_cancelled_fetch_loses_nothing(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a thread took for a task that was cancelled meanwhile comes with the next fetch."""
-    may_take = threading.Event()
-
-    async def run() -> list[int]:
-        taken: list[int] = []
-        with plain.subscribe("#", 0, batch_size=10) as subscription:
-            take_now = subscription._take
-            monkeypatch.setattr(subscription, "_take", lambda limit: may_take.wait(PATIENCE) and take_now(limit))
-            while len(taken) < 500:
-                may_take.clear()
-                fetching = asyncio.create_task(subscription.fetch_async())
-                await asyncio.sleep(0)  # until it waits for its thread
-                if len(taken) % 20 == 0:
-                    fetching.cancel()
-                    asyncio.get_running_loop().call_soon(may_take.set)
-                    with pytest.raises(asyncio.CancelledError):
-                        await fetching
-                    fetching = asyncio.create_task(subscription.fetch_async())
-                may_take.set()
-                batch = await asyncio.wait_for(fetching, PATIENCE)
-                taken += [int(message.payload) for message in batch.messages]
-        return taken
-
-    plain.store(numbered(0, 500))
-    assert asyncio.run(run()) == list(range(500))
-
-
 def test_iterating_again_goes_on(plain: ts.Database) -> None:
     """Who breaks off in the middle of a batch and begins again gets the rest."""
     plain.store(numbered(0, 30))
@@ -631,31 +524,6 @@ def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> Non
     hub._abandoned = Emptied([(feed, inbox)])
     plain.store([ts.Message("a", b"1")])
     leave(feed, inbox)
-
-
-# --- how far it is behind ---------------------------------------------------------------
-
-
-def test_lag_is_what_was_not_fetched(db: ts.Database) -> None:
-    """Of what matches: whether it was acknowledged doesn't count, nor what is stored nowhere."""
-    db.store(numbered(0, 50))
-    with db.subscribe("a/+", 0, window=30) as subscription:
-        wait_until(lambda: subscription.lag().messages == 50, "an epoch to end")
-        fetched = 0
-        while fetched < 30:
-            fetched += len(subscription.fetch(timeout=PATIENCE))
-        assert (20, True) == (subscription.lag().messages, subscription.lag().exact)
-        assert subscription.status().lagging
-        db.publish([ts.Message("b", b""), ts.Message("a/1", b"")])
-        assert subscription.lag().messages == 20
-        subscription.acknowledge(30)
-        while fetched < 51:
-            batch = subscription.fetch(timeout=PATIENCE)
-            fetched += len(batch)
-            subscription.acknowledge(batch.sequence)
-        assert (0, True, 0.0) == (subscription.lag().messages, subscription.lag().exact, subscription.lag().seconds)
-    with pytest.raises(ts.SubscriptionClosedError):
-        subscription.lag()
 
 
 def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
