@@ -161,17 +161,6 @@ def test_messages_go_by_age_never_early_and_not_much_late(quiet: ts.Database, cl
     assert len(db.generations()) <= 8
 
 
-def test_a_run_may_be_repeated(quiet: ts.Database, clock: Clock) -> None:
-    """The second at the same time finds nothing to do."""
-    db = quiet
-    db.retention.set(max_age=100)
-    db.store([message("1")])
-    clock.now += 1_000 * SECOND
-    first, second = db.retention.run(), db.retention.run()
-    assert (2, (1,), 1) == (first.rotated, first.dropped, first.messages)
-    assert (None, (), 0) == (second.rotated, second.dropped, second.messages)
-
-
 def test_an_empty_generation_is_used_on(quiet: ts.Database, clock: Clock) -> None:
     """A database where nothing happens grows no generations."""
     db = quiet
@@ -354,22 +343,6 @@ def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tm
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.stop()
         assert (2,) == db.retention.run().dropped
-
-
-def test_readers_go_on_beside_it(quiet: ts.Database, clock: Clock) -> None:
-    """A replay that was begun is told that a generation was dropped under it."""
-    db = quiet
-    db.retention.set(max_age=10)
-    for number in range(4):
-        db.store([message(f"{number}") for _ in range(100)])
-        clock.now += 6 * SECOND
-        db.add_generation()
-    replaying = db.replay("#", order="time", batch_size=10)
-    assert "0" == next(replaying).payload.decode()
-    assert (1, 2, 3) == db.retention.run().dropped
-    with pytest.raises(ts.GenerationDroppedError):
-        list(replaying)
-    assert {"3"} == set(stored(db))
 
 
 # --- bytes ---

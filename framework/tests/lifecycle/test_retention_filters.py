@@ -90,16 +90,6 @@ def test_what_matches_goes_earlier_or_later(db: ts.Database, clock: Clock) -> No
     assert [] == db.verify().damages
 
 
-def test_what_several_filters_match_stays_as_long_as_the_longest(db: ts.Database, clock: Clock) -> None:
-    db.retention.set(filters={"debug/#": 10, "+/day/#": 300, "+/+/for-ever": None})
-    put(db, "debug/a", "debug/day/a", "debug/day/for-ever", "plain")
-    clock.now += 11 * SECOND
-    assert {"debug/#": 1} == db.retention.run().deleted
-    clock.now += 300 * SECOND
-    assert {"+/day/#": 1} == db.retention.run().deleted
-    assert {f"debug/day/for-ever {START}", f"plain {START}"} == stored(db)
-
-
 def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Clock) -> None:
     """And one with an alarm stays, whatever comes before and after it."""
     db.retention.set(max_age=100, rotate_every=10, filters={"alarms/#": None})
@@ -122,17 +112,6 @@ def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock:
     clock.now += 100 * SECOND
     report = db.retention.run()
     assert ({}, (1,)) == (report.deleted, report.dropped)
-
-
-def test_filters_that_change_begin_at_the_oldest_again(db: ts.Database, clock: Clock) -> None:
-    """What was spared before may go now."""
-    db.retention.set(filters={"a/#": 10, "a/b": 50})
-    put(db, "a/b", "a/c")
-    clock.now += 20 * SECOND
-    assert {"a/#": 1} == db.retention.run().deleted
-    db.retention.set(filters={"a/#": 10})
-    assert {"a/#": 1} == db.retention.run().deleted
-    assert set() == stored(db)
 
 
 def test_what_is_archived_is_left_alone(db: ts.Database, clock: Clock, tmp_path: Path) -> None:
