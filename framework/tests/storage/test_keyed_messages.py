@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import topicstore as ts
-from topicstore import plugins
 from topicstore.contract.cursors import Cursor as Place
 from topicstore.contract.engine import STATE, WriteBatch
-from topicstore.plugins import Registry
+from topicstore.contract.requests import ReadResult, StoreRequest, StoreResult
+from topicstore.plugins import registry
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import message_under, messages_under, state_key, store_under
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.subjects.pairs import known
 
-XOR = """
-import attrs
-from topicstore import hookimpl
-def flip(batch):
-    return batch.replace(payloads=[bytes(byte ^ 0x5A for byte in payload) for payload in batch.payloads])
-@hookimpl(wrapper=True)
-def topicstore_store(request):
-    request.batch = flip(request.batch) if len(request.batch) else request.batch
-    return (yield)
-@hookimpl(wrapper=True)
-def topicstore_read(request):
-    result = yield
-    return attrs.evolve(result, batch=flip(result.batch)) if len(result.batch) else result
-"""
-THINNING = """
-from topicstore import hookimpl
-@hookimpl(wrapper=True)
-def topicstore_store(request):
-    request.batch = request.batch[:1]
-    return (yield)
-"""
-
 
 @pytest.fixture(params=["memory", "rocksdb"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ts.Database]:
     with ts.open(tmp_path / "db", backend=request.param, shards=3, clock=Clock()) as opened:
         yield opened
-
-
-@pytest.fixture
-def plugins_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let databases find the plugins ``xor_`` and ``thinning_``."""
-    built_in = [EntryPoint(name, f"topicstore_{name}.plugin", plugins.GROUP) for name in ("backends", "layouts")]
-    (tmp_path / "xor_.py").write_text(XOR)
-    (tmp_path / "thinning_.py").write_text(THINNING)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    mine = [EntryPoint(name, name, plugins.GROUP) for name in ("xor_", "thinning_")]
-    registry = Registry([*built_in, *mine])
-    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
-    yield
-    for name in ("xor_", "thinning_"):
-        sys.modules.pop(name, None)
 
 
 def test_a_message_is_kept_whole_under_its_key(db: ts.Database) -> None:
@@ -251,12 +213,41 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
 # --- plugins ---
 
 
-@pytest.mark.usefixtures("plugins_")
+class Xor:
+    """Hides payloads from the disk."""
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
+        request.batch = flipped(request.batch)
+        return (yield)
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_read(self, request: object) -> Generator[None, ReadResult, ReadResult]:
+        result = yield
+        return attrs.evolve(result, batch=flipped(result.batch))
+
+
+def flipped(batch: ts.MessageBatch) -> ts.MessageBatch:
+    return batch.replace(payloads=[bytes(byte ^ 0x5A for byte in payload) for payload in batch.payloads])
+
+
+class Thinning:
+    """Stores one message of a batch."""
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
+        request.batch = request.batch[:1]
+        return (yield)
+
+
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, stored: bool) -> None:
+def test_a_transforming_plugin_sees_them_on_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
     """What lies on the disk is what the plugin made of it, what comes back is what was kept."""
     secret = b"a very secret payload"
-    with ts.open(tmp_path / "db", plugins=["xor_"]) as db:
+    monkeypatch.setitem(registry().plugins, "xor", Xor())
+    with ts.open(tmp_path / "db", plugins=["xor"]) as db:
         store_under(db.storage, [ts.Message("a", secret)], [b"wx"], stored=[stored])
         db.publish([ts.Message("b", secret, retain=True)])
         assert (secret, [secret]) == (
@@ -275,10 +266,10 @@ def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, stored: bo
         assert [secret] == [message.payload for message in db.retained("b")]
 
 
-@pytest.mark.usefixtures("plugins_")
-def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path) -> None:
+def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that go to different places can't be told apart then; ordinary batches may change."""
-    with ts.open(tmp_path / "db", backend="memory", plugins=["thinning_"]) as db:
+    monkeypatch.setitem(registry().plugins, "thinning", Thinning())
+    with ts.open(tmp_path / "db", backend="memory", plugins=["thinning"]) as db:
         two = [ts.Message("a", b"1"), ts.Message("b", b"2")]
         assert 1 == db.store(two).count
         with pytest.raises(ts.PluginError, match="number of messages"):

@@ -39,10 +39,15 @@ def cut(tmp_path: Path) -> Path:
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
         for number in range(20, 30):
             db.store([Message("t", b"%d" % number)])
-    (tmp_path / "db" / "closed").unlink()  # as if it was killed
-    shutil.rmtree(tmp_path / "db" / "shard-0000")
-    (tmp_path / "earlier").rename(tmp_path / "db" / "shard-0000")
+    put_back(tmp_path)
     return tmp_path / "db"
+
+
+def put_back(path: Path) -> None:
+    """Put an earlier state of the shard back, as if the database was killed."""
+    (path / "db" / "closed").unlink()
+    shutil.rmtree(path / "db" / "shard-0000")
+    (path / "earlier").rename(path / "db" / "shard-0000")
 
 
 def payloads(db: ts.Database) -> list[bytes]:
@@ -95,9 +100,7 @@ def test_state_that_is_lost_is_told(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", durability="sync") as db:
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
         db.state(0).write([ts.StateWrite(b"acknowledged", b"1")])
-    (tmp_path / "db" / "closed").unlink()  # as if it was killed
-    shutil.rmtree(tmp_path / "db" / "shard-0000")
-    (tmp_path / "earlier").rename(tmp_path / "db" / "shard-0000")
+    put_back(tmp_path)
     with pytest.raises(DataLossError, match="lacks the last 1 of 2 writes"):
         ts.open(tmp_path / "db")
 
