@@ -45,6 +45,7 @@ from topicstore.sessions import (
     Will,
     database_parts,
 )
+from topicstore.storage.keyed_messages import state_key
 from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
@@ -56,6 +57,10 @@ TOPICS = ["t/a", "t/b", "t/", "u/a", "u/b/c", "$s/a"]
 FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "$s/#"]
 Row = tuple[str, ts.Message, int]
 """A client, a message of it, and the packet id."""
+Drawn = tuple[str, int, bool, int | None, bool]
+"""A message as it is drawn: topic, QoS, whether retained, expiry, whether to be stored in any case."""
+Asked = tuple[int, str, int, bool, int]
+"""A subscription as it is drawn: client, filter, QoS, whether without its own messages, which retained ones."""
 Outcome = tuple[ts.Message, int | None]
 """A message that was published, and the time it was stored at; None: it was not."""
 
@@ -133,12 +138,31 @@ class Store:
 
     def left_in_flight(self) -> list[bytes]:
         """Return the keys of what is stored of messages in flight."""
-        states = [self.db.state(shard) for shard in range(len(self.db.storage.shards))]
-        return [key for state in states for key, _ in state.scan(b"\1") if key[1:3] in (b"sf", b"sp", b"sn")]
+        return in_flight(self.db)
+
+    def wills(self) -> list[str]:
+        """Return the clients whose wills are stored."""
+        prefix = state_key(b"w")
+        return sorted(key.removeprefix(prefix).decode() for key in stored_keys(self.db) if key.startswith(prefix))
+
+    def left(self) -> list[bytes]:
+        """End all sessions; return the keys of what is stored of them then."""
+        for client_id in self.db.sessions.clients():
+            self.db.sessions.expire(client_id)
+        return [key for key in stored_keys(self.db) if key[1:2] in b"sitg" or key.startswith(state_key(b"w"))]
 
     def close(self) -> None:
         self.db.close()
         database.publish = database_parts.publish = publish  # type: ignore[attr-defined]
+
+
+def stored_keys(db: ts.Database) -> list[bytes]:
+    """Return the keys of the framework's own state."""
+    return [key for shard in range(len(db.storage.shards)) for key, _ in db.state(shard).scan(b"\1")]
+
+
+def in_flight(db: ts.Database) -> list[bytes]:
+    return [key for key in stored_keys(db) if key[1:3] in (b"sf", b"sp", b"sn")]
 
 
 def columns(messages: Sequence[ts.Message]) -> ts.MessageBatch:
@@ -452,8 +476,7 @@ class Client:
         return sum(not exchange.over for exchange in self.exchanges.values())
 
 
-def rows() -> st.SearchStrategy[list[tuple[str, int, bool, int | None, bool]]]:
-    """Draw messages: topic, QoS, whether retained, expiry, whether to be stored in any case."""
+def rows() -> st.SearchStrategy[list[Drawn]]:
     row = st.tuples(
         st.sampled_from(TOPICS),
         st.sampled_from([0, 1, 2, 1, 2]),
@@ -464,8 +487,7 @@ def rows() -> st.SearchStrategy[list[tuple[str, int, bool, int | None, bool]]]:
     return st.lists(row, min_size=2, max_size=12)
 
 
-def filters() -> st.SearchStrategy[list[tuple[int, str, int, bool, int]]]:
-    """Draw subscriptions: which client, filter, QoS, whether without its own messages, which retained ones."""
+def filters() -> st.SearchStrategy[list[Asked]]:
     row = st.tuples(
         st.integers(0, 2),
         st.sampled_from([*FILTERS, ""]),
@@ -512,6 +534,7 @@ class Histories(RuleBasedStateMachine):
             try:
                 if sys.exc_info()[0] is None:
                     self.settle()
+                    assert [] == self.call("store", "left")
             finally:
                 self.store.close()
                 shutil.rmtree(self.path)
@@ -539,7 +562,7 @@ class Histories(RuleBasedStateMachine):
 
     # --- publishing ---
 
-    def messages(self, publisher: str, drawn: Sequence[tuple[str, int, bool, int | None, bool]]) -> list[ts.Message]:
+    def messages(self, publisher: str, drawn: Sequence[Drawn]) -> list[ts.Message]:
         return [self.message(publisher, *row) for row in drawn]
 
     def message(
@@ -551,7 +574,7 @@ class Histories(RuleBasedStateMachine):
         return ts.Message(topic, payload, publisher, qos, retain, properties=properties)
 
     @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows())
-    def publish(self, publisher: str, drawn: list[tuple[str, int, bool, int | None, bool]]) -> None:
+    def publish(self, publisher: str, drawn: list[Drawn]) -> None:
         self.call("db", "publish", self.messages(publisher, drawn))
 
     @rule(
@@ -560,13 +583,7 @@ class Histories(RuleBasedStateMachine):
         limit=st.sampled_from([3, 7, 1_000]),
         picked=st.lists(st.integers(0, 20), max_size=12),
     )
-    def turn(
-        self,
-        publisher: str,
-        drawn: list[tuple[str, int, bool, int | None, bool]],
-        limit: int,
-        picked: list[int],
-    ) -> None:
+    def turn(self, publisher: str, drawn: list[Drawn], limit: int, picked: list[int]) -> None:
         """What happens most: somebody publishes, all are delivered something, all answer some of it."""
         self.publish(publisher, drawn)
         self.deliver_all(limit)
@@ -579,7 +596,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2), drawn=rows(), ids=st.permutations(range(1, 13)))
-    def publish_once(self, which: int, drawn: list[tuple[str, int, bool, int | None, bool]], ids: list[int]) -> None:
+    def publish_once(self, which: int, drawn: list[Drawn], ids: list[int]) -> None:
         """A client publishes; its messages of QoS 2 take packet ids, some of which are in use: repetitions."""
         client = self.one_of(which)
         messages = self.messages(client.name, drawn)
@@ -606,13 +623,7 @@ class Histories(RuleBasedStateMachine):
         ids=st.lists(st.integers(1, 9), min_size=12, max_size=12),
         bad=st.lists(st.sampled_from([False, False, False, False, True]), min_size=12, max_size=12),
     )
-    def publish_together(
-        self,
-        drawn: list[tuple[str, int, bool, int | None, bool]],
-        which: list[int],
-        ids: list[int],
-        bad: list[bool],
-    ) -> None:
+    def publish_together(self, drawn: list[Drawn], which: list[int], ids: list[int], bad: list[bool]) -> None:
         """Many clients publish at once: repetitions are left out, and what can't be published is refused alone."""
         sent: list[Row] = []
         repeated: set[int] = set()
@@ -683,61 +694,49 @@ class Histories(RuleBasedStateMachine):
         clean=st.sampled_from([False] * 7 + [True]),
         interval=st.sampled_from([None, None, None, None, 20, 0]),
         most=st.sampled_from([1, 3, 10, 1_000]),
-        delay=st.sampled_from([None, None, 0, 10]),
+        delay=st.sampled_from([None, None, 0, 10, 30]),
     )
     def connect(self, name: str, clean: bool, interval: int | None, most: int, delay: int | None) -> None:
         client = self.clients[name]
         will = None if delay is None else Will(self.message(name, "t/a", 1, False, None, True), delay=delay)
+        there, pending = self.before_opening(client, clean=clean)
+        how = {"clean_start": clean, "expiry_interval": interval, "receive_maximum": most, "will": will}
+        assert there == self.call("sessions", "open", name, away=name, **how)
+        self.check_will(pending, client)
+        self.opened(client, there, most, interval, will)
+
+    @rule(name=st.sampled_from(CLIENTS), most=st.sampled_from([1, 3, 1_000]))
+    def connect_in_memory(self, name: str, most: int) -> None:
+        """A session that is kept in memory begins, in place of any that there was."""
+        client = self.clients[name]
+        _, pending = self.before_opening(client, clean=True)
+        how = {"clean_start": True, "expiry_interval": 0, "receive_maximum": most, "in_memory": True}
+        assert not self.call("sessions", "open", name, away=name, **how)
+        self.check_will(pending, client)
+        self.opened(client, False, most, interval=0)
+        client.in_memory = True
+
+    def before_opening(self, client: Client, *, clean: bool) -> tuple[bool, Will | None]:
+        """End a client's connection; return whether its session will be present, and the will that is published."""
         expired = client.expires is not None and client.expires <= self.now
         was_open = client.connected or client.left_open
         there = client.exists and not (clean or expired or (was_open and client.interval == 0))
         due = client.will_due is not None and client.will_due <= self.now
-        pending = client.will if not there or due or (was_open and client.will and not client.will.delay) else None
+        pending = client.will is not None and (not there or due or (was_open and not client.will.delay))
         if client.connected:
             client.commit()
             client.leave()
-        assert there == self.call(
-            "sessions",
-            "open",
-            name,
-            away=name,
-            clean_start=clean,
-            expiry_interval=interval,
-            receive_maximum=most,
-            will=will,
-        )
-        self.check_will(pending, client)
+        return there, client.will if pending else None
+
+    def opened(
+        self, client: Client, there: bool, most: int, interval: int | None = None, will: Will | None = None
+    ) -> None:
         if not there:
             client.forget()
         client.exists = client.connected = True
         client.left_open = False
         client.interval, client.expires, client.receive_maximum = interval, None, most
         client.will, client.will_due = will, None
-        self.check_older(client)
-
-    @rule(name=st.sampled_from(CLIENTS), most=st.sampled_from([1, 3, 1_000]))
-    def connect_in_memory(self, name: str, most: int) -> None:
-        """A session that is kept in memory begins, in place of any that there was."""
-        client = self.clients[name]
-        pending = client.will
-        if client.connected:
-            client.commit()
-            client.leave()
-        there = self.call(
-            "sessions",
-            "open",
-            name,
-            away=name,
-            clean_start=True,
-            expiry_interval=0,
-            receive_maximum=most,
-            in_memory=True,
-        )
-        assert not there
-        self.check_will(pending, client)
-        client.forget()
-        client.exists = client.connected = client.in_memory = True
-        client.interval, client.receive_maximum = 0, most
         self.check_older(client)
 
     def check_will(self, pending: Will | None, client: Client) -> None:
@@ -757,33 +756,19 @@ class Histories(RuleBasedStateMachine):
     @rule(
         names=st.lists(st.sampled_from(CLIENTS), min_size=1, max_size=3, unique=True),
         most=st.sampled_from([1, 1_000]),
+        clean=st.sampled_from([None] * 7 + CLIENTS),
     )
-    def connect_together(self, names: list[str], most: int) -> None:
-        """Many clients come back at once; those that are present are taken over."""
-        there: list[bool] = []
-        pending: list[Will] = []
+    def connect_together(self, names: list[str], most: int, clean: str | None) -> None:
+        """Many clients come back at once, one perhaps with a clean start; those that are present are taken over."""
         clients = [self.clients[name] for name in names]
-        for client in clients:
-            expired = client.expires is not None and client.expires <= self.now
-            was_open = client.connected or client.left_open
-            there.append(client.exists and not (expired or (was_open and client.interval == 0)))
-            due = client.will_due is not None and client.will_due <= self.now
-            if client.will is not None and (not there[-1] or due or (was_open and not client.will.delay)):
-                pending.append(client.will)
-            if client.connected:
-                client.commit()
-                client.leave()
-        connects = [Connect(client_id=name, expiry_interval=None, receive_maximum=most) for name in names]
-        assert there == self.call("store", "open_rows", connects)
-        assert {will.message.payload for will in pending} <= {known.message.payload for known in self.published}
-        for client, present in zip(clients, there, strict=True):
-            if not present:
-                client.forget()
-            client.exists = client.connected = True
-            client.left_open = False
-            client.interval, client.expires, client.receive_maximum = None, None, most
-            client.will = client.will_due = None
-            self.check_older(client)
+        before = [self.before_opening(client, clean=client.name == clean) for client in clients]
+        how = {"expiry_interval": None, "receive_maximum": most}
+        connects = [Connect(client_id=name, clean_start=name == clean, **how) for name in names]
+        assert [there for there, _ in before] == self.call("store", "open_rows", connects)
+        published = {known.message.payload for known in self.published}
+        assert {will.message.payload for _, will in before if will is not None} <= published
+        for client, (there, _) in zip(clients, before, strict=True):
+            self.opened(client, there, most)
 
     @precondition(lambda self: self.live())
     @rule(which=st.lists(st.integers(0, 2), min_size=1, max_size=3), how=st.sampled_from(["disconnect", "lost"]))
@@ -803,7 +788,7 @@ class Histories(RuleBasedStateMachine):
                 client.forget()
 
     @precondition(lambda self: self.live())
-    @rule(which=st.integers(0, 2), how=st.sampled_from(["disconnect", "lost", "kick"]))
+    @rule(which=st.integers(0, 2), how=st.sampled_from(["disconnect", "disconnect with will", "lost", "kick"]))
     def end(self, which: int, how: str) -> None:
         client = self.one_of(which)
         client.commit()
@@ -813,6 +798,8 @@ class Histories(RuleBasedStateMachine):
         self.end_connection(client)
         if how == "kick":
             assert self.call("sessions", "kick", client.name)
+        elif how == "disconnect with will":
+            self.call(client.name, "disconnect", send_will=True)
         else:
             self.call(client.name, how)
         assert client.will is None or client.will_due != self.now
@@ -875,6 +862,23 @@ class Histories(RuleBasedStateMachine):
         self.now += microseconds
         if ticks:
             self.tick()
+
+    @rule(
+        name=st.sampled_from(CLIENTS),
+        how=st.sampled_from(["disconnect", "disconnect with will", "lost", "kick"]),
+        delay=st.sampled_from([None, 0, 10, 30]),
+        will=st.booleans(),
+        early=st.booleans(),
+        ticks=st.booleans(),
+    )
+    def be_away(self, name: str, how: str, delay: int | None, will: bool, early: bool, ticks: bool) -> None:
+        """A client comes back just when its session ends or its will is due, or a microsecond before."""
+        client = self.clients[name]
+        self.connect(name, clean=False, interval=20, most=10, delay=delay)
+        self.end(self.live().index(client), how)
+        due = client.will_due if will else client.expires
+        self.wait(max(due - early - self.now, 0) if due is not None else 0, ticks)
+        self.connect(name, clean=False, interval=None, most=10, delay=None)
 
     @rule()
     def tick(self) -> None:
@@ -954,7 +958,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live())
     @rule(drawn=filters())
-    def subscribe_together(self, drawn: list[tuple[int, str, int, bool, int]]) -> None:
+    def subscribe_together(self, drawn: list[Asked]) -> None:
         """Many subscribe to much at once; what is no filter is refused alone."""
         sent = self.asked(drawn)
         found = self.call("store", "subscribe_rows", sent)
@@ -967,7 +971,7 @@ class Histories(RuleBasedStateMachine):
                 if options.retain_handling == 0 or (options.retain_handling == 1 and not known):
                     self.send_retained(subscription)
 
-    def asked(self, drawn: list[tuple[int, str, int, bool, int]]) -> list[tuple[str, str, SubscribeOptions]]:
+    def asked(self, drawn: list[Asked]) -> list[tuple[str, str, SubscribeOptions]]:
         return [
             (self.one_of(which).name, text, SubscribeOptions(qos, no_local, False, handling, next(self.numbers)))
             for which, text, qos, no_local, handling in drawn
@@ -1069,6 +1073,7 @@ class Histories(RuleBasedStateMachine):
         assert sum(len(items) for _, items in out) <= (limits.get("limit") or 20_000)
         for name, items in out:
             payloads = [item.message.payload for item in items if isinstance(item, Publish)]
+            assert len(payloads) <= each
             assert len(payloads) <= 1 or sum(map(len, payloads)) <= (limits.get("max_bytes") or 1 << 30)
             self.take(self.clients[name], items)
         return bool(out)
@@ -1119,6 +1124,7 @@ class Histories(RuleBasedStateMachine):
             kept = self.was_retained[message.payload]
             left = kept.left(self.now)
             assert kept.message.topic == message.topic
+            assert item.qos == min(kept.message.qos, options.qos)
             if left is not None and item.dup:  # it doesn't expire any more
                 left = max(left, 0)
             assert item.expiry == left or (left is not None and item.expiry == left + 1)  # it is rounded up twice
@@ -1222,10 +1228,22 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2))
     def answer_all(self, which: int) -> None:
-        client = self.one_of(which)
-        for exchange in list(client.exchanges.values()):
-            if exchange.answer:
+        self.answer_everything([self.one_of(which)])
+
+    def answer_everything(self, clients: Sequence[Client]) -> bool:
+        """Answer all there is, PUBACKs together; return whether there was something."""
+        answered = False
+        for client in clients:
+            received = [exchange for exchange in client.exchanges.values() if exchange.answer == "puback"]
+            assert len(received) == self.call(client.name, "puback", *[exchange.packet_id for exchange in received])
+            for exchange in received:
+                exchange.answer, exchange.state = "", "acknowledged"
+                client.outstanding.discard(exchange.packet_id)
+            others = [exchange for exchange in client.exchanges.values() if exchange.answer]
+            for exchange in others:
                 self.send(client, exchange)
+            answered |= bool(received or others)
+        return answered
 
     def send(self, client: Client, exchange: Exchange, *, accepted: bool = True) -> None:
         answer, exchange.answer = exchange.answer, ""
@@ -1283,6 +1301,7 @@ class Histories(RuleBasedStateMachine):
             assert [] == self.call("store", "left_in_flight")
         stored = {published.message.payload for published in self.published if published.stored and not published.gone}
         assert stored == self.call("store", "contents").keys()
+        assert [client.name for client in self.clients.values() if client.will] == self.call("store", "wills")
         assert {t: p.message.payload for t, p in self.retained_now().items()} == self.call("store", "retained")
 
     def status_of(self, client: Client) -> Any:
@@ -1302,20 +1321,12 @@ class Histories(RuleBasedStateMachine):
         """Deliver until nobody has anything to do."""
         idle = 0
         while idle < 100:
-            if self.deliver_all(1_000) or (answering and self.answer_everything()):
+            if self.deliver_all(1_000) or (answering and self.answer_everything(self.live())):
                 idle = 0
             elif not self.call("sessions", "wait", 0):
                 return
             idle += 1
         raise AssertionError("a session has nothing to do, and says that it has")
-
-    def answer_everything(self) -> bool:
-        answered = False
-        for client in self.live():
-            for exchange in [exchange for exchange in client.exchanges.values() if exchange.answer]:
-                self.send(client, exchange)
-                answered = True
-        return answered
 
     def missing_retained(self, subscription: Subscription) -> list[str]:
         """Return the topics whose retained messages should have come: which were due, and are there still."""
@@ -1355,9 +1366,7 @@ class KilledHistories(Histories):
         return False
 
     @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), write=st.integers(0, 2), before=st.booleans())
-    def die_publishing(
-        self, publisher: str, drawn: list[tuple[str, int, bool, int | None, bool]], write: int, before: bool
-    ) -> None:
+    def die_publishing(self, publisher: str, drawn: list[Drawn], write: int, before: bool) -> None:
         """What was published is stored or not, and kept or not: a shard has all or nothing of it."""
         messages = self.messages(publisher, drawn)
         if not self.die_in((write, before), "db", "publish", messages):
@@ -1443,7 +1452,7 @@ class KilledHistories(Histories):
 
     @precondition(lambda self: self.live())
     @rule(drawn=filters(), write=st.integers(0, 1), before=st.booleans())
-    def die_subscribing_together(self, drawn: list[tuple[int, str, int, bool, int]], write: int, before: bool) -> None:
+    def die_subscribing_together(self, drawn: list[Asked], write: int, before: bool) -> None:
         """A shard has all or nothing of the subscriptions that differ."""
         sent = [row for row in self.asked(drawn) if row[1] and not self.clients[row[0]].in_memory]
         sent = list({(name, text): (name, text, options) for name, text, options in sent}.values())
@@ -1517,7 +1526,7 @@ def case(machine: type[Histories], quick: int, full: int) -> Any:
     return found
 
 
-TestBlock = case(Histories, 40, 150)
+TestBlock = case(Histories, 80, 150)
 TestSkipstream = case(SkipstreamHistories, 8, 40)
 TestReopened = case(ReopenedHistories, 10, 20)
 TestWildcard = case(WildcardHistories, 8, 40)
@@ -1530,11 +1539,6 @@ TestKilled = case(KilledHistories, 3, 10)
 def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
     properties = ts.Properties(message_expiry_interval=seconds)
     db.publish([ts.Message(topic, b"retained", "publisher", 1, True, properties=properties)])
-
-
-def in_flight(db: ts.Database) -> list[bytes]:
-    states = [db.state(shard) for shard in range(len(db.storage.shards))]
-    return [key for state in states for key, _ in state.scan(b"\1") if key[1:3] in (b"sf", b"sp", b"sn")]
 
 
 def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sessions: Sessions, clock: Clock) -> None:

@@ -178,7 +178,7 @@ class Histories(RuleBasedStateMachine):
         for client in self.live:
             self.commit(client)
 
-    @rule(seconds=st.sampled_from([1, 6, 21, 51]))
+    @rule(seconds=st.sampled_from([1, 6, HANDOVER, EXPIRY]))
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds * SECOND
         self.tick()
