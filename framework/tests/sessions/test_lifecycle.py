@@ -12,7 +12,6 @@ import topicstore as ts
 from topicstore.contract.state import StateWrite
 from topicstore.sessions import (
     Ended,
-    Session,
     SessionEndedError,
     SessionNotFoundError,
     Sessions,
@@ -47,51 +46,6 @@ def will(sessions: Sessions) -> Will:
     """A will, and somebody who wants it stored."""
     sessions.open("listener", expiry_interval=None).subscribe("will", 1)
     return Will(ts.Message("will", b"gone", "client", 1), delay=10)
-
-
-# --- opening ---
-
-
-def test_a_session_is_there_again_until_it_expires(sessions: Sessions, clock: Clock, publish: Publishing) -> None:
-    """With its subscriptions; to the microsecond, whether or not anybody looked in between."""
-    session = sessions.open("client", expiry_interval=10)
-    assert not session.present
-    session.subscribe("a/#")
-    session.disconnect()
-    clock.now += 10 * SECOND - 1
-    session = sessions.open("client", expiry_interval=10)
-    assert session.present
-    publish("1")
-    assert 1 == len(session.deliver())
-    session.disconnect()
-    clock.now += 10 * SECOND
-    session = sessions.open("client", expiry_interval=10)
-    assert not session.present
-    assert [] == session.deliver()
-
-
-def test_a_clean_start_begins_anew(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Nothing of the old session is left."""
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a/#", 2)
-    session.publish([ts.Message("a/b", b"0", "client", 2)], [5])
-    publish("1", "2", qos=2)
-    session.deliver()
-    session = sessions.open("client", clean_start=True)
-    assert not session.present
-    assert [] == session.deliver()
-    assert [b"sl", b"sr"] == sorted(key[:2] for key in session_keys(db))
-
-
-def test_a_session_without_expiry_ends_with_its_connection(db: ts.Database, sessions: Sessions) -> None:
-    """However that ends."""
-    for end in (Session.disconnect, Session.lost):
-        session = sessions.open("client")
-        session.subscribe("a", 1)
-        end(session)
-        assert [] == session_keys(db)
-    assert not sessions.open("client").present
-    assert not sessions.open("client").present
 
 
 @pytest.mark.parametrize("longest", [0xFFFFFFFF, float(0xFFFFFFFF), timedelta(seconds=0xFFFFFFFF)])
@@ -150,23 +104,6 @@ def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: 
 
 
 # --- taking over ---
-
-
-def test_the_newer_connection_takes_over(sessions: Sessions, publish: Publishing) -> None:
-    """The older is told, and can do nothing more; what it knew is committed."""
-    told: list[tuple[Session, Ended]] = []
-    older = sessions.open("client", expiry_interval=None, on_end=lambda *what: told.append(what))
-    older.subscribe("a/#")
-    publish("1", "2")
-    older.deliver()
-    older.puback(1)
-    newer = sessions.open("client", expiry_interval=None)
-    assert [(older, Ended.TAKEN_OVER)] == told
-    for act in (older.deliver, older.checkpoint, older.lost, lambda: older.puback(2)):
-        with pytest.raises(SessionTakenOverError):
-            act()
-    assert [2] == [item.packet_id for item in newer.deliver()]
-    assert newer is sessions.connected("client")
 
 
 def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
@@ -277,87 +214,6 @@ def test_a_removal_that_was_interrupted_is_finished(
         assert () == sessions["client"].subscriptions
 
 
-def test_sessions_that_a_crash_left_open_are_lost_then(
-    db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash, will: Will
-) -> None:
-    """Their time begins when that is found, and isn't begun anew by another crash."""
-    sessions.open("client", expiry_interval=20, will=will)
-    clock.now += 1_000 * SECOND
-    sessions = crash()
-    assert 1.0 == sessions.tick()
-    clock.now += 9 * SECOND
-    sessions = crash()
-    sessions.tick()
-    assert [] == wills(db)
-    clock.now += 1 * SECOND
-    sessions.tick()
-    assert ["gone"] == wills(db)
-    clock.now += 10 * SECOND
-    sessions = crash()
-    sessions.tick()
-    assert ["listener"] == [info.client_id for info in sessions]
-    assert ["gone"] == wills(db)
-
-
-# --- wills ---
-
-
-def test_a_will_is_published_after_its_delay(db: ts.Database, sessions: Sessions, clock: Clock, will: Will) -> None:
-    """Not early, once, and with the time of its publication."""
-    sessions.open("client", expiry_interval=None, will=will).lost()
-    clock.now += 10 * SECOND - 1
-    sessions.tick()
-    assert [] == wills(db)
-    clock.now += 1
-    sessions.tick()
-    sessions.tick()
-    assert [clock.now] == [message.timestamp for message in db.replay("will")]
-
-
-def test_a_will_comes_with_the_sessions_end_if_that_is_sooner(
-    db: ts.Database, sessions: Sessions, clock: Clock, will: Will
-) -> None:
-    """The smaller of delay and expiry."""
-    sessions.open("client", expiry_interval=3, will=will).lost()
-    clock.now += 3 * SECOND
-    sessions.tick()
-    assert ["gone"] == wills(db)
-    sessions.open("client", will=will).lost()
-    assert ["gone"] * 2 == wills(db)
-    sessions.open("client", expiry_interval=None, will=will).lost()
-    sessions.expire("client")
-    assert ["gone"] * 3 == wills(db)
-    sessions.open("client", expiry_interval=None, will=will).lost()
-    sessions.open("client", clean_start=True)
-    assert ["gone"] * 4 == wills(db)
-
-
-def test_a_will_is_withdrawn_by_a_disconnect_or_a_return(
-    db: ts.Database, sessions: Sessions, clock: Clock, will: Will
-) -> None:
-    """Unless the disconnect asks for it."""
-    sessions.open("client", expiry_interval=None, will=will).disconnect()
-    sessions.open("client", expiry_interval=None, will=will).lost()
-    sessions.open("client", expiry_interval=None).disconnect()
-    clock.now += 100 * SECOND
-    sessions.tick()
-    assert [] == wills(db)
-    assert [] == [key for key in session_keys(db) if key[:2] == b"kw"]
-    sessions.open("client", expiry_interval=None, will=will).disconnect(send_will=True)
-    clock.now += 10 * SECOND
-    sessions.tick()
-    assert ["gone"] == wills(db)
-
-
-def test_a_take_over_publishes_a_will_without_delay(db: ts.Database, sessions: Sessions, will: Will) -> None:
-    """One with a delay is withdrawn by it."""
-    sessions.open("client", expiry_interval=None, will=Will(will.message))
-    sessions.open("client", expiry_interval=None, will=will)
-    assert ["gone"] == wills(db)
-    sessions.open("client", expiry_interval=None)
-    assert ["gone"] == wills(db)
-
-
 # --- keep-alive ---
 
 
@@ -380,69 +236,28 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
         session.deliver()
 
 
-# --- time that passes ---
-
-
-def test_acknowledgements_are_committed_every_15_seconds(
-    sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash
-) -> None:
-    """By `tick`."""
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a/#")
-    publish("1", "2")
-    session.deliver()
-    session.puback(1)
-    sessions.tick()
-    clock.now += 15 * SECOND - 1
-    sessions.tick()
-    assert 2 == crash()["client"].in_flight
-    clock.now += 1
-    sessions.tick()
-    assert 1 == crash()["client"].in_flight
-
-
 # --- clocks that are set ---
 
 
 @pytest.mark.parametrize("days", [(1, -1), (-1, 1), (20_000,), (-10_000,)])
-def test_clients_mind_no_clock_that_is_set(
-    db: ts.Database,
-    sessions: Sessions,
-    clock: Clock,
-    publish: Publishing,
-    crash: Crash,
-    will: Will,
-    days: tuple[int, ...],
+def test_connected_clients_mind_no_clock_that_is_set(
+    sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash, days: tuple[int, ...]
 ) -> None:
-    """Who is connected stays, who is silent is lost, PUBACKs are committed, sessions and wills have their time."""
-    talks = sessions.open("talks", expiry_interval=60, keep_alive=10)
+    """One who talks stays, one who is silent is lost, and PUBACKs are committed, when it is time."""
+    talks, silent = (sessions.open(name, expiry_interval=60, keep_alive=10) for name in ("talks", "silent"))
     talks.subscribe("a/#")
     publish("1", "2")
     talks.deliver()
-    silent = sessions.open("silent", expiry_interval=40, keep_alive=10, will=will)
-    sessions.open("away", expiry_interval=20).disconnect()
-
-    def pass_time(seconds: int) -> set[str]:
-        for _ in range(seconds):
-            clock.now += SECOND
-            sessions.tick()
-            talks.alive()
-        return {info.client_id for info in sessions} - {"listener"}
-
     for day in days:
         clock.jump(day * 86_400 * SECOND)
         sessions.tick()
     talks.puback(1)
-    assert {"talks", "silent", "away"} == pass_time(14)
-    assert (None, None, 2) == (talks.ended, silent.ended, crash()["talks"].in_flight)
-    assert {"talks", "silent", "away"} == pass_time(2)
-    assert (None, Ended.KEEP_ALIVE, 1) == (talks.ended, silent.ended, crash()["talks"].in_flight)
-    assert {"talks", "silent"} == pass_time(8)
-    assert [] == wills(db)
-    assert {"talks", "silent"} == pass_time(2)
-    assert ["gone"] == wills(db)
-    assert {"talks"} == pass_time(40)
-    assert talks.ended is None
+    for seconds, ended, in_flight in ((14, None, 2), (2, Ended.KEEP_ALIVE, 1)):
+        for _ in range(seconds):
+            clock.now += SECOND
+            sessions.tick()
+            talks.alive()
+        assert (None, ended, in_flight) == (talks.ended, silent.ended, crash()["talks"].in_flight)
 
 
 # --- the command line's view ---
@@ -561,25 +376,3 @@ def test_closing_commits_once_for_each_shard(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(SessionState, "write", counted)
     db.close()
     assert [0, 1] == sorted(written)
-
-
-def test_closing_the_database_ends_connections_and_commits(tmp_path: Path, clock: Clock) -> None:
-    """As if they were lost: expiry counts from then, and wills without delay are published."""
-    told: list[Ended] = []
-    db = ts.open(tmp_path / "db", clock=clock)
-    db.sessions.open("listener", expiry_interval=None).subscribe("will", 1)
-    will = Will(ts.Message("will", b"gone", "client", 1))
-    session = db.sessions.open("client", expiry_interval=10, will=will, on_end=lambda _, why: told.append(why))
-    session.subscribe("a")
-    db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(2)])
-    session.deliver()
-    session.puback(1)
-    db.close()
-    assert [Ended.CLOSED] == told
-    with pytest.raises(SessionEndedError):
-        session.deliver()
-    clock.now += 5 * SECOND
-    with ts.open(tmp_path / "db", clock=clock) as db:
-        assert ["gone"] == wills(db)
-        assert START + 10 * SECOND == db.sessions["client"].expires
-        assert [2] == [item.packet_id for item in db.sessions.open("client").deliver()]
