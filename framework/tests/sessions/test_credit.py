@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import topicstore as ts
-from hypothesis import given
-from hypothesis import strategies as st
 from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES
 from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
-from topicstore.sessions.credit import fitting
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]
@@ -165,37 +162,6 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
 
 
 # --- bytes ---
-
-
-@given(sizes=st.lists(st.integers(0, 50)), limit=st.integers(1, 200))
-def test_what_fits(sizes: list[int], limit: int) -> None:
-    """As many as fit, and one if there is one."""
-    packets = [Publish(1, ts.Message("a", bytes(size)), 1) for size in sizes]
-    count = fitting(packets, limit, least=1)
-    assert sum(sizes[:count]) <= limit or count == 1
-    assert count == len(sizes) or sum(sizes[: count + 1]) > limit
-    assert count or not sizes
-
-
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("qos", [0, 1])
-def test_a_delivery_has_no_more_bytes_than_asked_for(
-    sessions: Sessions, db: ts.Database, qos: int, *, together: bool
-) -> None:
-    """Though at least one message; all come, once and in order, whatever their sizes are."""
-    session = subscribed(sessions, qos=qos)
-    sizes = [1_000 if number % 7 == 3 else number % 10 for number in range(200)]
-    db.publish([ts.Message("a", b"x" * size, "publisher", qos) for size in sizes])
-    found: list[int] = []
-    while sessions.wait(0):
-        if together:
-            items = [item for _, some in sessions.deliver(max_bytes=300) for item in some]
-        else:
-            items = session.deliver(max_bytes=300)
-        got = [len(item.message.payload) for item in items if isinstance(item, Publish)]
-        assert len(got) <= 1 or sum(got) <= 300
-        found += got
-    assert sizes == found
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -10,12 +10,11 @@ import pytest
 import topicstore as ts
 from topicstore.contract.state import StateWrite
 from topicstore.sessions import Publish, PubRel, Session, Sessions
-from topicstore.shard.state import OWN, ShardState
-from topicstore_conformance.faults.clock import START, Clock
+from topicstore.shard.state import ShardState
+from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 Publishing = Callable[..., None]
-SECOND = 1_000_000
 
 
 def payloads(items: list[Publish | PubRel]) -> list[str]:
@@ -45,16 +44,6 @@ def test_all_are_delivered_the_same_object(sessions: Sessions, publish: Publishi
 # --- QoS ---
 
 
-def test_the_lower_qos_counts(db: ts.Database, sessions: Sessions) -> None:
-    """The message's or the subscription's."""
-    session = opened(sessions, "#", 2)
-    one = sessions.open("one", expiry_interval=None)
-    one.subscribe("#", 1)
-    db.publish([ts.Message("t", b"%d" % qos, "publisher", qos) for qos in (0, 1, 2)])
-    assert [0, 1, 2] == [item.qos for item in session.deliver() if isinstance(item, Publish)]
-    assert [0, 1, 1] == [item.qos for item in one.deliver() if isinstance(item, Publish)]
-
-
 def test_qos_0_needs_no_packet_id_and_no_room(sessions: Sessions, publish: Publishing) -> None:
     """It flows on while the window is full."""
     session = sessions.open("subscriber", expiry_interval=None, receive_maximum=1)
@@ -65,17 +54,6 @@ def test_qos_0_needs_no_packet_id_and_no_room(sessions: Sessions, publish: Publi
     publish("live", topic="z/z")
     assert [("live", 0)] == [(i.message.payload.decode(), i.packet_id) for _, some in sessions.deliver() for i in some]  # type: ignore[union-attr]
     assert [] == session.deliver()
-
-
-def test_qos_0_subscriptions_get_what_is_stored_and_what_is_not_in_order(db: ts.Database, sessions: Sessions) -> None:
-    """Of one publisher, whichever way its messages went."""
-    session = opened(sessions, "#", 0)
-    sessions.open("durable", expiry_interval=None).subscribe("stored", 1)
-    for number in range(6):
-        topic = "stored" if number % 2 else "live"
-        db.publish([ts.Message(topic, b"%d" % number, "publisher", 1)])
-    assert 3 == db.info().messages
-    assert ["0", "1", "2", "3", "4", "5"] == payloads(session.deliver())
 
 
 def test_qos_0_subscriptions_get_nothing_of_their_absence(sessions: Sessions, publish: Publishing) -> None:
@@ -147,51 +125,6 @@ def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessio
 # --- options ---
 
 
-def test_no_local_leaves_out_what_the_client_published(db: ts.Database, sessions: Sessions) -> None:
-    """Stored, or live only."""
-    session = opened(sessions, "#", 1, no_local=True)
-    zero = sessions.open("zero", expiry_interval=None)
-    zero.subscribe("#", 0, no_local=True)
-    for client_id in ("zero", "subscriber", "publisher"):
-        db.publish([ts.Message("t", client_id.encode(), client_id, 1)])
-    assert ["publisher", "zero"] == sorted(payloads(session.deliver()))
-    session.unsubscribe("#")
-    db.publish([ts.Message("t", b"live", "zero", 1), ts.Message("t", b"live", "publisher", 1)])
-    assert ["live", "publisher", "subscriber"] == sorted(payloads(zero.deliver()))
-
-
-def test_retain_is_sent_as_published_only_if_asked_for(db: ts.Database, sessions: Sessions) -> None:
-    """To those that follow a topic it is a message like any other."""
-    session = opened(sessions, "a/+", 1, retain_as_published=True)
-    session.subscribe("a/#", 1)
-    db.publish([ts.Message("a/1", b"x", "publisher", 1, retain=True), ts.Message("a/2", b"x", "publisher", 1)])
-    flags = [(item.message.topic, item.retain) for item in session.deliver() if isinstance(item, Publish)]
-    assert [("a/1", True), ("a/2", False), ("a/1", False), ("a/2", False)] == flags
-
-
-def test_each_matching_subscription_delivers_with_its_identifier(sessions: Sessions, publish: Publishing) -> None:
-    """At its own QoS."""
-    session = opened(sessions, "a/#", 1, subscription_identifier=7)
-    session.subscribe("a/b", 2, subscription_identifier=8)
-    publish("1", qos=2)
-    found = [(i.subscription_identifiers, i.qos) for i in session.deliver() if isinstance(i, Publish)]
-    assert [((7,), 1), ((8,), 2)] == sorted(found)
-
-
-def test_options_change_for_messages_from_then_on(sessions: Sessions, publish: Publishing) -> None:
-    """What was stored before comes by the options of its time, also behind a resumption."""
-    session = opened(sessions, "a/#", 2, subscription_identifier=1)
-    publish("1", "2", qos=2)
-    assert not session.subscribe("a/#", 1, subscription_identifier=2).created
-    publish("3", qos=2)
-    session.lost()
-    session = sessions.open("subscriber", expiry_interval=None)
-    assert not session.subscribe("a/#", 0, subscription_identifier=3).created
-    publish("4", qos=2)
-    found = [(i.message.payload, i.qos, i.subscription_identifiers[0]) for i in session.deliver()]  # type: ignore[union-attr]
-    assert [(b"1", 2, 1), (b"2", 2, 1), (b"3", 1, 2), (b"4", 0, 3)] == found
-
-
 def test_a_subscription_that_turned_to_qos_0_is_wanted_until_its_last_stored_message(
     sessions: Sessions, publish: Publish
 ) -> None:
@@ -204,21 +137,6 @@ def test_a_subscription_that_turned_to_qos_0_is_wanted_until_its_last_stored_mes
     publish("2")
     assert ["2"] == payloads(session.deliver())
     assert not sessions.wants("a/b")
-
-
-def test_unsubscribing_ends_deliveries_but_not_exchanges(sessions: Sessions, publish: Publishing) -> None:
-    """What is in flight is sent again after a resumption though its subscription is gone."""
-    session = opened(sessions)
-    publish("1", "2")
-    assert [1, 2] == ids(session.deliver())
-    publish("3")
-    assert session.unsubscribe("a/#")
-    assert not session.unsubscribe("a/#")
-    assert session.puback(1)
-    session.lost()
-    session = sessions.open("subscriber", expiry_interval=None)
-    assert ["2"] == payloads(session.deliver())
-    assert [] == session.deliver()
 
 
 @pytest.mark.parametrize(
@@ -289,16 +207,6 @@ def test_what_is_no_packet_id_is_refused(sessions: Sessions, publish: Publishing
     assert 1 == session.puback(1)
 
 
-def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Publishing) -> None:
-    """There is nothing to release."""
-    session = opened(sessions, qos=2)
-    publish("1", qos=2)
-    assert [1] == ids(session.deliver())
-    assert session.pubrec(1, accepted=False)
-    assert [] == session.deliver()
-    assert 0 == session.status().in_flight
-
-
 def test_a_repeated_pubrec_is_answered_again(sessions: Sessions, publish: Publishing) -> None:
     """Whether or not its PUBREL was lost."""
     session = opened(sessions, qos=2)
@@ -309,98 +217,3 @@ def test_a_repeated_pubrec_is_answered_again(sessions: Sessions, publish: Publis
     assert [PubRel(1)] == session.deliver()
     assert session.pubrec(1)
     assert [PubRel(1)] == session.deliver()
-
-
-def test_deliveries_come_in_portions_of_what_was_asked_for(sessions: Sessions, publish: Publishing) -> None:
-    """And nothing is lost between two of them."""
-    session = opened(sessions)
-    publish(*map(str, range(10)))
-    found = [payloads(session.deliver(limit=4)) for _ in range(4)]
-    assert [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"], []] == found
-
-
-def test_each_publishers_order_is_kept_over_shards(db: ts.Database, sessions: Sessions) -> None:
-    """With messages of many publishers fetched a few at a time."""
-    session = opened(sessions)
-    for number in range(50):
-        db.publish([ts.Message("a/b", b"%d" % number, f"p{publisher}", 1) for publisher in range(6)])
-    found: list[Publish] = []
-    while items := session.deliver(limit=7):
-        found += items  # type: ignore[arg-type]
-    assert 300 == len(found)
-    for publisher in range(6):
-        mine = [int(item.message.payload) for item in found if item.message.client_id == f"p{publisher}"]
-        assert list(range(50)) == mine
-
-
-# --- expiry of messages ---
-
-
-def message(payload: str, seconds: int | None) -> ts.Message:
-    properties = ts.Properties(message_expiry_interval=seconds)
-    return ts.Message("a/b", payload.encode(), "publisher", 1, properties=properties)
-
-
-def test_expired_messages_are_left_out_and_what_is_left_is_told(
-    db: ts.Database, sessions: Sessions, clock: Clock
-) -> None:
-    """Counted from when they were stored."""
-    session = opened(sessions)
-    db.publish([message("short", 10), message("long", 100), message("endless", None)])
-    clock.now += 10 * SECOND
-    found = [(i.message.payload, i.expiry) for i in session.deliver() if isinstance(i, Publish)]
-    assert [(b"long", 90), (b"endless", None)] == found
-    assert [] == session.deliver()
-
-
-def test_live_messages_expire_while_nobody_fetches_them(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """As stored ones do."""
-    session = opened(sessions, "a/#", 0)
-    db.publish([message("short", 10), message("long", 100)])
-    sessions.wait(0)
-    clock.now += 10 * SECOND
-    assert [("long", 90)] == [(i.message.payload.decode(), i.expiry) for i in session.deliver()]  # type: ignore[union-attr]
-
-
-# --- retained messages ---
-
-
-def retain(db: ts.Database, *topics: str, qos: int = 1) -> None:
-    db.publish([ts.Message(topic, b"retained", "publisher", qos, retain=True) for topic in topics])
-
-
-def topics(items: list[Publish | PubRel]) -> list[tuple[str, bool]]:
-    return [(item.message.topic, item.retain) for item in items if isinstance(item, Publish)]
-
-
-def test_retained_messages_come_when_a_subscription_is_made(db: ts.Database, sessions: Sessions) -> None:
-    """With the flag, in order of topics, before or among what follows; unless handling says otherwise."""
-    retain(db, "a/2", "a/1", "b")
-    session = opened(sessions, "a/+", 1)
-    assert [("a/1", True), ("a/2", True)] == topics(session.deliver())
-    assert not session.subscribe("a/+", 1, retain_handling=1).created
-    assert [] == session.deliver()
-    assert not session.subscribe("a/+", 1, retain_handling=0).created
-    assert [("a/1", True), ("a/2", True)] == topics(session.deliver())
-    session.subscribe("b", 1, retain_handling=2)
-    assert [] == session.deliver()
-    session.subscribe("#", 1, retain_handling=1)
-    assert [("a/1", True), ("a/2", True), ("b", True)] == topics(session.deliver())
-
-
-def test_retained_messages_go_on_after_a_crash(
-    db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
-) -> None:
-    """Those in flight with DUP, the others where they were; nothing of it stays behind."""
-    retain(db, *(f"a/{number}" for number in range(5)))
-    session = opened(sessions, "a/+", 1)
-    assert 2 == len(session.deliver(limit=2))
-    session.puback(1)
-    sessions.checkpoint()
-    session = crash().open("subscriber", expiry_interval=None)
-    assert [("a/1", True, 2)] == [(i.message.topic, i.dup, i.packet_id) for i in session.deliver()]  # type: ignore[union-attr]
-    assert [("a/2", True), ("a/3", True), ("a/4", True)] == topics(session.deliver())
-    assert 4 == session.puback(2, 3, 4, 5)
-    session.checkpoint()
-    left = [key for shard in range(2) for key, _ in db.state(shard).scan(OWN) if key[1:3] in (b"sf", b"sn")]
-    assert [] == left

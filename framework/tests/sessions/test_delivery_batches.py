@@ -83,36 +83,8 @@ def message_of(message: ts.Message) -> ts.Message:
     return ts.Message(message.topic, message.payload, message.client_id, message.qos)
 
 
-def test_what_was_left_comes_by_itself(sessions: Sessions, publish: Publishing) -> None:
-    """And nothing comes twice, or in another order, where packets or bytes are limited."""
-    session = opened(sessions, "client")
-    publish(*map(str, range(10)))
-    found: list[str] = []
-    for limits in ({"limit_each": 3}, {"max_bytes": 2}, {"limit": 1}, {}):
-        for _, packets in sessions.deliver_batches(**limits):  # type: ignore[arg-type]
-            assert limits == {} or count_of(packets) in (1, 2, 3)
-            found += [one.message.payload.decode() for one in single(packets) if isinstance(one, Publish)]
-    while more := session.deliver():
-        found += [one.message.payload.decode() for one in more if isinstance(one, Publish)]
-    assert found == [str(number) for number in range(10)]
-
-
-def test_what_is_sent_again_is_no_batch(sessions: Sessions, publish: Publishing) -> None:
-    """Its DUP flag is set; what is new comes behind it, as a batch."""
-    opened(sessions, "client")
-    publish("1", "2")
-    assert 1 == len(sessions.deliver_batches())
-    sessions.open("client", expiry_interval=None)
-    publish("3")
-    packets: list[Packet] = []
-    while delivered := sessions.deliver_batches():
-        packets += delivered[0][1]
-    assert [Publish, Publish, DeliveryBatch] == [type(one) for one in packets]
-    assert [True, True, False] == [one.dup for one in single(packets) if isinstance(one, Publish)]
-
-
-@pytest.mark.parametrize("limits", [{"limit_each": 0}, {"limit": 0}, {"max_bytes": 0}])
-def test_limits_are_checked(sessions: Sessions, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("limits", [{"limit_each": 0}, {"limit": 0}, {"max_bytes": 0}, {"limit": "many"}])
+def test_limits_are_checked(sessions: Sessions, limits: dict[str, object]) -> None:
     for deliver in (sessions.deliver, sessions.deliver_batches):
         with pytest.raises(ts.InvalidArgumentError):
             deliver(**limits)  # type: ignore[arg-type]
