@@ -1,113 +1,17 @@
-"""Many sessions: with a backlog each, resumed after a crash; and idle, when they cost memory and nothing else."""
+"""Many sessions that are idle cost memory and nothing else."""
 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import pytest
 import topicstore as ts
-from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.sessions import Session, Sessions
 from topicstore_conformance.faults.clock import Clock
-
-THOROUGH = os.environ.get("TOPICSTORE_CONFORMANCE") == "thorough"
-SESSIONS, BACKLOG = (1_000, 10_000) if THOROUGH else (60, 600)
-FILTERS = ["#", "dev/#", "dev/+/speed"]
-PUBLISHERS = ["p0", "p1", "p2"]
-SENT = 90
-"""Messages that each session was sent before the crash."""
-
-
-def payload(publisher: str, number: int) -> bytes:
-    return f"{publisher}-{number}".encode()
-
-
-@attrs.define(eq=False)
-class Receiver:
-    """What a client got: of each publisher all messages so far, in order."""
-
-    got: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(PUBLISHERS, 0))
-    unacknowledged: dict[int, bytes] = attrs.field(factory=dict)
-
-    def take(self, items: list[Publish | PubRel]) -> None:
-        for item in items:
-            assert isinstance(item, Publish)
-            message = item.message
-            if item.dup:
-                assert self.unacknowledged[item.packet_id] == message.payload
-                continue
-            number = self.got[message.client_id]
-            assert payload(message.client_id, number) == message.payload
-            self.got[message.client_id] = number + 1
-            assert item.packet_id not in self.unacknowledged
-            self.unacknowledged[item.packet_id] = message.payload
-
-    def acknowledge(self, session: Session, most: int | None = None) -> None:
-        ids = list(self.unacknowledged)[:most]
-        assert len(ids) == session.puback(*ids)
-        for packet_id in ids:
-            del self.unacknowledged[packet_id]
-
-
-def test_many_sessions_resume_with_a_backlog_each(tmp_path: Path) -> None:
-    """One stored copy serves all; after a crash in the middle each gets the rest, in order, and nothing twice.
-
-    But for what it had not acknowledged, which comes again with its packet id.
-    """
-    receivers = {f"client-{number}": Receiver() for number in range(SESSIONS)}
-    with ts.open(tmp_path / "db", shards=2, auto_compact=False) as db:
-        for number, client_id in enumerate(receivers):
-            session = db.sessions.open(client_id, expiry_interval=None)
-            session.subscribe(FILTERS[number % len(FILTERS)], 1)
-            session.disconnect()
-        each = BACKLOG // len(PUBLISHERS)
-        for start in range(0, each, 100):
-            numbers = range(start, min(start + 100, each))
-            for publisher in PUBLISHERS:
-                topic = f"dev/{publisher}/speed"
-                db.publish([ts.Message(topic, payload(publisher, n), publisher, 1) for n in numbers])
-        assert each * len(PUBLISHERS) == db.info().messages
-        begin(db.sessions, receivers)
-        db._sessions = None  # the former are left as a crash leaves them
-        finish(db.sessions, receivers)
-    assert {each} == {got for receiver in receivers.values() for got in receiver.got.values()}
-
-
-def begin(sessions: Sessions, receivers: dict[str, Receiver]) -> None:
-    """Every client is sent something, and acknowledges half of it, committed."""
-    for client_id in receivers:
-        sessions.open(client_id, expiry_interval=None, receive_maximum=SENT)
-    while sessions.wait(0):
-        for session, items in sessions.deliver():
-            receivers[session.client_id].take(items)
-    for client_id, receiver in receivers.items():
-        session = sessions.connected(client_id)
-        assert session is not None
-        assert SENT == len(receiver.unacknowledged) == session.status().in_flight
-        receiver.acknowledge(session, SENT // 2)
-    sessions.checkpoint()
-
-
-def finish(sessions: Sessions, receivers: dict[str, Receiver]) -> None:
-    """Every client comes back, and acknowledges what it gets, until nothing is left."""
-    again = 0
-    for client_id in receivers:
-        assert sessions.open(client_id, expiry_interval=None).present
-    while sessions.wait(0):
-        for session, items in sessions.deliver():
-            again += sum(item.dup for item in items if isinstance(item, Publish))
-            receiver = receivers[session.client_id]
-            receiver.take(items)
-            receiver.acknowledge(session)
-    assert len(receivers) * (SENT - SENT // 2) == again
-
-
-# --- idle sessions ---
 
 
 def idle(sessions: Sessions, numbers: range) -> list[Session]:
@@ -224,3 +128,12 @@ def test_a_session_whose_window_is_full_is_not_looked_at(db: ts.Database, sessio
     )
     assert session.puback(1)
     assert [(2, True)] == [(item.packet_id, item.dup) for item in session.deliver()]  # type: ignore[union-attr]
+
+
+def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
+    """Neither on disk nor for what follows: many shards with a session each are small."""
+    with ts.open(tmp_path / "db", shards=16) as db:
+        for number in range(16):
+            db.sessions.open(f"client-{number}", expiry_interval=None).subscribe("#", 1)
+    files = [path.stat() for path in (tmp_path / "db").rglob("*") if path.is_file()]
+    assert sum(file.st_blocks * 512 for file in files) < 16 * 1_000_000

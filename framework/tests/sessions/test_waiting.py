@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from functools import partial
-from importlib.metadata import EntryPoint
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import topicstore as ts
-from topicstore import plugins
-from topicstore.contract.state import StateWrite
-from topicstore.plugins import Registry
+from topicstore.contract.requests import ReadRequest, ReadResult
+from topicstore.plugins import registry
 from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.pubsub.feed import Feed
 from topicstore.sessions import Publish, Session, Sessions
@@ -25,7 +21,6 @@ from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
 
 Publishing = Callable[..., None]
-SECOND = 1_000_000
 
 
 def payloads(items: object) -> list[str]:
@@ -131,43 +126,7 @@ def test_waiting_ends_with_the_database(tmp_path: Path) -> None:
             act()
 
 
-def test_publishers_and_a_deliverer_in_threads_lose_nothing(sessions: Sessions, db: ts.Database) -> None:
-    """Every publisher's messages come to every session in its order, and everything is acknowledged."""
-    clients = [subscribed(sessions, f"client-{number}") for number in range(4)]
-    got: dict[Session, list[str]] = {session: [] for session in clients}
-
-    def store(publisher: str) -> None:
-        for number in range(50):
-            db.publish([ts.Message("a/b", f"{publisher}-{number}".encode(), publisher, 1)])
-
-    storing = [begin(partial(store, f"p{number}")) for number in range(3)]
-    while min(map(len, got.values())) < 150:
-        assert sessions.wait(PATIENCE)
-        for session, items in sessions.deliver(limit_each=7):
-            got[session] += payloads(items)
-            assert len(items) == session.puback(*[item.packet_id for item in items])
-    for stored in storing:
-        stored.result(PATIENCE)
-    for messages in got.values():
-        for publisher in ("p0", "p1", "p2"):
-            mine = [f"{publisher}-{number}" for number in range(50)]
-            assert mine == [message for message in messages if message.startswith(publisher)]
-
-
 # --- what idle sessions cost ---
-
-
-def test_idle_sessions_are_not_read_for(db: ts.Database, sessions: Sessions) -> None:
-    """Each has a filter of its own; while others have traffic."""
-    busy = subscribed(sessions, "busy", "busy")
-    for number in range(300):
-        sessions.open(f"idle-{number}", expiry_interval=None).subscribe(f"idle/{number}/#", 1)
-    while sessions.wait(0):
-        sessions.deliver()
-    reads = sum(shard.counters.reads for shard in db.storage.shards)
-    db.publish([ts.Message("busy", b"%d" % number, "publisher", 1) for number in range(100)])
-    assert [busy] == [session for session, _ in sessions.deliver()]
-    assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
 def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
@@ -183,28 +142,33 @@ def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Se
 # --- what fails ---
 
 
-FAILING = """
-import topicstore as ts
-shard = None
-@ts.hookimpl(wrapper=True)
-def topicstore_read(request):
-    if request.cursor.shard == shard:
-        raise ts.StorageFullError("not now")
-    return (yield)
-"""
+class Failing:
+    """A plugin that can't read the shards that it is told."""
+
+    shards: tuple[int, ...] = ()
+    failures = 0
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_read(self, request: ReadRequest) -> Generator[None, ReadResult, ReadResult]:
+        if request.cursor.shard in self.shards:
+            self.failures += 1
+            raise ts.StorageFullError("not now")
+        return (yield)
 
 
 @pytest.fixture
-def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[tuple[ts.Database, ModuleType]]:
-    """Return a database with a plugin that can't read the shard that it is told."""
-    built_in = [EntryPoint(name, f"topicstore_{name}.plugin", plugins.GROUP) for name in ("backends", "layouts")]
-    (tmp_path / "failing_.py").write_text(FAILING)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    registry = Registry([*built_in, EntryPoint("failing_", "failing_", plugins.GROUP)])
-    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
-    with ts.open(tmp_path / "db", backend="memory", shards=2, clock=clock, plugins=["failing_"]) as db:
-        yield db, sys.modules["failing_"]
-    del sys.modules["failing_"]
+def plugin() -> Failing:
+    return Failing()
+
+
+@pytest.fixture(params=[2])
+def failing(
+    request: pytest.FixtureRequest, tmp_path: Path, plugin: Failing, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ts.Database]:
+    """A database with this plugin."""
+    monkeypatch.setitem(registry().plugins, "failing", plugin)
+    with ts.open(tmp_path / "db", backend="memory", shards=request.param, clock=clock, plugins=["failing"]) as db:
+        yield db
 
 
 def one_publisher_a_shard(db: ts.Database) -> list[str]:
@@ -215,12 +179,11 @@ def store(db: ts.Database, payload: str, client_id: str) -> None:
     db.publish([ts.Message("a/b", payload.encode(), client_id, 1)])
 
 
-def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: tuple[ts.Database, ModuleType]) -> None:
+def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: ts.Database, plugin: Failing) -> None:
     """The session goes on with the others, says what is wrong, and catches up at a tick when that is over."""
-    db, plugin = failing
-    sessions = db.sessions
+    db, sessions = failing, failing.sessions
     session = subscribed(sessions)
-    plugin.shard = 0
+    plugin.shards = (0,)
     for payload, client_id in zip("12", one_publisher_a_shard(db), strict=True):
         store(db, payload, client_id)
     assert [["2"]] == [payloads(items) for _, items in sessions.deliver()]
@@ -230,28 +193,27 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: tuple[ts.Databas
     sessions.tick()
     assert [] == sessions.deliver()
     assert not sessions.wait(0)
-    plugin.shard = None
+    plugin.shards = ()
     sessions.tick()
     assert [["1"]] == [payloads(items) for _, items in sessions.deliver()]
     assert session.failure is None
     assert session.puback(1, 2)
 
 
-def test_a_session_that_could_not_be_opened_is_opened_later(failing: tuple[ts.Database, ModuleType]) -> None:
+def test_a_session_that_could_not_be_opened_is_opened_later(failing: ts.Database, plugin: Failing) -> None:
     """What it followed by then holds up no other, and is delivered once."""
-    db, plugin = failing
-    sessions = db.sessions
+    db, sessions = failing, failing.sessions
     here = next(name for name in map(str, range(100)) if db.shard_of(name) == 0)
     db.publish([ts.Message(here, b"kept", "p", 1, retain=True)])
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a/#", 1)
     session.subscribe(here, 1)
     session.disconnect()
-    plugin.shard = 0
+    plugin.shards = (0,)
     with pytest.raises(ts.StorageFullError):
         sessions.open("client", expiry_interval=None)
     assert sessions.connected("client") is None
-    plugin.shard = None
+    plugin.shards = ()
     store(db, "1", "p")
     assert not sessions.wait(0)
     assert [] == sessions.deliver()
@@ -259,26 +221,78 @@ def test_a_session_that_could_not_be_opened_is_opened_later(failing: tuple[ts.Da
     assert {"kept", "1"} == {payload for _, items in sessions.deliver() for payload in payloads(items)}
 
 
-def test_what_cannot_be_read_again_is_sent_again_later(failing: tuple[ts.Database, ModuleType]) -> None:
+def test_what_cannot_be_read_again_is_sent_again_later(failing: ts.Database, plugin: Failing) -> None:
     """Nothing in flight is taken for vanished because of an error."""
-    db, plugin = failing
+    db = failing
     publisher = one_publisher_a_shard(db)[0]
     session = subscribed(db.sessions)
     store(db, "1", publisher)
     session.deliver()
     session.lost()
-    plugin.shard = 0
+    plugin.shards = (0,)
     session = db.sessions.open("client", expiry_interval=None)
     assert [] == db.sessions.deliver()
     assert not db.sessions.wait(0)
     with pytest.raises(ts.StorageFullError, match="not now"):
         session.deliver()
-    plugin.shard = None
+    plugin.shards = ()
     assert [(1, True)] == [(item.packet_id, item.dup) for item in session.deliver()]  # type: ignore[union-attr]
 
 
-def refuse(_: object) -> None:
-    raise ts.StorageFullError("disk full")
+def received(session: Session) -> list[str]:
+    """Return all there is to deliver; each message is acknowledged."""
+    found: list[str] = []
+    while items := session.deliver():
+        found += payloads(items)
+        session.puback(*[item.packet_id for item in items])
+    return found
+
+
+@pytest.mark.parametrize("failing", [1], indirect=True)
+def test_a_session_rests_while_retained_messages_cannot_be_read(failing: ts.Database, plugin: Failing) -> None:
+    """One read fails, and nothing is ready before the next tick, or a server would read without end."""
+    failing.publish([ts.Message("a/b", b"retained", "publisher", 1, retain=True)])
+    session = failing.sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    plugin.shards = (0,)
+    for reads in (1, 2):
+        assert [] == failing.sessions.deliver()
+        assert isinstance(session.failure, ts.RecoverableError)
+        assert not failing.sessions.wait(0)
+        assert reads == plugin.failures
+        failing.sessions.tick()
+    plugin.shards = ()
+    assert ["retained"] == received(session)
+
+
+@pytest.mark.parametrize("failing", [1], indirect=True)
+def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
+    failing: ts.Database, plugin: Failing
+) -> None:
+    """The messages of a member that has left are delivered when they can be read, before newer ones."""
+    first, other = (failing.sessions.open(client, expiry_interval=None) for client in ("first", "other"))
+    first.subscribe("$share/group/a/#", 1)
+    failing.publish([ts.Message("a/b", b"1", "publisher", 1)])
+    assert ["1"] == payloads(first.deliver())
+    other.subscribe("$share/group/a/#", 1)
+    first.unsubscribe("$share/group/a/#")
+    first.disconnect(expiry_interval=0)
+    failing.sessions.tick()
+    failing.publish([ts.Message("a/b", b"2", "publisher", 1)])
+    plugin.shards = (0,)
+    for reads in (1, 2):
+        assert [] == failing.sessions.deliver()
+        assert isinstance(other.failure, ts.RecoverableError)
+        assert not failing.sessions.wait(0)
+        assert reads == plugin.failures
+        failing.sessions.tick()
+    plugin.shards = ()
+    assert ["1", "2"] == received(other)
+
+
+def failing_writes(db: ts.Database, client_id: str, error: BaseException) -> AbstractContextManager[object]:
+    """Let all writes of a client's shard fail."""
+    return patch.object(db.storage.shards[db.shard_of(client_id)]._writes, "write_state", side_effect=error)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -287,21 +301,14 @@ def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: S
     here, there = one_publisher_a_shard(db)
     session, other = subscribed(sessions, here, qos=qos), subscribed(sessions, there, qos=qos)
     store(db, "1", "publisher")
-    shard = db.storage.shards[db.shard_of(here)]
-    original = shard._writes.write_state
-    shard._writes.write_state = refuse  # type: ignore[method-assign, assignment]
-    assert [other] == [who for who, _ in sessions.deliver()]
-    assert "disk full" == session.status().waits_for
-    assert not sessions.wait(0)
-    with pytest.raises(ts.StorageFullError):
-        session.deliver()
-    with pytest.raises(ts.StorageFullError):
-        session.subscribe("a/#", 0)
-    with pytest.raises(ts.StorageFullError):
-        session.unsubscribe("a/#")
-    with pytest.raises(ts.StorageFullError):
-        session.disconnect()
-    shard._writes.write_state = original  # type: ignore[method-assign]
+    with failing_writes(db, here, ts.StorageFullError("disk full")):
+        assert [other] == [who for who, _ in sessions.deliver()]
+        assert "disk full" == session.status().waits_for
+        assert not sessions.wait(0)
+        calls = session.deliver, lambda: session.subscribe("a/#", 0), lambda: session.unsubscribe("a/#")
+        for call in (*calls, session.disconnect):
+            with pytest.raises(ts.StorageFullError):
+                call()
     sessions.tick()
     assert [(session, ["1"])] == [(who, payloads(items)) for who, items in sessions.deliver()]
     assert qos == session.status().subscriptions[0].options.qos
@@ -312,17 +319,9 @@ def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publ
     """Ctrl-C while it is committed: what was read is read again."""
     session = subscribed(sessions)
     publish("1")
-
-    def interrupt(_: Sequence[StateWrite]) -> None:
-        raise KeyboardInterrupt
-
-    shard = db.storage.shards[db.shard_of("client")]
-    original = shard._writes.write_state
-    shard._writes.write_state = interrupt  # type: ignore[method-assign, assignment]
     for deliver in (sessions.deliver, session.deliver):
-        with pytest.raises(KeyboardInterrupt):
+        with failing_writes(db, "client", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
             deliver()
-    shard._writes.write_state = original  # type: ignore[method-assign]
     assert ["1"] == payloads(session.deliver())
 
 
@@ -332,13 +331,9 @@ def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessi
     publish("1")
     session.deliver()
     session.puback(1)
-    shard = db.storage.shards[db.shard_of("client")]
-    original = shard._writes.write_state
-    shard._writes.write_state = refuse  # type: ignore[method-assign, assignment]
     for checkpoint in (sessions.checkpoint, session.checkpoint):
-        with pytest.raises(ts.StorageFullError):
+        with failing_writes(db, "client", ts.StorageFullError("disk full")), pytest.raises(ts.StorageFullError):
             checkpoint()
-    shard._writes.write_state = original  # type: ignore[method-assign]
     assert 1 == sessions["client"].in_flight
     sessions.checkpoint()
     assert 0 == sessions["client"].in_flight

@@ -1,0 +1,177 @@
+"""Ends and expiries that are due come though something fails: they keep no other waiting, and are tried again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import topicstore as ts
+from topicstore.contract.errors import EngineError
+from topicstore.sessions import Publish, PubRel, Sessions
+from topicstore.sessions.records import Keys
+from topicstore.sessions.session_state import SessionState, encode_session
+from topicstore.shard.state import FrameworkWrite
+from topicstore_conformance.faults.clock import Clock
+
+Publishing = Callable[..., None]
+Crash = Callable[[], Sessions]
+SECOND = 1_000_000
+
+
+def payloads(items: list[Publish | PubRel]) -> list[str]:
+    return [item.message.payload.decode() for item in items if isinstance(item, Publish)]
+
+
+@pytest.mark.parametrize("failure", [EngineError, KeyboardInterrupt])
+def test_a_session_that_was_stored_as_open_and_is_not_expires(
+    sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    """Its client was refused, and may never come again: otherwise messages would be stored for it for ever."""
+    for client in ("client", "other"):
+        session = sessions.open(client, expiry_interval=10)
+        session.subscribe(f"{client}/#", 1)
+        session.lost()
+    sessions.tick()
+
+    def fail(_states: SessionState, _client_id: str) -> None:
+        raise failure("not now")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(SessionState, "places", fail)
+        with pytest.raises(failure):
+            sessions.open("client", expiry_interval=10)
+    other = sessions.open("other", expiry_interval=10)
+    assert sessions["client"].connected
+    sessions.tick()
+    assert not sessions["client"].connected
+    clock.now += 11 * SECOND
+    sessions.tick()
+    assert "client" not in sessions
+    assert not sessions.wants("client/1")
+    assert other.ended is None
+    assert sessions["other"].connected
+
+
+@pytest.mark.parametrize("after", ["overtaken", "committed"])
+def test_a_session_whose_end_fails_is_not_waited_for(
+    sessions: Sessions, clock: Clock, publish: Publishing, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """A silent client's end that fails, before or after it was committed, leaves nothing that is ready for ever."""
+    silent = sessions.open("silent", keep_alive=10, expiry_interval=None)
+    silent.subscribe("a/#", 1)
+    other = sessions.open("other", expiry_interval=None)
+    other.subscribe("a/#", 1)
+    assert [] == sessions.deliver()
+    states = sessions._states
+    if after == "overtaken":
+        found = states.find("silent")
+        assert found is not None
+        elsewhere = encode_session("silent", msgspec.structs.replace(found.record, guard=found.record.guard + 5))
+        states.states[states.shard_of("silent")].write([FrameworkWrite(Keys("silent").session, elsewhere.stored)])
+    else:
+        timers, failing = SessionState.timers, [EngineError("the disk is gone")]
+
+        def fail_once(self: SessionState, shard: int) -> Any:
+            if failing and silent.ended is not None:
+                raise failing.pop()
+            return timers(self, shard)
+
+        monkeypatch.setattr(SessionState, "timers", fail_once)
+    for _ in range(3):
+        clock.now += 30 * SECOND
+        sessions.tick()
+    assert silent.ended is not None
+    assert [] == sessions.deliver()
+    assert not sessions.wait(0)
+    publish("new")
+    assert ["new"] == payloads([item for _, items in sessions.deliver() for item in items])
+
+
+@pytest.mark.parametrize("kept", ["mark", "timer"])
+def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
+    sessions: Sessions, clock: Clock, crash: Crash, kept: str
+) -> None:
+    """Others that a crash left open, or that expire, are dealt with; the damage is told, and looked at once more."""
+    for number in range(3):
+        sessions.open(f"client-{number}", expiry_interval=5)
+        if kept == "timer":
+            sessions.open(f"client-{number}", expiry_interval=5).lost()
+    damaged, state = Keys("client-1").session, sessions._states.states[sessions._states.shard_of("client-1")]
+    whole = state.get(damaged)
+    state.write([FrameworkWrite(damaged, b"\xff")])
+    if kept == "mark":
+        sessions = crash()
+        with pytest.raises(ts.CorruptionError):
+            sessions.tick()
+        assert [False] * 2 == [sessions[f"client-{number}"].connected for number in (0, 2)]
+    clock.now += 6 * SECOND
+    with pytest.raises((ts.CorruptionError, ExceptionGroup)):
+        sessions.tick()
+    for number in (0, 2):
+        with pytest.raises(ts.SessionNotFoundError):
+            sessions[f"client-{number}"]
+    state.write([FrameworkWrite(damaged, whole)])
+    for _ in range(2):  # first its connection is lost
+        clock.now += 6 * SECOND
+        assert 0 < sessions.tick()
+    with pytest.raises(ts.SessionNotFoundError):
+        sessions["client-1"]
+
+
+def test_failing_timers_keep_no_later_one_waiting(
+    sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many fail: each tick goes on behind those that the one before tried."""
+    monkeypatch.setattr("topicstore.sessions.timers._CHUNK", 3)
+    damaged = [f"client-{number}" for number in range(16)]
+    for client_id in (*damaged, *"abcdefgh"):
+        sessions.open(client_id, expiry_interval=5 if client_id in damaged else 6).lost()
+    states = sessions._states
+    whole = {client_id: states.states[states.shard_of(client_id)].get(Keys(client_id).session) for client_id in damaged}
+    for client_id in damaged:
+        states.write_for(client_id, [FrameworkWrite(Keys(client_id).session, b"\xff")])
+    clock.now += 6 * SECOND
+    for _ in range(len(damaged)):
+        with contextlib.suppress(ts.CorruptionError, ExceptionGroup):
+            sessions.tick()
+        clock.now += SECOND
+    assert set(damaged) == set(states.clients())
+    for client_id, stored in whole.items():
+        states.write_for(client_id, [FrameworkWrite(Keys(client_id).session, stored)])
+    for _ in range(len(damaged)):
+        clock.now += SECOND
+        sessions.tick()
+    assert [] == list(sessions)
+
+
+@pytest.mark.parametrize(("method", "left_open"), [("timers", False), ("left_open", True), ("write", True)])
+def test_what_is_due_is_done_after_an_error_of_the_engine(
+    sessions: Sessions, clock: Clock, crash: Crash, monkeypatch: pytest.MonkeyPatch, method: str, *, left_open: bool
+) -> None:
+    """Of reading timers or sessions that a crash left open, or of writing: the next tick does it."""
+    session = sessions.open("client", expiry_interval=5)
+    if left_open:
+        sessions = crash()
+    else:
+        session.lost()
+        clock.now += 5 * SECOND
+    works = getattr(SessionState, method)
+    failing = [EngineError("the disk is gone")] * 2
+
+    def fail(*arguments: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return works(*arguments)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(SessionState, method, fail)
+        with pytest.raises((EngineError, ExceptionGroup)):
+            sessions.tick()
+        failing.clear()
+        for _ in range(2):
+            clock.now += 5 * SECOND
+            sessions.tick()
+    assert [] == list(sessions)
