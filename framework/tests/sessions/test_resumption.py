@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import topicstore as ts
@@ -17,7 +16,6 @@ from topicstore_conformance.faults.clock import START, Clock
 Publishing = Callable[..., None]
 Crash = Callable[[], Sessions]
 SECOND = 1_000_000
-PREFIXES = (b"sf", b"sp")
 
 
 def seen(items: list[Publish | PubRel]) -> list[tuple[str, int, bool]]:
@@ -32,20 +30,6 @@ def opened(sessions: Sessions, qos: int = 1, **options: int) -> Session:
 
 
 # --- after a crash ---
-
-
-def test_what_was_not_acknowledged_comes_again(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """In the same order, with the same ids and DUP; what follows comes behind it."""
-    session = opened(sessions)
-    publish("1", "2", "3")
-    session.deliver()
-    session.puback(2)
-    session.checkpoint()
-    publish("4")
-    session = opened(crash())
-    assert session.present
-    assert [("1", 1, True), ("3", 3, True)] == seen(session.deliver())
-    assert [("4", 4, False)] == seen(session.deliver())
 
 
 def test_acknowledgements_without_a_checkpoint_cost_repetitions(
@@ -82,36 +66,6 @@ def test_what_was_received_is_released_in_the_order_it_was(
     assert session.pubcomp(3)
     session.checkpoint()
     assert [PubRel(1)] == opened(crash()).deliver(limit=1)
-
-
-def test_nothing_is_left_of_exchanges_that_are_over(
-    db: ts.Database, sessions: Sessions, publish: Publishing, crash: Crash
-) -> None:
-    """Neither in the store nor after a crash."""
-    session = opened(sessions, qos=2)
-    publish("1", "2", qos=2)
-    publish("3", qos=1)
-    session.deliver()
-    session.pubrec(1, 2)
-    session.puback(3)
-    session.deliver()
-    assert 2 == session.pubcomp(1, 2)
-    session.checkpoint()
-    assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(OWN) if key[1:3] in PREFIXES]
-    assert [] == opened(crash()).deliver()
-
-
-def test_a_smaller_window_is_kept_while_sending_again(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """What does not fit in waits, and keeps its id."""
-    session = opened(sessions)
-    publish("1", "2", "3")
-    session.deliver()
-    session = opened(crash(), receive_maximum=2)
-    assert [("1", 1, True), ("2", 2, True)] == seen(session.deliver())
-    assert [] == session.deliver()
-    assert (3, 1) == (session.status().in_flight, session.status().to_resend)
-    assert session.puback(1)
-    assert [("3", 3, True)] == seen(session.deliver())
 
 
 def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
@@ -194,83 +148,36 @@ def test_a_dropped_generation_is_told_and_blocks_nothing(
 # --- replays ---
 
 
-@pytest.mark.parametrize("start", ["beginning", 0, "1970-01-01T00:00:00+00:00", {}])
-def test_a_late_joiner_gets_the_history(db: ts.Database, sessions: Sessions, start: Start) -> None:
-    """Whether or not the session was there when it was made, and live messages behind it."""
-    db.store([ts.Message("a/b", b"%d" % number, "publisher", 1) for number in range(3)])
-    session = sessions.open("late", expiry_interval=None)
-    session.subscribe("a/#", 1, start=start)
-    db.publish([ts.Message("a/b", b"3", "publisher", 1)])
-    assert ["0", "1", "2", "3"] == [payload for payload, _, _ in seen(session.deliver())]
-
-
-def test_a_replay_begins_at_its_time(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Inclusive, to the microsecond; as a time, a place or a datetime."""
-    for number in range(4):
-        clock.now = START + number
-        db.store([ts.Message("a/b", b"%d" % number, "publisher", 1)])
-    shard = db.shard_of("publisher")
-    starts: list[Start] = [
-        START + 2,
-        str(START + 2),
-        datetime.fromtimestamp(START // SECOND, UTC).replace(microsecond=2),
-        {shard: first_position(START + 1)},
-        f"{shard}:{first_position(START + 1)}",
-    ]
-    for number, start in enumerate(starts):
-        session = sessions.open(f"late-{number}", expiry_interval=None)
-        session.subscribe("a/#", 1, start=start)
-        assert ["2", "3"] == [payload for payload, _, _ in seen(session.deliver())]
-
-
-def test_a_replay_goes_on_after_a_crash(db: ts.Database, sessions: Sessions, crash: Crash) -> None:
-    """Where it was."""
-    db.store([ts.Message("a/b", b"%d" % number, "publisher", 1) for number in range(5)])
-    sessions.open("late", expiry_interval=None).subscribe("a/#", 1, start=0)
-    assert 2 == sum(len(items) for _, items in sessions.deliver(limit_each=2))
-    session = crash().open("late", expiry_interval=None)
-    found = [payload for _ in range(2) for payload, _, _ in seen(session.deliver())]
-    assert ["0", "1", "2", "3", "4"] == found
-
-
-def test_subscribing_again_with_a_start_replays(sessions: Sessions, publish: Publishing) -> None:
-    """Without one it goes on where it is."""
-    session = opened(sessions)
-    publish("1")
-    assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
-    assert not session.subscribe("a/#", 1).created
-    assert [] == session.deliver()
-    assert not session.subscribe("a/#", 1, start="beginning").created
-    assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
+STORED = [START + number * SECOND // 2 + (0 if number < 10 else 5 * SECOND) for number in range(20)]
+PLACE = first_position(START + SECOND) - 1
+"""In shard 1, which is that of the publisher."""
 
 
 @pytest.mark.parametrize(
-    ("start", "seconds"),
+    ("start", "count"),
     [
-        (" 2023-11-14T22:13:21Z ", 1),
-        ("2023-11-14T22:13:21", 1),
-        ("@1700000001.5", 1.5),
+        *((start, 20) for start in ("beginning", 0, "1970-01-01T00:00:00+00:00", {})),
+        *((start, 18) for start in (START + SECOND, str(START + SECOND), {1: PLACE}, f"1:{PLACE}")),
+        *((start, 18) for start in (" 2023-11-14T22:13:21Z ", "2023-11-14T22:13:21")),
+        (datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC), 18),
+        (datetime(2023, 11, 14, 22, 13, 21, 1, tzinfo=UTC), 17),
+        ("@1700000001.5", 17),
         ("-1m30s", 10),
         (timedelta(seconds=-90), 10),
-        (datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC), 1),
-        ("beginning", None),
-        (" now ", 100),
+        (" now ", 0),
     ],
 )
-def test_a_start_is_a_time_as_a_replay_has_it(
-    db: ts.Database, sessions: Sessions, clock: Clock, start: Start, seconds: float | None
+def test_a_replay_begins_at_its_start(
+    db: ts.Database, sessions: Sessions, clock: Clock, start: Start, count: int
 ) -> None:
-    """Also as text, as a user property has it."""
-    for number in range(20):
-        clock.now = START + number * SECOND // 2 + (0 if number < 10 else 5 * SECOND)
-        db.store([ts.Message("a", b"%d" % number, "publisher", 1)])
+    """Inclusive: a time as a replay has it, a place, or either as text, as a user property has it. Live ones follow."""
+    for number, clock.now in enumerate(STORED):
+        db.store([ts.Message("a/b", b"%d" % number, "publisher", 1)])
     clock.now = START + 100 * SECOND
     session = sessions.open("late", expiry_interval=None)
-    session.subscribe("a", 1, start=start)
-    found = len(seen(session.deliver()))
-    since = 0 if seconds is None else START + int(seconds * SECOND)
-    assert found == sum(1 for _ in db.replay("a", since))
-    assert found == {None: 20, 1: 18, 1.5: 17, 10: 10, 100: 0}[seconds]
+    session.subscribe("a/#", 1, start=start)
+    db.publish([ts.Message("a/b", b"20", "publisher", 1)])
+    assert list(range(20 - count, 21)) == [int(payload) for payload, _, _ in seen(session.deliver())]
 
 
 def test_a_place_may_be_text(db: ts.Database, sessions: Sessions) -> None:
@@ -281,23 +188,17 @@ def test_a_place_may_be_text(db: ts.Database, sessions: Sessions) -> None:
     assert (5, 7) == session.status().subscriptions[0].places[:2]
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "0:5,", "-1", "1:2:3", "17", "1700000000"])
-def test_a_text_that_is_no_start_is_refused(sessions: Sessions, text: str) -> None:
-    """Rather than guessed at."""
-    session = sessions.open("subscriber")
-    with pytest.raises(ts.InvalidArgumentError, match="start: "):
-        session.subscribe("a", start=text)
-    assert () == session.status().subscriptions
-
-
 @pytest.mark.parametrize(
     "start",
-    [{9: 0}, {0: -1}, 1.5, 1_700_000_000, 1_700_000_000_000, -3600, timedelta(1), datetime(2024, 1, 1)],  # noqa: DTZ001
+    [
+        *("", "yesterday", "0:5,", "-1", "1:2:3", "17", "1700000000"),
+        *({9: 0}, {0: -1}, 1.5, 1_700_000_000, 1_700_000_000_000, -3600, timedelta(1), datetime(2024, 1, 1)),  # noqa: DTZ001
+    ],
 )
 def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> None:
-    """Seconds and milliseconds too, which would be 1970. Nothing is subscribed."""
+    """Rather than guessed at: seconds and milliseconds too, which would be 1970. Nothing is subscribed."""
     session = sessions.open("subscriber")
-    with pytest.raises(ts.InvalidArgumentError):
+    with pytest.raises(ts.InvalidArgumentError, match="start: " if isinstance(start, str) else "."):
         session.subscribe("a", start=start)
     assert () == session.status().subscriptions
 
@@ -328,93 +229,3 @@ def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text:
         session = db.sessions.open("client", expiry_interval=None)
         stored(db, b"new", 5)
         assert ["new"] == [payload for payload, _, _ in seen(session.deliver())]
-
-
-# --- after a kill ---
-
-
-CHILD = """
-import topicstore as ts
-path, first = arguments
-counts(RocksdbEngine, "write")
-db = ts.open(path, shards=2)
-session = db.sessions.open("subscriber", expiry_interval=None)
-if not session.present:
-    session.subscribe("#", 2)
-for number in count(first):
-    messages = [ts.Message("t", b"%d" % (number * 7 + i), f"p{i}", 1 + i % 2) for i in range(7)]
-    db.publish(messages)
-    for message in messages:
-        say("stored", message.client_id, message.payload.decode())
-    for item in session.deliver(5):
-        if hasattr(item, "message"):
-            message = item.message
-            say("sent", item.packet_id, item.qos, item.dup, message.client_id, message.payload.decode())
-            if item.packet_id % 3:
-                (session.puback if item.qos == 1 else session.pubrec)(item.packet_id)
-        else:
-            say("released", item.packet_id)
-            session.pubcomp(item.packet_id)
-    if number % 5 == 4:
-        session.checkpoint()
-"""
-
-
-class Client:
-    """What a client saw of processes that were killed, by the rules of MQTT."""
-
-    def __init__(self) -> None:
-        self.stored: list[tuple[str, ...]] = []
-        self.held: dict[int, str] = {}
-        """QoS 2: ids whose PUBREL has not come, with the payload."""
-        self.got: list[tuple[str, int, str]] = []
-        self.ids: dict[tuple[str, str], int] = {}
-
-    def hear(self, what: str, *words: Any) -> None:
-        if what == "stored":
-            self.stored.append(words)
-        elif what == "released":
-            self.held.pop(*words, None)
-        else:
-            self.take(*words)
-
-    def take(self, packet_id: int, qos: int, dup: bool, publisher: str, payload: str) -> None:
-        before = self.ids.setdefault((publisher, payload), packet_id)
-        assert before == packet_id
-        if qos == 2:
-            if packet_id in self.held:
-                assert dup
-                assert payload == self.held[packet_id]
-                return
-            self.held[packet_id] = payload
-        self.got.append((publisher, qos, payload))
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_again_and_again_nothing_is_lost_and_qos_2_comes_once(
-    tmp_path: Path, run_until: Callable[..., list[tuple[Any, ...]]], moment: str
-) -> None:
-    """A process that publishes, delivers and acknowledges is killed around one of its writes, eight times."""
-    client = Client()
-    for run, write in enumerate((20, 41, 62, 83, 34, 15, 16, 17)):
-        for words in run_until((write, moment), CHILD, tmp_path / "db", run * 10_000):
-            client.hear(*words)
-    with ts.open(tmp_path / "db") as db:
-        session = db.sessions.open("subscriber", expiry_interval=None)
-        while items := session.deliver():
-            for item in items:
-                if isinstance(item, PubRel):
-                    client.held.pop(item.packet_id, None)
-                    assert session.pubcomp(item.packet_id)
-                    continue
-                client.take(item.packet_id, item.qos, item.dup, item.message.client_id, item.message.payload.decode())
-                assert (session.puback if item.qos == 1 else session.pubrec)(item.packet_id)
-        assert 0 == session.status().in_flight
-        stored = {(message.client_id, message.payload.decode()) for message in db.replay("#")}
-    assert set(client.stored) <= stored
-    assert stored == {(publisher, payload) for publisher, _, payload in client.got}
-    exactly = [(publisher, payload) for publisher, qos, payload in client.got if qos == 2]
-    assert len(exactly) == len(set(exactly))
-    for publisher in {publisher for publisher, _ in stored}:
-        first = list(dict.fromkeys(int(payload) for who, _, payload in client.got if who == publisher))
-        assert sorted(first) == first
