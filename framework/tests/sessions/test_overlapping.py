@@ -36,23 +36,6 @@ def told(packets: list[Publish | PubRel]) -> list[tuple[str, int, tuple[int, ...
     return [(packet.message.payload.decode(), packet.qos, packet.subscription_identifiers) for packet in found]
 
 
-def test_a_message_comes_once_with_the_highest_qos_and_all_identifiers(sessions: Sessions, publish: Publishing) -> None:
-    """Whichever of the subscriptions it matches."""
-    session = opened(sessions, ("a/#", 1), ("a/b", 2), ("+/b", 0), ("z", 2))
-    publish("1", qos=2)
-    publish("2", topic="a/c", qos=2)
-    publish("3", topic="x/b", qos=2)
-    assert [("1", 2, (1, 2, 3)), ("2", 1, (1,)), ("3", 0, (3,))] == sorted(told(session.deliver()))
-
-
-def test_by_default_it_comes_for_each(sessions: Sessions, publish: Publishing) -> None:
-    session = sessions.open("client", expiry_interval=None)
-    for identifier, text in enumerate(("a/#", "a/b"), 1):
-        session.subscribe(text, 1, subscription_identifier=identifier)
-    publish("1")
-    assert [("1", 1, (1,)), ("1", 1, (2,))] == sorted(told(session.deliver()))
-
-
 def test_there_are_two_ways(sessions: Sessions) -> None:
     with pytest.raises(ts.InvalidArgumentError, match="overlapping"):
         sessions.open("client", overlapping="twice")  # type: ignore[arg-type]
@@ -63,16 +46,6 @@ def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions:
     db.publish([ts.Message("a/b", b"kept", "publisher", 1, True)])
     session = opened(sessions, ("a/#", 1), ("a/b", 1))
     assert [("kept", 1, (1,)), ("kept", 1, (2,))] == sorted(told(session.deliver()))
-
-
-def test_no_local_of_one_hides_nothing_from_another(db: ts.Database, sessions: Sessions) -> None:
-    session = sessions.open("client", expiry_interval=None, overlapping="once")
-    session.subscribe("a/#", 2, no_local=True, retain_as_published=True, subscription_identifier=1)
-    session.subscribe("a/b", 1, subscription_identifier=2)
-    db.publish([ts.Message("a/b", b"own", "client", 2, True), ts.Message("a/b", b"other", "publisher", 2, True)])
-    packets = session.deliver()
-    assert [("own", 1, (2,)), ("other", 2, (1, 2))] == told(packets)
-    assert [False, True] == [packet.retain for packet in packets]  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -115,54 +88,6 @@ def test_messages_expire_and_say_what_is_left(db: ts.Database, sessions: Session
         db.publish([ts.Message("a/b", b"", "publisher", 1, properties=properties)])
     clock.now += 10 * SECOND
     assert [90, None] == [packet.expiry for packet in session.deliver()]  # type: ignore[union-attr]
-
-
-def test_a_subscription_from_the_past_catches_up_by_itself(sessions: Sessions, publish: Publishing) -> None:
-    """And is delivered with the others from there on."""
-    session = opened(sessions, ("a/#", 1))
-    publish("1", "2")
-    assert [("1", 1, (1,)), ("2", 1, (1,))] == told(session.deliver())
-    publish("3")
-    session.subscribe("+/b", 2, subscription_identifier=2, start="beginning")
-    assert [("1", 1, (2,)), ("2", 1, (2,)), ("3", 1, (1, 2))] == told(session.deliver())
-
-
-def test_who_unsubscribes_takes_nothing_from_the_others(sessions: Sessions, publish: Publishing) -> None:
-    session = opened(sessions, ("a/#", 1), ("a/b", 2))
-    publish("1", qos=2)
-    session.unsubscribe("a/b")
-    publish("2", qos=2)
-    assert [("1", 1, (1,)), ("2", 1, (1,))] == told(session.deliver())
-    session.unsubscribe("a/#")
-    publish("3")
-    assert [] == session.deliver()
-
-
-def test_it_is_sent_again_as_it_was(sessions: Sessions, publish: Publishing, crash: Callable[[], Sessions]) -> None:
-    """After a crash, though the subscriptions have ended, and though the session is opened in the other way."""
-    session = opened(sessions, ("a/#", 1), ("a/b", 2), ("c", 1))
-    publish("1", "2", qos=2)
-    publish("3", topic="a/c")
-    before = session.deliver()
-    session.unsubscribe("a/b")
-    again = crash().open("client", expiry_interval=None).deliver()
-    assert told(before) == told(again)
-    assert all(packet.dup for packet in again if isinstance(packet, Publish))
-    assert [packet.packet_id for packet in before] == [packet.packet_id for packet in again]
-
-
-def test_each_message_is_read_again_by_a_filter_that_it_matches(
-    sessions: Sessions, publish: Publishing, crash: Callable[[], Sessions]
-) -> None:
-    """There is none that all messages of a flight match."""
-    session = opened(sessions, ("a/+", 1), ("+/b", 1))
-    for number, topic in enumerate(("a/b", "a/c", "x/b")):
-        publish(str(number), topic=topic)
-    before = session.deliver()
-    assert [("0", 1, (1, 2)), ("1", 1, (1,)), ("2", 1, (2,))] == told(before)
-    session.puback(1)
-    sessions.checkpoint()
-    assert told(before)[1:] == told(crash().open("client", expiry_interval=None).deliver())
 
 
 def test_messages_wait_together_while_the_window_is_full(sessions: Sessions, publish: Publishing) -> None:
@@ -313,11 +238,6 @@ def _topics() -> Iterator[str]:
     for _ in range(4):
         yield from found
         found = [f"{topic}/{level}" for topic in found for level in levels]
-
-
-def test_a_record_is_an_array_that_begins_with_its_version() -> None:
-    """So that any version finds it."""
-    assert 2 == msgspec.msgpack.decode(msgspec.msgpack.encode(FLIGHT))[0]
 
 
 def test_there_may_be_many_of_them(sessions: Sessions, publish: Publishing) -> None:

@@ -15,15 +15,13 @@ from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Publish, Session, Sessions
 from topicstore.sessions.shared.assignment import moves
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
-from topicstore.sessions.shared.slices import SLICES, slice_of
-from topicstore.shard.state import ShardState
+from topicstore.sessions.shared.slices import SLICES
+from topicstore.shard.state import OWN, ShardState
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin
 
 TEXT = "$share/g/t/#"
 SECOND = 1_000_000
-
-Published = Callable[..., None]
 
 
 @pytest.fixture
@@ -107,23 +105,6 @@ def test_shares_are_even_and_few_slices_move(members: int) -> None:
         assert {SLICES // count, -(-SLICES // count)} >= {shares[member] for member in range(count)}
 
 
-def test_every_message_goes_to_one_member(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
-    """Each gets the topics of its slices, and all of them get everything, whoever comes and goes."""
-    for client in "abc":
-        member(sessions, client)
-    payloads = spread(500)
-    got = drain(sessions)
-    assert sorted(payloads) == everything(got)
-    assert all(len(some) > 80 for some in got.values())
-    owners = {slice_of(f"t/{p.decode()}"): client for client, some in got.items() for p in some}
-    assert len(owners) == SLICES
-    sessions.connected("a").disconnect()  # type: ignore[union-attr]
-    payloads = spread(100)
-    got = drain(sessions)
-    assert ["b", "c"] == sorted(got)
-    assert sorted(payloads) == everything(got)
-
-
 def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) -> None:
     """Later ones go on where the group is, wherever they ask to begin."""
     db.store([ts.Message("t/0", b"old")])
@@ -133,27 +114,12 @@ def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) ->
     assert {} == drain(sessions)
 
 
-def test_what_comes_while_all_are_away_is_kept(
-    sessions: Sessions, crash: Callable[[], Sessions], spread: Callable[..., list[bytes]]
-) -> None:
-    """As long as a session has the subscription, the group goes on where it was."""
-    for client in "ab":
-        member(sessions, client).disconnect()
-    payloads = spread(50)
-    again = crash()
-    assert [("g", "t/#", ["a", "b"])] == [
-        (group.name, group.topic_filter, [m.client_id for m in group.members]) for group in again.groups
-    ]
-    again.open("b", expiry_interval=None)
-    assert {"b": sorted(payloads)} == {client: sorted(some) for client, some in drain(again).items()}
-
-
 def test_a_group_ends_with_its_last_member(sessions: Sessions, db: ts.Database) -> None:
     """Nothing of it stays in the store, and messages are not stored for it any more."""
     member(sessions, "a").unsubscribe(TEXT)
     member(sessions, "b", expiry_interval=0).disconnect()
     assert [] == list(sessions.groups)
-    assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(b"g")]
+    assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(OWN + b"g")]
     assert 0 == db.publish([ts.Message("t/1", b"")]).stored
 
 
@@ -219,32 +185,23 @@ def test_a_slow_member_s_slices_go_to_others(
     assert [(32, 32), (32, 32)] == [m.slices for m in next(iter(sessions.groups)).members]
 
 
-@pytest.mark.parametrize("how", ["expire", "clean start", "expiry", "kick"])
-def test_what_a_session_had_in_flight_goes_to_another(
-    sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]], how: str
-) -> None:
-    """When it ends: messages of QoS 1 without their PUBACK; not those of QoS 2 [MQTT-4.8.2-5]."""
-    gone = member(sessions, "a", 2, expiry_interval=0 if how == "kick" else 10)
-    payloads = spread(20) + spread(20, qos=2)
-    items = gone.deliver()
-    ids = [item.packet_id for item in items if isinstance(item, Publish) and item.qos == 1]
-    acknowledged = [item.message.payload for item in items if item.packet_id in ids[:5]]  # type: ignore[union-attr]
-    gone.puback(*ids[:5])
+def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
+    """After `handover_after` seconds others get the messages of QoS 1, and the client does not get them again."""
+    sessions.groups.handover_after = 30
+    lost = member(sessions, "a", 2)
+    payloads = spread(10)
+    exactly = spread(10, qos=2)
+    lost.deliver()
     member(sessions, "b", 2)
+    lost.lost()
+    clock.now += 30 * SECOND - 1
+    sessions.tick()
     assert {} == drain(sessions)
-    if how == "expire":
-        sessions.expire("a")
-    elif how == "kick":
-        sessions.kick("a")
-    elif how == "clean start":
-        sessions.open("a", clean_start=True)
-    else:
-        gone.lost()
-        clock.now += 10 * SECOND
-        sessions.tick()
-    assert 15 == next(iter(sessions.groups)).returned
-    assert sorted(set(payloads[:20]) - set(acknowledged)) == everything(drain(sessions))
-    assert 0 == next(iter(sessions.groups)).returned
+    clock.now += 1
+    sessions.tick()
+    assert {"b": sorted(payloads)} == {client: sorted(some) for client, some in drain(sessions).items()}
+    back = sessions.open("a", expiry_interval=None)
+    assert sorted(exactly) == sorted(item.message.payload for item in back.deliver())  # type: ignore[union-attr]
 
 
 def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_commit(
@@ -276,37 +233,6 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     found = [item.message.payload for item in sent if isinstance(item, Publish)]
     assert len(found) > 7
     assert sorted(set(found)) == sorted(found)
-
-
-def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
-    """After `handover_after` seconds others get the messages of QoS 1, and the client does not get them again."""
-    sessions.groups.handover_after = 30
-    lost = member(sessions, "a", 2)
-    payloads = spread(10)
-    exactly = spread(10, qos=2)
-    lost.deliver()
-    member(sessions, "b", 2)
-    lost.lost()
-    clock.now += 30 * SECOND - 1
-    sessions.tick()
-    assert {} == drain(sessions)
-    clock.now += 1
-    sessions.tick()
-    assert {"b": sorted(payloads)} == {client: sorted(some) for client, some in drain(sessions).items()}
-    back = sessions.open("a", expiry_interval=None)
-    assert sorted(exactly) == sorted(item.message.payload for item in back.deliver())  # type: ignore[union-attr]
-
-
-def test_who_comes_back_in_time_gets_its_own_again(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
-    """With DUP, under the same packet ids; the other member gets none of it."""
-    lost = member(sessions, "a")
-    spread(10)
-    sent = [(item.packet_id, item.message) for item in lost.deliver()]  # type: ignore[union-attr]
-    member(sessions, "b")
-    lost.lost()
-    assert {} == drain(sessions)
-    back = sessions.open("a", expiry_interval=None)
-    assert sent == [(item.packet_id, item.message) for item in back.deliver()]  # type: ignore[union-attr]
 
 
 # --- interruptions ---
