@@ -334,16 +334,6 @@ def test_many_filters_are_one_write_a_shard(db: ts.Database, sessions: Sessions)
     assert [50, 50] == [len(items) for _, items in sessions.deliver()]
 
 
-def test_a_filter_that_occurs_again_is_changed(db: ts.Database, sessions: Sessions) -> None:
-    """The last options count."""
-    (one,) = opened(sessions, "one")
-    rows = [(one, "a", SubscribeOptions(1, identifier=5)), (one, "a", SubscribeOptions(2, identifier=6))]
-    assert [SubscribeResult(created=True), SubscribeResult(created=False)] == sessions.subscribe(rows)
-    assert (("a", rows[1][2]),) == sessions["one"].subscriptions
-    db.publish([message("publisher", "1", 2, "a")])
-    assert [(2, (6,))] == [(item.qos, item.subscription_identifiers) for item in one.deliver()]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("retained", ["", "a/3", "b"])
 def test_retained_messages_are_looked_for_by_filter_only_if_there_are_some(
     db: ts.Database, sessions: Sessions, retained: str
@@ -430,6 +420,9 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
     newer = sessions.open_many([*connects, connects[0]])
     assert [(client, Ended.TAKEN_OVER) for client in CLIENTS] == told
     assert all(session.ended is Ended.TAKEN_OVER for session in older)
+    for act in (older[0].deliver, older[0].checkpoint, older[0].lost, lambda: older[0].puback(1)):
+        with pytest.raises(SessionTakenOverError):
+            act()
     assert isinstance(newer[0], Session)
     assert newer[0].ended is Ended.TAKEN_OVER
     assert sessions.connected(CLIENTS[0]) is newer[8]
@@ -467,30 +460,6 @@ def test_a_damaged_one_holds_up_no_others(db: ts.Database, sessions: Sessions) -
         sessions.open_many([Connect(client_id=client, expiry_interval=None) for client in CLIENTS])
     assert all(isinstance(one, Session) and one.ended is Ended.TAKEN_OVER for one in found[:2])
     assert sessions.connected(CLIENTS[0]) is None
-
-
-def test_an_owner_who_fails_holds_up_no_others(sessions: Sessions) -> None:
-    """All older objects end, whatever the owner of one makes of it."""
-
-    def fail(_session: Session, _why: Ended) -> None:
-        raise ZeroDivisionError
-
-    connects = [Connect(client_id=client, expiry_interval=None) for client in CLIENTS]
-    older = [one for one in sessions.open_many(connects, on_end=fail) if isinstance(one, Session)]
-    with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
-        sessions.open_many(connects)
-    assert [Ended.TAKEN_OVER] * 8 == [session.ended for session in older]
-
-
-def test_a_clean_start_among_others_begins_anew(sessions: Sessions) -> None:
-    """And the others go on."""
-    sessions.subscribe([(session, "a", SubscribeOptions(1)) for session in opened(sessions)])
-    connects = [
-        Connect(client_id=client, expiry_interval=None, clean_start=row == 3) for row, client in enumerate(CLIENTS)
-    ]
-    found = sessions.open_many(connects)
-    assert [row != 3 for row in range(8)] == [isinstance(one, Session) and one.present for one in found]
-    assert [0 if row == 3 else 1 for row in range(8)] == [len(sessions[client].subscriptions) for client in CLIENTS]
 
 
 def test_many_disconnect_by_the_same_rules(db: ts.Database, sessions: Sessions) -> None:

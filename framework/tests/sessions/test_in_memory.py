@@ -158,29 +158,6 @@ def test_nothing_is_left_of_one_that_ends(db: ts.Database, sessions: Sessions, h
         assert [] == stored(db)
 
 
-def test_one_takes_the_place_of_a_stored_session(db: ts.Database, sessions: Sessions) -> None:
-    """Which ends with its will, and takes its subscriptions with it."""
-    will = Will(ts.Message("wills", b"will", "client", 1), delay=1_000)
-    before = sessions.open("client", expiry_interval=None, will=will)
-    before.subscribe("a/#", 1)
-    sessions.open("watcher", expiry_interval=None).subscribe("wills", 1)
-    session = opened(sessions)
-    assert not session.present
-    assert before.ended is not None
-    assert not sessions.wants("a/b")
-    assert ["will"] == [message.payload.decode() for message in db.replay("wills")]
-    assert not [key for key in stored(db) if b"client" in key]
-
-
-def test_none_is_left_by_a_crash(sessions: Sessions, crash: Callable[[], Sessions]) -> None:
-    """Its client is told that there is no session."""
-    opened(sessions).subscribe("a/#", 1)
-    sessions.open("stored").subscribe("a/#", 1)
-    after = crash()
-    assert ["stored"] == [info.client_id for info in after]
-    assert not after.open("client").present
-
-
 def test_many_are_opened_among_stored_ones(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """In the order of the rows, and each is as it asked to be."""
     kinds = [bool(number % 2) for number in range(10)]

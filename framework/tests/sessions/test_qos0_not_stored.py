@@ -31,32 +31,20 @@ def test_by_default_they_are_stored(db: ts.Database, sessions: Sessions, publish
 
 
 def test_they_are_delivered_live_at_qos_0(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """To clients that are connected, without a packet id; others are stored as ever."""
+    """Without a packet id, to clients that are connected, and to no others; those beside them are stored as ever."""
     session = opened(sessions)
-    publish("1", qos=0)
-    publish("2", qos=1)
-    publish("3", qos=0)
-    assert 1 == db.info().messages
-    assert [("1", 0), ("2", 1), ("3", 0)] == payloads(session.deliver())
-    session.puback(1)
+    opened(sessions, "away").disconnect()
+    for number, qos in enumerate((0, 1, 0)):
+        publish(str(number), qos=qos)
+    assert [("0", 0), ("1", 1), ("2", 0)] == payloads(session.deliver())
+    db.publish([ts.Message("a", b"%d" % number, "publisher", number % 3) for number in range(3, 9)])
+    assert 1 + 4 == db.info().messages
+    assert [(str(number), min(number % 3, 1)) for number in range(3, 9)] == sorted(payloads(session.deliver()))
+    session.puback(*range(1, 6))
     sessions.checkpoint()
     assert [] == session.deliver()
-
-
-def test_a_batch_is_divided(db: ts.Database, sessions: Sessions) -> None:
-    """Into messages of QoS 0 and others; each is delivered once."""
-    session = opened(sessions)
-    db.publish([ts.Message("a", b"%d" % number, "publisher", number % 3) for number in range(9)])
-    assert 6 == db.info().messages
-    assert [(str(number), min(number % 3, 1)) for number in range(9)] == sorted(payloads(session.deliver()))
-
-
-def test_who_is_away_gets_none_of_them(sessions: Sessions, publish: Publishing) -> None:
-    """That is the choice."""
-    opened(sessions).disconnect()
-    publish("1", qos=0)
-    publish("2", qos=1)
-    assert [("2", 1)] == payloads(sessions.open("client", expiry_interval=None).deliver())
+    away = sessions.open("away", expiry_interval=None)
+    assert [(str(number), 1) for number in (1, 4, 5, 7, 8)] == payloads(away.deliver())
 
 
 def test_what_is_stored_for_another_reason_is_read_from_there(

@@ -61,20 +61,6 @@ def test_one_that_was_replaced_meanwhile_comes_in_its_newer_form(db: ts.Database
     ]
 
 
-def test_they_wait_for_room_and_newer_messages_for_them(db: ts.Database, sessions: Sessions) -> None:
-    retain(db, "a/1", b"1")
-    retain(db, "a/2", b"2")
-    session = opened(sessions, 1, receive_maximum=1)
-    live(db, "a/1", b"new")
-    found = []
-    for _ in range(3):
-        items = session.deliver()
-        found.append(payloads(items))
-        assert session.puback(*(item.packet_id for item in items)) == 1
-    assert [[b"1"], [b"2"], [b"new"]] == found
-    assert [] == session.deliver()
-
-
 def test_many_come_once_each_in_order(db: ts.Database, sessions: Sessions) -> None:
     """More than a page."""
     topics = [f"a/{number:04}" for number in range(2_500)]
@@ -126,19 +112,6 @@ def test_a_change_of_qos_is_not_for_those_on_their_way(db: ts.Database, sessions
     assert [(b"1", 0), (b"2", 0), (b"new", 1)] == [
         (item.message.payload, item.packet_id) for item in session.deliver() if isinstance(item, Publish)
     ]
-
-
-def test_unsubscribing_in_the_middle_ends_it(db: ts.Database, sessions: Sessions) -> None:
-    """A later subscription of the same filter begins anew."""
-    retain(db, "a/1", b"1")
-    retain(db, "a/2", b"2")
-    session = opened(sessions, 1)
-    assert [b"1"] == payloads(session.deliver(limit=1))
-    assert session.unsubscribe("a/#")
-    assert [] == session.deliver()
-    session.subscribe("a/#", 1)
-    live(db, "a/1", b"new")
-    assert [b"1", b"2", b"new"] == payloads(session.deliver())
 
 
 def test_an_end_is_stored_before_what_comes_after_it(
