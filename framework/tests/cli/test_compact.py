@@ -28,16 +28,6 @@ def test_the_same_messages(run: Run, tmp_path: Path, layout: str) -> None:
     path = fill(tmp_path / "db", layout)
     before = run("replay", path).stdout
     done = json.loads(run("compact", path, "--json").stdout)
-    assert done.keys() == {
-        "path",
-        "messages",
-        "live_bytes_before",
-        "live_bytes_after",
-        "disk_bytes_before",
-        "disk_bytes_after",
-        "seconds",
-        "never_merging",
-    }
     assert 2_000 == before.count("\n")
     assert before == run("replay", path).stdout
     again = json.loads(run("compact", path, "--json").stdout)

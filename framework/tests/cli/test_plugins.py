@@ -17,18 +17,8 @@ Document = Callable[..., dict[str, Any]]
 
 def test_plugins(run: Run, document: Document) -> None:
     found = document("plugins")
-    assert found.keys() == {"plugins", "backends", "layouts", "workloads", "commands", "failed"}
     backends = {one["name"]: one for one in found["backends"]}
     assert "persistent" in backends["rocksdb"]["capabilities"]
-    assert backends["rocksdb"].keys() == {
-        "name",
-        "plugin",
-        "summary",
-        "available",
-        "why",
-        "capabilities",
-        "durability",
-    }
     assert {"reference", "block"} <= {one["name"] for one in found["layouts"]}
     assert "rocksdb" in run("plugins").stdout
 

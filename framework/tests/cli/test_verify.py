@@ -32,7 +32,6 @@ def test_verify(run: Run, document: Document, db: Path) -> None:
     damage(db)
     found = document("verify", db, code=1)
     assert found["ok"] is False
-    assert found["damages"][0].keys() == {"place", "reason"}
     result = CliRunner().invoke(cli, ["verify", str(db)])
     assert (result.exit_code, result.stderr) == (1, "")
     assert found["damages"][0]["place"] in result.stdout
