@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import topicstore
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from topicstore.client.connection import Connection
     from topicstore.client.remote_database import RemoteDatabase
 
-__all__ = ["connected", "opened"]
+__all__ = ["AnyDatabase", "connected", "opened"]
+
+AnyDatabase: TypeAlias = "topicstore.Database | RemoteDatabase"
+"""A database in its directory, or one that a server has open."""
 
 
 @contextmanager
-def opened(
-    path: Path, mode: Literal["a", "r", "r+"], **arguments: Any
-) -> Iterator[topicstore.Database | RemoteDatabase]:
+def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> Iterator[AnyDatabase]:
     """Open a database as `topicstore.open` does, or the one that a server has open; it is closed at the end.
 
     Arguments of the opening are the server's own then. Raises the errors of `topicstore.open`, and
@@ -35,9 +36,7 @@ def opened(
         yield db
 
 
-def _local_or_remote(
-    path: Path, mode: Literal["a", "r", "r+"], arguments: dict[str, Any]
-) -> topicstore.Database | RemoteDatabase:
+def _local_or_remote(path: Path, mode: Literal["a", "r", "r+"], arguments: dict[str, Any]) -> AnyDatabase:
     try:
         return topicstore.open(path, mode, **arguments)
     except topicstore.DatabaseLockedError:

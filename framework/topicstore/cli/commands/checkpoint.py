@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from topicstore.cli.connecting import opened
+from topicstore.cli.terminal.display import count_of
 from topicstore.cli.terminal.options import PATH
 
 __all__ = ["checkpoint"]
@@ -20,8 +21,6 @@ def checkpoint(path: Path, target: Path) -> None:
 
     A server that has PATH open makes the copy; of another program, it is `Database.checkpoint`.
     """
-    from topicstore.cli.terminal.display import count_of
-
     with opened(path, "r+") as db:
         db.checkpoint(target)
         messages = db.info().messages

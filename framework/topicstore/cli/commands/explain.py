@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import click
 
-from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.options import PATH, by_option, json_option, time_options
-from topicstore.contract.replay_plan import By, Order
+from topicstore.cli.command import Answer, answers
+from topicstore.cli.connecting import AnyDatabase
+from topicstore.cli.terminal.display import count_of, lines, make_table, milliseconds, panel, single, size
+from topicstore.cli.terminal.options import replay_options
 from topicstore.contract.times import format_time
-from topicstore.storage.explain import LEGEND, Explanation, SlabCost
+from topicstore.storage.explain import LEGEND, Explanation
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.panel import Panel
 
 __all__ = ["explain"]
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@answers("r")
 @click.argument("topic_filter", metavar="FILTER")
-@time_options
-@by_option
-@click.option(
-    "--order",
-    type=click.Choice(["time", "any"]),
-    default="time",
-    show_default=True,
-    help="Merge everything by position, as `replay` does, or keep just each publisher's order in each topic.",
+@replay_options(
+    ["time", "any"],
+    "Merge everything by position, as `replay` does, or keep just each publisher's order in each topic.",
 )
-@json_option
-def explain(
-    path: Path, topic_filter: str, start: int, until: int | None, *, by: By, order: Order, as_json: bool
-) -> None:
+def explain(db: AnyDatabase, **asked: Any) -> Answer:
     """Replay FILTER from PATH, and print the cost of finding the messages instead of the messages.
 
     For each generation of each shard: how many of its streams may hold such messages; seeks (scans begun);
@@ -43,38 +34,20 @@ def explain(
     found; the time, with the layouts' caches still cold. --json also has the passes in which streams were
     read, and the batches fetched.
     """
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        found = db.explain(topic_filter, start, until, by=by, order=order)
-    if as_json:
-        display.print_json({"path": str(path), **attrs.asdict(found)})
-        return
-    out = display.console()
-    _print_total(out, found)
+    found = db.explain(**asked)
+    yield found
+    yield _summary(found)
     if found.slabs:
-        places = [(one.shard, one.generation) for one in found.slabs]
-        places += [(one.shard, one.generation) for one in found.unread]
-        alone = display.single(shards=len({shard for shard, _ in places}), generations=len({n for _, n in places}))
-        _print_slabs(out, found, alone)
-        _print_patterns(out, found, alone)
-    for slab in found.unread:
-        click.echo(slab)
+        yield from _slabs(found)
+    yield from map(str, found.unread)
 
 
-def _print_total(out: Console, found: Explanation) -> None:
-    from rich.panel import Panel
-    from rich.text import Text
-
-    from topicstore.cli.terminal.display import count_of, fields, milliseconds, size, visible
-
+def _summary(found: Explanation) -> Panel:
     in_layouts = sum(slab.seconds for slab in found.slabs)
     took, planning, reading = map(milliseconds, (found.seconds, found.planning_seconds, in_layouts))
+    held = f"{found.messages:,}, with {size(found.payload_bytes)} of payloads"
     pairs = [
-        (
-            "messages",
-            f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {count_of(found.batches, 'batch')}",
-        ),
+        ("messages", f"{held}, in {count_of(found.batches, 'batch')}"),
         ("took", f"{took} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
         ("of that", f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages"),
         (
@@ -86,41 +59,28 @@ def _print_total(out: Console, found: Explanation) -> None:
     ]
     if found.zones is not None:
         pairs.append(("by", f"timestamps; {found.zones:,} of {found.all_zones:,} zones may hold some of them"))
-    title = Text(visible(found.topic_filter))
-    out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
+    return panel(found.topic_filter, pairs)
 
 
-def _print_slabs(out: Console, found: Explanation, alone: set[str]) -> None:
-    from topicstore.cli.terminal.display import make_table
-
-    headers = ("shard>", "generation>", "layout", "streams>", "seeks>", "visited>", "skipped>", "messages>", "ms>")
-    click.echo()
-    out.print(make_table(*headers, title="Read", rows=map(_row, found.slabs), without=alone))
-    click.echo(LEGEND)
-    for layout, seconds in {slab.layout: slab.epoch_seconds for slab in found.slabs if slab.epoch_seconds}.items():
-        click.echo(f"{layout} shows a message once its epoch is over, up to {seconds:,.3g} s after it was stored")
-
-
-def _row(slab: SlabCost) -> tuple[object, ...]:
-    from topicstore.cli.terminal.display import milliseconds
-
-    reads = slab.reads
-    streams = f"{slab.matching:,} of {slab.streams:,}"
-    place = (slab.shard, slab.generation, slab.layout, streams)
-    return (*place, reads.seeks, reads.visited, reads.skipped, reads.rows, milliseconds(slab.seconds))
-
-
-def _print_patterns(out: Console, found: Explanation, alone: set[str]) -> None:
-    """Print what the layouts have learned of the matching topics."""
-    from rich.text import Text
-
-    from topicstore.cli.terminal.display import make_table, visible
-
-    rows = []
+def _slabs(found: Explanation) -> Answer:
+    """Yield what was read, and what the layouts have learned of the matching topics."""
+    places = [(one.shard, one.generation) for one in found.slabs]
+    places += [(one.shard, one.generation) for one in found.unread]
+    shards, generations = map(len, map(set, zip(*places, strict=True)))
+    alone = single(shards=shards, generations=generations)
+    read, learned = [], []
     for slab in found.slabs:
-        more = slab.matching - len(slab.patterns)
-        lines = [visible(pattern) for pattern in slab.patterns] + [f"and {more:,} more"] * (more > 0)
-        rows.append((slab.shard, slab.generation, Text("\n".join(lines) or "-")))
-    headers = ("shard>", "generation>", "topics~")
-    click.echo()
-    out.print(make_table(*headers, title="Streams that may match", rows=rows, without=alone))
+        reads, more = slab.reads, slab.matching - len(slab.patterns)
+        place, streams = (slab.shard, slab.generation), f"{slab.matching:,} of {slab.streams:,}"
+        counts = (reads.seeks, reads.visited, reads.skipped, reads.rows)
+        read.append((*place, slab.layout, streams, *counts, milliseconds(slab.seconds)))
+        learned.append((*place, lines([*slab.patterns, *[f"and {more:,} more"] * (more > 0)])))
+    headers = ("shard>", "generation>", "layout", "streams>", "seeks>", "visited>", "skipped>", "messages>", "ms>")
+    yield ""
+    yield make_table(*headers, title="Read", rows=read, without=alone)
+    yield LEGEND
+    for layout, seconds in {slab.layout: slab.epoch_seconds for slab in found.slabs if slab.epoch_seconds}.items():
+        yield f"{layout} shows a message once its epoch is over, up to {seconds:,.3g} s after it was stored"
+    yield ""
+    title = "Streams that may match"
+    yield make_table("shard>", "generation>", "topics~", title=title, rows=learned, without=alone)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
+from topicstore.cli.command import Answer, answers
 from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.cli.terminal.display import count_of, size
+from topicstore.cli.terminal.options import PATH
 from topicstore.storage.manifest import existing_manifest
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ __all__ = ["export"]
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@answers()
 @click.argument("target", type=PATH)
 @click.option(
     "--generation",
@@ -31,8 +33,7 @@ __all__ = ["export"]
 )
 @click.option("--drop", is_flag=True, help="Then remove them from PATH, which reads them from TARGET from then on.")
 @click.option("--spark", is_flag=True, help="Let Spark write them, a task for each shard and generation.")
-@json_option
-def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool, spark: bool, as_json: bool) -> None:
+def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool, spark: bool) -> Answer:
     """Write sealed generations of PATH to the directory TARGET as partitioned Parquet.
 
     Spark, DuckDB and others read TARGET/shard=*/generation=*/*.parquet; `import` puts the rows back into a
@@ -44,8 +45,6 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
     read, beside a program that writes it where the backend can do that. A server that has PATH open writes the
     files itself.
     """
-    from topicstore.cli.terminal import display
-
     chosen = list(generations) or None
     report = _through_spark(path, target, chosen) if spark else None
     if drop:
@@ -56,12 +55,10 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
         with opened(path, "r") as db:
             report = db.archives.export(target, generations=chosen)
     report = attrs.evolve(report, target=str(target))  # as it was given, whichever way it was exported
-    if as_json:
-        display.print_json({"path": str(path), **attrs.asdict(report), "dropped": drop})
-        return
-    click.echo(_summary(report))
+    yield {**attrs.asdict(report), "dropped": drop}
+    yield _summary(report)
     if drop and report.generations:
-        click.echo(f"{path} reads them from {target} now; nothing of them is left in it")
+        yield f"{path} reads them from {target} now; nothing of them is left in it"
 
 
 def _through_spark(path: Path, target: Path, generations: list[int] | None) -> ExportReport:
@@ -77,8 +74,6 @@ def _through_spark(path: Path, target: Path, generations: list[int] | None) -> E
 
 
 def _summary(report: ExportReport) -> str:
-    from topicstore.cli.terminal.display import count_of, size
-
     if not report.generations:
         return "nothing was to be exported: no generation is sealed (topicstore generations add), or all are exported"
     numbers = ", ".join(map(str, report.generations))

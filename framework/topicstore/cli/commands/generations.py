@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 import msgspec
 
-from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
+from topicstore.cli.command import Answer, GroupWithDefault, answers
+from topicstore.cli.connecting import AnyDatabase
 from topicstore.cli.terminal.completion import layout_names
-from topicstore.cli.terminal.groups import GroupWithDefault
-from topicstore.cli.terminal.options import PATH, json_option, read_options
+from topicstore.cli.terminal.display import count_of, lines, make_table, short_time, size, visible
+from topicstore.cli.terminal.options import or_end, read_options, yes_option
 from topicstore.storage.generations import GenerationInfo
 
 if TYPE_CHECKING:
@@ -33,50 +32,33 @@ def generations() -> None:
 
 
 @generations.command("list")
-@click.argument("path", type=PATH)
-@json_option
-def list_(path: Path, *, as_json: bool) -> None:
+@answers("r")
+def list_(db: AnyDatabase) -> Answer:
     """List the generations in PATH, oldest first."""
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        found, archived = db.generations(), {one.generation: one.path for one in db.archives}
-    if as_json:
-        document = {"path": str(path), "generations": [attrs.asdict(one) for one in found]}
-        display.print_json({**document, "archived": {number: str(place) for number, place in archived.items()}})
-        return
-    display.console().print(generations_table(found, archived=archived))
+    found, archived = db.generations(), {one.generation: str(one.path) for one in db.archives}
+    yield {"generations": [attrs.asdict(one) for one in found], "archived": archived}
+    yield generations_table(found, archived=archived)
     for number, place in archived.items():
-        click.echo(display.visible(f"generation {number} is exported to {place}"))
+        yield visible(f"generation {number} is exported to {place}")
 
 
 def generations_table(
     found: Iterable[GenerationInfo], title: str | None = None, *, archived: Collection[int] = ()
 ) -> Table:
     """Return a table of generations; the options of each, as they are written, are below the name of its layout."""
-    from rich.text import Text
-
-    from topicstore.cli.terminal import display
-
     rows = [
         (
             one.number,
-            Text("\n".join([one.layout, *_option_lines(one.options)])),
-            display.short_time(one.created),
+            lines([one.layout, *(f"  {name}={_value_text(value)}" for name, value in one.options.items())]),
+            short_time(one.created),
             "exported" if one.number in archived else "current" if one.sealed is None else "sealed",
             one.messages,
-            display.size(one.live_bytes),
+            size(one.live_bytes),
         )
         for one in found
     ]
     headers = ("no.>", "layout", "created", "state", "messages>", "values>")
-    return display.make_table(*headers, title=title, rows=rows)
-
-
-def _option_lines(options: Mapping[str, Any]) -> list[str]:
-    from topicstore.cli.terminal.display import visible
-
-    return [visible(f"  {name}={_value_text(value)}") for name, value in options.items()]
+    return make_table(*headers, title=title, rows=rows)
 
 
 def _value_text(value: Any) -> str:
@@ -84,7 +66,7 @@ def _value_text(value: Any) -> str:
 
 
 @generations.command()
-@click.argument("path", type=PATH)
+@answers("r+")
 @click.argument("named", metavar="", required=False)  # a layout here gets an error that names the option
 @click.option("--layout", shell_complete=layout_names, help="[default: that of the current generation]")
 @click.option(
@@ -94,25 +76,19 @@ def _value_text(value: Any) -> str:
     metavar="LAYOUT.NAME=VALUE",
     help="Option of the layout, such as block.level=3.",
 )
-@json_option
-def add(path: Path, named: str | None, *, layout: str | None, options: tuple[str, ...], as_json: bool) -> None:
+def add(db: AnyDatabase, named: str | None, *, layout: str | None, options: tuple[str, ...]) -> Answer:
     """Seal the current generation in PATH and begin a new one.
 
     This is how a database gets another layout: messages stored before stay as they are.
     """
-    from topicstore.cli.terminal import display
-
     if named is not None and layout not in (None, named):
         raise click.UsageError(f"two layouts are named: {named} and {layout}")
     layout = layout or named
-    with opened(path, "r+") as db:
-        current = db.generations()[-1].layout
-        number = db.add_generation(layout, _of_layout(layout or current, options) if options else None)
-        used = db.generations()[-1].layout
-    if as_json:
-        display.print_json({"path": str(path), "generation": number, "layout": used})
-    else:
-        click.echo(f"generation {number} begins, with layout {used}")
+    current = db.generations()[-1].layout
+    number = db.add_generation(layout, _of_layout(layout or current, options) if options else None)
+    used = db.generations()[-1].layout
+    yield {"generation": number, "layout": used}
+    yield f"generation {number} begins, with layout {used}"
 
 
 def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
@@ -129,25 +105,17 @@ def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
 
 
 @generations.command()
-@click.argument("path", type=PATH)
+@answers("r+")
 @click.argument("number", type=click.IntRange(min=1))
-@yes_option
-@json_option
-def drop(path: Path, number: int, *, yes: bool, as_json: bool) -> None:
+@yes_option("dropping")
+def drop(db: AnyDatabase, number: int, *, yes: bool) -> Answer:
     """Drop generation NUMBER of PATH with all its messages, for good. The current one can't be dropped.
 
     Asks first; without a terminal, --yes is needed.
     """
-    from topicstore.cli.terminal import display
-
-    check_can_ask("dropping", yes=yes)
-    with opened(path, "r+") as db:
-        held = sum(generation.messages for generation in db.generations() if generation.number == number)
-        question = f"Drop generation {number} with {display.count_of(held, 'message')}?"
-        if held and not yes and not confirmed(question, "nothing was dropped"):
-            return
-        dropped = db.drop_generation(number)
-    if as_json:
-        display.print_json({"path": str(path), "generation": number, "dropped": dropped})
-    else:
-        click.echo(f"generation {number} {'is dropped' if dropped else 'was dropped before'}")
+    held = sum(generation.messages for generation in db.generations() if generation.number == number)
+    if held and not yes:
+        or_end(f"Drop generation {number} with {count_of(held, 'message')}?", "nothing was dropped")
+    dropped = db.drop_generation(number)
+    yield {"generation": number, "dropped": dropped}
+    yield f"generation {number} {'is dropped' if dropped else 'was dropped before'}"

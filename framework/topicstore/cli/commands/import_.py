@@ -6,23 +6,21 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import click
 
 import topicstore
-from topicstore.cli.connecting import opened
+from topicstore.cli.connecting import AnyDatabase, opened
 from topicstore.cli.files.importing import Imported, Transfer
 from topicstore.cli.files.source import Source
 from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
+from topicstore.cli.terminal.display import bar, count_of, print_json
 from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option, warn_unless_kept
 from topicstore.files.mapping import ColumnMap
 from topicstore.files.time_units import AUTO, UNITS
 from topicstore.storage.manifest import MANIFEST, read_manifest
-
-if TYPE_CHECKING:
-    from topicstore.client.remote_database import RemoteDatabase
 
 __all__ = ["BATCH_SIZE", "import_", "summary"]
 
@@ -132,8 +130,6 @@ def import_(
     that begins with other rows than those stored under the name, as a log that was rotated does, is imported
     from its first row.
     """  # noqa: D301 - click wants the character
-    from topicstore.cli.terminal import display
-
     mapping = ColumnMap.given(maps, fixed, ignored, time_unit, zone)
     files = files or (STANDARD_INPUT,)
     if name is not None and len(files) > 1:
@@ -162,20 +158,20 @@ def import_(
         for opened in (
             one for file in files for one in _sources(db, file, file_format, name, mapping, is_export=file in exports)
         ):
-            with opened as source, display.bar(source.name) as bar:
-                transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]
+            with opened as source, bar(source.name) as update:
+                transfer.observe = lambda source, messages, update=update: update(*source.progress(), messages)  # type: ignore[misc]
                 done.append(transfer.run(source))
             if not as_json:
                 click.echo(summary(done[-1]))
         flagged = sum(one.retain_flags for one in done if one.format != "export")
         if flagged and not retain and not as_json:
-            are = f"{display.count_of(flagged, 'message')} with the retain flag"
+            are = f"{count_of(flagged, 'message')} with the retain flag"
             click.echo(f"{are} did not become retained messages; --retain does that")
     if not done:
         click.echo("nothing was to be imported: the export has no generation yet", err=True)
     if as_json:
         sources = [attrs.asdict(one) for one in done]
-        display.print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})
+        print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})
 
 
 def _is_export(path: Path) -> bool:
@@ -187,7 +183,7 @@ def _is_export(path: Path) -> bool:
 
 
 def _sources(
-    db: topicstore.Database | RemoteDatabase,
+    db: AnyDatabase,
     file: Path,
     file_format: str | None,
     name: str | None,
@@ -208,9 +204,7 @@ def _sources(
 
 
 @contextlib.contextmanager
-def _imported_into(
-    path: Path, arguments: dict[str, Any], exports: Sequence[Path]
-) -> Iterator[topicstore.Database | RemoteDatabase]:
+def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path]) -> Iterator[AnyDatabase]:
     """Open a database, or create one whose positions go by the messages' own times.
 
     A new database is removed again if the import fails before anything was stored.
@@ -262,8 +256,6 @@ def _like(exports: Sequence[Path]) -> dict[str, Any]:
 
 def summary(done: Imported) -> str:
     """Return one line about an import."""
-    from topicstore.cli.terminal.display import count_of
-
     if done.outcome == "already imported":
         return f"{done.name}: already imported, {count_of(done.rows, 'row')}; --again imports it a second time"
     text = f"{done.name}: {count_of(done.messages, 'message')} in {done.seconds:,.1f} s"

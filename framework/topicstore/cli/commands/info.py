@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import click
 
-from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.cli.command import Answer, answers
+from topicstore.cli.connecting import AnyDatabase
+from topicstore.cli.terminal.display import lines, make_table, panel, single, size, visible
 from topicstore.contract.positions import span_text, time_of
 from topicstore.contract.times import format_time
 from topicstore.database_info import DatabaseInfo
@@ -20,16 +20,16 @@ from .generations import generations_table
 from .retention import limits
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
     from rich.text import Text
 
 __all__ = ["info"]
 
 
 @click.command()
-@click.argument("path", type=PATH)
-@json_option
-def info(path: Path, *, as_json: bool) -> None:
+@answers("r")
+def info(db: AnyDatabase) -> Answer:
     """Show a summary of PATH: sizes, generations, shards.
 
     \b
@@ -40,37 +40,28 @@ def info(path: Path, *, as_json: bool) -> None:
                     before them (--late lift); shown if there are any
     slab            one generation of one shard: what a layout keeps together
     """  # noqa: D301 - click wants the character
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        found, manifest, archived = db.info(), db.manifest, {one.generation: one.path for one in db.archives}
-    if as_json:
-        display.print_json({**attrs.asdict(found), "created_with": attrs.asdict(manifest)})
-        return
-    out = display.console()
-    alone = display.single(shards=len(found.shards), generations=len(found.generations))
-    _print_database(out, found, manifest)
-    click.echo()
-    out.print(generations_table(found.generations, title="Generations", archived=archived))
-    _print_shards(out, found, alone)
-    _print_slabs(out, found, alone)
+    found, manifest, archived = db.info(), db.manifest, {one.generation: one.path for one in db.archives}
+    yield {**attrs.asdict(found), "created_with": attrs.asdict(manifest)}
+    alone = single(shards=len(found.shards), generations=len(found.generations))
+    yield _summary(found, manifest)
+    yield ""
+    yield generations_table(found.generations, title="Generations", archived=archived)
+    yield ""
+    yield _shards(found, alone)
+    yield ""
+    yield _slabs(found, alone)
     for shard in found.shards:
         if shard.ahead:
-            out.print(
+            yield click.style(
                 f"shard {shard.number}: its last position lies {span_text(shard.ahead)} in the future; "
                 "until then, messages get positions right behind it",
-                style="yellow",
+                fg="yellow",
             )
         if shard.failure is not None:
-            out.print(f"shard {shard.number} takes no writes: {shard.failure}", style="red", markup=False)
+            yield click.style(f"shard {shard.number} takes no writes: {visible(shard.failure)}", fg="red")
 
 
-def _print_database(out: Console, found: DatabaseInfo, manifest: Manifest) -> None:
-    from rich.panel import Panel
-    from rich.text import Text
-
-    from topicstore.cli.terminal.display import fields, size, visible
-
+def _summary(found: DatabaseInfo, manifest: Manifest) -> Panel:
     each = f"  ({found.disk_bytes / found.messages:,.1f} bytes a message)" if found.messages else ""
     pairs = [
         ("messages", found.messages),
@@ -87,13 +78,10 @@ def _print_database(out: Console, found: DatabaseInfo, manifest: Manifest) -> No
         ("created", f"{manifest.created} by {manifest.created_by}"),
         ("id", found.id),
     ]
-    title = Text(visible(found.path))
-    out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
+    return panel(found.path, pairs)
 
 
-def _print_shards(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
-    from topicstore.cli.terminal.display import make_table, size
-
+def _shards(found: DatabaseInfo, alone: set[str]) -> Table:
     rows = [
         (
             shard.number,
@@ -107,29 +95,20 @@ def _print_shards(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
     ]
     headers = ("shard>", "readable up to", "lifted>", "disk>", "memory>", "engine~")
     without = alone | ({"lifted>"} if not any(shard.lifted for shard in found.shards) else set())
-    click.echo()
-    out.print(make_table(*headers, title="Shards", rows=rows, without=without))
+    return make_table(*headers, title="Shards", rows=rows, without=without)
 
 
-def _print_slabs(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
-    """Print what the layouts report, without their counts of reads: the database was just opened."""
-    from topicstore.cli.terminal.display import make_table
-
+def _slabs(found: DatabaseInfo, alone: set[str]) -> Table:
+    """Return what the layouts report, without their counts of reads: the database was just opened."""
     rows = [
         (shard.number, number, slab.streams, _details(slab.details))
         for shard in found.shards
         for number, slab in shard.slabs.items()
     ]
     headers = ("shard>", "generation>", "streams>", "of the layout~")
-    click.echo()
-    out.print(make_table(*headers, title="Slabs", rows=rows, without=alone))
+    return make_table(*headers, title="Slabs", rows=rows, without=alone)
 
 
 def _details(named: Mapping[str, str | int]) -> Text:
     """Return names and values, one pair a line."""
-    from rich.text import Text
-
-    from topicstore.cli.terminal.display import visible
-
-    lines = (f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())
-    return Text("\n".join(map(visible, lines)) or "-")
+    return lines(f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from topicstore.cli.app import ForeignCommand, foreign_commands
+from topicstore.cli.terminal.display import console, make_table, print_json
 from topicstore.cli.terminal.options import json_option
 from topicstore.contract.plugin_specs import BackendSpec, LayoutSpec, PluginSpec
 from topicstore.plugins import FailedPlugin, Registry, missing_modules, registry
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 __all__ = ["plugins"]
 
@@ -27,6 +24,23 @@ _HOOKS_OF_THE_DATA_PATH = (
     "topicstore_generation_dropped",
     "topicstore_closed",
 )
+
+
+_COLUMNS = {
+    "backends": {"backend": "name", "state~": "available", "capabilities~": "capabilities", "summary~": "summary"},
+    "layouts": {
+        "layout": "name",
+        "state~": "available",
+        "capabilities~": "capabilities",
+        "needs~": "requires",
+        "summary~": "summary",
+    },
+    "workloads": {"workload": "name", "state~": "available", "summary~": "summary"},
+    "commands": {"command": "name", "state~": "available", "of": "distribution"},
+    "plugins": {"plugin": "name", "of": "distribution", "wraps the data path by~": "wraps"},
+    "failed": {"failed plugin": "name", "of": "distribution", "why~": "reason"},
+}
+"""The tables for people: the keys of the document by the headers of the columns."""
 
 
 @click.command()
@@ -51,8 +65,6 @@ def plugins(*, as_json: bool) -> None:
         "failed": [{"name": f.name, "distribution": f.distribution, "reason": f.reason} for f in known.failed],
     }
     if as_json:
-        from topicstore.cli.terminal.display import print_json
-
         print_json(document)
     else:
         _print(document)
@@ -84,43 +96,19 @@ def _described(known: Registry, spec: PluginSpec) -> dict[str, Any]:
 
 
 def _print(document: dict[str, list[dict[str, Any]]]) -> None:
-    from topicstore.cli.terminal.display import console, make_table
-
-    tables: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], tuple[Any, ...]]]] = {
-        "backends": (
-            ("backend", "state~", "capabilities~", "summary~"),
-            lambda one: (one["name"], _state(one), ", ".join(one["capabilities"]), one["summary"]),
-        ),
-        "layouts": (
-            ("layout", "state~", "capabilities~", "needs~", "summary~"),
-            lambda one: (
-                one["name"],
-                _state(one),
-                ", ".join(one["capabilities"]),
-                ", ".join(one["requires"]) or None,
-                one["summary"],
-            ),
-        ),
-        "workloads": (("workload", "state~", "summary~"), lambda one: (one["name"], _state(one), one["summary"])),
-        "commands": (("command", "state~", "of"), lambda one: (one["name"], _state(one), one["distribution"])),
-        "plugins": (
-            ("plugin", "of", "wraps the data path by~"),
-            lambda one: (one["name"], one["distribution"], ", ".join(one["wraps"]) or None),
-        ),
-        "failed": (("failed plugin", "of", "why~"), lambda one: (one["name"], one["distribution"], one["reason"])),
-    }
-    out = console()
-    for number, kind in enumerate(kind for kind in tables if document[kind]):
-        headers, row = tables[kind]
+    for number, kind in enumerate(kind for kind in _COLUMNS if document[kind]):
+        rows = ([_cell(one, key) for key in _COLUMNS[kind].values()] for one in document[kind])
         if number:
             click.echo()
-        out.print(make_table(*headers, rows=map(row, document[kind])))
+        console().print(make_table(*_COLUMNS[kind], rows=rows))
 
 
-def _state(one: dict[str, Any]) -> Text:
+def _cell(one: dict[str, Any], key: str) -> Any:
     from rich.text import Text
 
-    return Text("ready", style="green") if one["available"] else Text(one["why"], style="yellow")
+    if key == "available":
+        return Text("ready", style="green") if one[key] else Text(one["why"], style="yellow")
+    return (", ".join(one[key]) or None) if isinstance(one[key], list) else one[key]
 
 
 def _warn(failed: list[FailedPlugin], commands: list[ForeignCommand]) -> None:

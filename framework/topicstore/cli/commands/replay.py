@@ -6,33 +6,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 import topicstore
-from topicstore.cli.connecting import opened
-from topicstore.cli.files.output import (
-    FORMATS,
-    format_of,
-    in_chunks,
-    limited,
-    open_output,
-    write_arrow,
-    write_messages,
-    write_parquet,
-)
-from topicstore.cli.terminal.options import PATH, by_option, time_options
+from topicstore.cli.connecting import AnyDatabase, opened
+from topicstore.cli.files.output import FORMATS, format_option, in_chunks, limited, write_messages
+from topicstore.cli.terminal.options import PATH, filter_argument, replay_options
 from topicstore.contract.positions import time_of
-from topicstore.contract.replay_plan import By
 from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
 from topicstore.database import BATCH_SIZE
 from topicstore.storage.following import Following
-from topicstore.storage.orders import ReplayOrder
-
-if TYPE_CHECKING:
-    from topicstore.client.remote_database import RemoteDatabase
 
 __all__ = ["replay"]
 
@@ -42,42 +28,28 @@ _LOOK_EVERY = 0.5
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.argument("topic_filter", metavar="[FILTER]", default="#")
-@time_options
-@by_option
-@click.option("--limit", type=click.IntRange(min=0), metavar="MESSAGES", help="Stop after so many.")
-@click.option("--reverse", is_flag=True, help="The newest first; with --limit, hardly more is read than is printed.")
-@click.option(
-    "--format",
-    "file_format",
-    type=click.Choice(FORMATS),
-    help="[default: by the ending of --output; else table on a terminal, jsonl elsewhere]",
-)
-@click.option("--output", type=PATH, metavar="FILE", help="Write to FILE; .gz compresses jsonl and csv.")
-@click.option(
-    "--order",
-    type=click.Choice(["time", "any", "timestamp"]),
-    default="time",
-    show_default=True,
-    help="By position; just each publisher's order in each topic, which is quicker; or by the messages' own times, "
+@filter_argument
+@replay_options(
+    ["time", "any", "timestamp"],
+    "By position; just each publisher's order in each topic, which is quicker; or by the messages' own times, "
     "sorted in memory.",
 )
+@click.option("--limit", type=click.IntRange(min=0), metavar="MESSAGES", help="Stop after so many.")
+@click.option("--reverse", is_flag=True, help="The newest first; with --limit, hardly more is read than is printed.")
+@format_option(*FORMATS, otherwise="by the ending of --output; else table on a terminal, jsonl elsewhere")
+@click.option("--output", type=PATH, is_eager=True, metavar="FILE", help="Write to FILE; .gz compresses jsonl and csv.")
 @click.option(
     "--follow", is_flag=True, help="Then go on with what another program stores, as it comes, until --limit or Ctrl-C."
 )
 def replay(
     path: Path,
     topic_filter: str,
-    start: int,
-    until: int | None,
     *,
-    by: By,
-    limit: int | None,
-    file_format: str | None,
+    file_format: str,
     output: Path | None,
-    order: ReplayOrder,
-    reverse: bool,
     follow: bool,
+    limit: int | None,
+    **asked: Any,
 ) -> None:
     """Print the messages in PATH whose topics match FILTER (default: #).
 
@@ -102,42 +74,35 @@ def replay(
         print(ipc.open_stream(sys.stdin.buffer).read_all().group_by("topic").aggregate([("qos", "count")]))'
     """  # noqa: D301 - click wants the character
     limit = None if limit is None else min(limit, sys.maxsize)
-    file_format = file_format or format_of(output, terminal=sys.stdout.isatty())
+    order, reverse = asked["order"], asked["reverse"]
     if file_format == "parquet" and output is None:
         raise click.UsageError("Parquet needs a file: --output FILE")
     if file_format == "arrow" and output is None and sys.stdout.isatty():
         raise click.UsageError("Arrow is no text for a terminal: write it to a pipe, or to --output FILE")
-    if follow and (output is not None or until is not None or order != "time" or reverse):
+    if follow and (output is not None or asked["until"] is not None or order != "time" or reverse):
         raise click.UsageError(
             "--follow prints in order of time and has no end: leave out --output, --until, --order and --reverse"
         )
-    if follow and by == "timestamp":
+    if follow and asked["by"] == "timestamp":
         raise click.UsageError("--follow goes by positions: leave out --by")
     if reverse and order == "any":
         raise click.UsageError("--reverse is by time, or by the messages' own times: --order any has no reverse")
     with opened(path, "r") as db:
+        columns = file_format in ("parquet", "arrow")
+        found: Any
         if follow:
-            chunks = limited(_follow(db, topic_filter, start), limit)
-            if file_format == "arrow":
-                with open_output(None, packed=False) as file:
-                    write_arrow((topicstore.MessageBatch.of(chunk).to_arrow() for chunk in chunks), file)
-            else:
-                write_messages(chunks, file_format)
-            return
-        if file_format in ("parquet", "arrow"):
-            batches = db.replay_arrow(topic_filter, start, until, by=by, order=order, reverse=reverse, limit=limit)
-            with open_output(output, packed=False) as file:
-                written = (write_parquet if file_format == "parquet" else write_arrow)(batches, file)
+            chunks = limited(_follow(db, topic_filter, asked["start"]), limit)
+            found = (topicstore.MessageBatch.of(chunk).to_arrow() for chunk in chunks) if columns else chunks
+        elif columns:
+            found = db.replay_arrow(topic_filter, limit=limit, **asked)
         else:
-            messages = db.replay(topic_filter, start, until, by=by, order=order, reverse=reverse, limit=limit)
-            written = write_messages(in_chunks(messages), file_format, output)
+            found = in_chunks(db.replay(topic_filter, limit=limit, **asked))
+        written = write_messages(found, file_format, output)
         if not written and limit != 0 and sys.stderr.isatty():
             click.echo(_nothing(db), err=True)
 
 
-def _follow(
-    db: topicstore.Database | RemoteDatabase, topic_filter: str, start: int
-) -> Iterator[list[topicstore.Message]]:
+def _follow(db: AnyDatabase, topic_filter: str, start: int) -> Iterator[list[topicstore.Message]]:
     """Yield the stored messages, and then those that another process stores, one list for each look."""
     if not isinstance(db, topicstore.Database):
         yield from db.follow(topic_filter, start)
@@ -153,7 +118,7 @@ def _follow(
         time.sleep(_LOOK_EVERY)
 
 
-def _nothing(db: topicstore.Database | RemoteDatabase) -> str:
+def _nothing(db: AnyDatabase) -> str:
     """Return an explanation for a person when nothing matches."""
     if not any(generation.messages for generation in db.generations()):
         return "no messages: the database holds none"

@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 import click
 
-from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.groups import GroupWithDefault
-from topicstore.cli.terminal.options import PATH, Length, json_option
+from topicstore.cli.command import Answer, GroupWithDefault, answers
+from topicstore.cli.connecting import AnyDatabase, opened
+from topicstore.cli.terminal.display import count_of, fields, make_table, short_time, size
+from topicstore.cli.terminal.options import Length
 from topicstore.contract.positions import span_text
 from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.storage.archive_locations import location_of
@@ -65,38 +66,28 @@ def retention() -> None:
 
 
 @retention.command()
-@click.argument("path", type=PATH)
-@json_option
-def show(path: Path, *, as_json: bool) -> None:
+@answers("r")
+def show(db: AnyDatabase) -> Answer:
     """Show the limits of PATH, its contents, and the parts of them that will be removed, with the times."""
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        settings, generations, coming = db.retention.settings, db.generations(), db.retention.outlook()
+    settings, generations, coming = db.retention.settings, db.generations(), db.retention.outlook()
     held = sum(generation.live_bytes for generation in generations)
-    if as_json:
-        document = {**attrs.asdict(settings), "live_bytes": held, "generations": len(generations)}
-        document["outlook"] = [attrs.asdict(one) for one in coming]
-        display.print_json({"path": str(path), **document})
-        return
-    holds = f"{display.size(held)} in {display.count_of(len(generations), 'generation')}"
-    display.console().print(display.fields([*limits(settings), ("holds", holds)]))
+    document = {**attrs.asdict(settings), "live_bytes": held, "generations": len(generations)}
+    yield {**document, "outlook": [attrs.asdict(one) for one in coming]}
+    yield fields([*limits(settings), ("holds", f"{size(held)} in {count_of(len(generations), 'generation')}")])
     rows = [
         (
             one.what,
             "" if one.messages is None else one.messages,
-            "-" if one.when is None else display.short_time(one.when),
+            None if one.when is None else short_time(one.when),
             one.why,
         )
         for one in coming
     ]
-    display.console().print(display.make_table("what", "messages>", "goes from", "why~", rows=rows))
+    yield make_table("what", "messages>", "goes from", "why~", rows=rows)
 
 
 def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
     """Return the settings in a form for people."""
-    from topicstore.cli.terminal.display import size
-
     rotation = settings.rotation
     full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
     archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]
@@ -114,7 +105,7 @@ def _stay(length: float | None) -> str:
 
 
 @retention.command("set")
-@click.argument("path", type=PATH)
+@answers()
 @click.option("--max-age", type=_LENGTH, help="Messages older than this go: seconds, 12h, 7d, or none.")
 @click.option(
     "--filter",
@@ -134,8 +125,7 @@ def _stay(length: float | None) -> str:
     metavar="DIRECTORY",
     help="Export generations there, and read them from there, instead of dropping them; or none.",
 )
-@json_option
-def set_(path: Path, *, as_json: bool, filters: tuple[tuple[str, float | str], ...], **given: Any) -> None:
+def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], **given: Any) -> Answer:
     """Change limits of PATH; those not named stay as they are. Nothing is removed before the next run, or store.
 
     Messages stay at least for --max-age, and at most for --rotate-every longer, because they are removed by
@@ -146,8 +136,6 @@ def set_(path: Path, *, as_json: bool, filters: tuple[tuple[str, float | str], .
     Example:
       topicstore retention set data --max-age 30d --filter 'debug/#=1h' --filter 'alarms/#=forever'
     """  # noqa: D301 - click wants the character
-    from topicstore.cli.terminal import display
-
     changed: dict[str, Any] = {
         name: None if value == NONE else value for name, value in given.items() if value is not None
     }
@@ -163,38 +151,26 @@ def set_(path: Path, *, as_json: bool, filters: tuple[tuple[str, float | str], .
                 name: None if length == FOREVER else length for name, length in lengths.items() if length != NONE
             }
         settings = db.retention.set(**changed)
-    if as_json:
-        display.print_json({"path": str(path), **attrs.asdict(settings)})
-    else:
-        display.console().print(display.fields(limits(settings)))
+    yield settings
+    yield fields(limits(settings))
 
 
 @retention.command()
-@click.argument("path", type=PATH)
-@json_option
-def run(path: Path, *, as_json: bool) -> None:
+@answers("r+", auto_compact=False)
+def run(db: AnyDatabase) -> Answer:
     """Begin a new generation in PATH if it is time, remove messages beyond the limits, and say why the others stay."""
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r+", auto_compact=False) as db:
-        report = db.retention.run()
-    if as_json:
-        display.print_json({"path": str(path), **attrs.asdict(report)})
-        return
+    report = db.retention.run()
+    yield report
+    held, took = count_of(report.messages, "message"), size(report.live_bytes)
     if report.rotated is not None:
-        click.echo(f"generation {report.rotated} begins")
+        yield f"generation {report.rotated} begins"
     if report.dropped:
-        numbers = ", ".join(map(str, report.dropped))
-        held = display.count_of(report.messages, "message")
-        click.echo(f"dropped: generation {numbers}, with {held} of {display.size(report.live_bytes)}")
+        yield f"dropped: generation {', '.join(map(str, report.dropped))}, with {held} of {took}"
     if report.archived:
-        numbers = ", ".join(map(str, report.archived))
-        held = display.count_of(report.messages, "message")
-        click.echo(f"archived: generation {numbers}, with {held}, which took {display.size(report.live_bytes)} here")
+        yield f"archived: generation {', '.join(map(str, report.archived))}, with {held}, which took {took} here"
     for name, count in report.deleted.items():
-        which = f"matching {name}" if name else "that no filter matches"
-        click.echo(f"deleted: {display.count_of(count, 'message')} {which}")
+        yield f"deleted: {count_of(count, 'message')} {f'matching {name}' if name else 'that no filter matches'}"
     if report.expired:
-        click.echo(f"{display.count_of(report.expired, 'retained message')} had expired")
+        yield f"{count_of(report.expired, 'retained message')} had expired"
     if (report.rotated, report.dropped, report.archived, report.expired, report.deleted) == (None, (), (), 0, {}):
-        click.echo("\n  ".join(["nothing was to be done:", *report.why]))
+        yield "\n  ".join(["nothing was to be done:", *report.why])

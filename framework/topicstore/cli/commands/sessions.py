@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import attrs
 import click
 import msgspec
 
-from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
-from topicstore.cli.terminal.groups import GroupWithDefault
-from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.cli.command import Answer, GroupWithDefault, answers
+from topicstore.cli.connecting import AnyDatabase
+from topicstore.cli.terminal.display import count_of, fields, make_table, short_time, visible
+from topicstore.cli.terminal.options import or_end, yes_option
 from topicstore.contract.positions import span_text
 from topicstore.sessions import SessionInfo
 from topicstore.storage.lag import Lag
@@ -20,6 +19,7 @@ from topicstore.storage.lag import Lag
 __all__ = ["sessions"]
 
 _BEHIND = ("messages behind>", "time behind>")
+_client_argument = click.argument("client_id", metavar="CLIENT")
 
 
 @click.group(cls=GroupWithDefault, default="list", subcommand_metavar="[list|show|groups|kick|expire] PATH …")
@@ -28,129 +28,96 @@ def sessions() -> None:
 
 
 @sessions.command("list")
-@click.argument("path", type=PATH)
+@answers("r")
 @click.option("--lag/--no-lag", default=True, help="Tell how far each is behind, which takes longer.")
-@json_option
-def list_(path: Path, *, lag: bool, as_json: bool) -> None:
+def list_(db: AnyDatabase, *, lag: bool) -> Answer:
     """List the sessions in PATH, sorted by client id, and how far each is behind the stored messages.
 
     A number with a ~ is an estimate.
     """
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        found, lags = list(db.sessions), db.sessions.lag() if lag else {}
-    if as_json:
-        plain = [_plain(one, lags.get(one.client_id, {})) for one in found]
-        display.print_json({"path": str(path), "sessions": plain})
-        return
+    found, lags = list(db.sessions), db.sessions.lag() if lag else {}
+    yield {"sessions": [_plain(one, lags.get(one.client_id, {})) for one in found]}
     rows = []
     for one in found:
         behind = _lag(*lags.get(one.client_id, {}).values()) if lag else ()  # it may have ended meanwhile
-        rows.append((one.client_id, _state(one), display.short_time(one.created), _expiry(one), *behind))
-    headers = ("client~", "state", "created", "expires", *(_BEHIND if lag else ()))
-    display.console().print(display.make_table(*headers, rows=rows))
-    click.echo(display.count_of(len(found), "session"))
+        rows.append((one.client_id, _state(one), short_time(one.created), _expiry(one), *behind))
+    yield make_table("client~", "state", "created", "expires", *(_BEHIND if lag else ()), rows=rows)
+    yield count_of(len(found), "session")
 
 
 @sessions.command()
-@click.argument("path", type=PATH)
-@click.argument("client_id", metavar="CLIENT")
-@json_option
-def show(path: Path, client_id: str, *, as_json: bool) -> None:
+@answers("r")
+@_client_argument
+def show(db: AnyDatabase, client_id: str) -> Answer:
     """Show the session of CLIENT in PATH: its subscriptions, how far each is behind, and what is in flight.
 
     A number with a ~ is an estimate.
     """
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        one, lags = db.sessions[client_id], db.sessions.lag(client_id)[client_id]
-    if as_json:
-        display.print_json({"path": str(path), **_plain(one, lags)})
-        return
-    pairs = [
-        ("client", one.client_id),
-        ("state", _state(one)),
-        ("created", display.short_time(one.created)),
-        ("expires", _expiry(one)),
-        ("will", "none is pending" if one.will_due is None else f"published {display.short_time(one.will_due)}"),
-        ("in flight", one.in_flight),
-        ("awaiting PUBREL", one.awaiting_pubrel),
-    ]
-    out = display.console()
-    out.print(display.fields(pairs))
+    one, lags = db.sessions[client_id], db.sessions.lag(client_id)[client_id]
+    yield _plain(one, lags)
+    yield fields(
+        [
+            ("client", one.client_id),
+            ("state", _state(one)),
+            ("created", short_time(one.created)),
+            ("expires", _expiry(one)),
+            ("will", "none is pending" if one.will_due is None else f"published {short_time(one.will_due)}"),
+            ("in flight", one.in_flight),
+            ("awaiting PUBREL", one.awaiting_pubrel),
+        ]
+    )
     rows = [
         (text, o.qos, o.no_local, o.retain_as_published, o.identifier or None, *_lag(lags.get(text, Lag.none())))
         for text, o in one.subscriptions
     ]
-    click.echo()
+    yield ""
     headers = ("filter~", "QoS>", "no local", "retain as published", "identifier>", *_BEHIND)
-    out.print(display.make_table(*headers, title="Subscriptions", rows=rows))
+    yield make_table(*headers, title="Subscriptions", rows=rows)
 
 
 @sessions.command()
-@click.argument("path", type=PATH)
-@json_option
-def groups(path: Path, *, as_json: bool) -> None:
+@answers("r")
+def groups(db: AnyDatabase) -> Answer:
     """List the shared subscriptions in PATH, and who shares each."""
-    from topicstore.cli.terminal import display
-
-    with opened(path, "r") as db:
-        found = list(db.sessions.groups)
-    if as_json:
-        display.print_json({"path": str(path), "groups": [attrs.asdict(one) for one in found]})
-        return
+    found = list(db.sessions.groups)
+    yield {"groups": [attrs.asdict(one) for one in found]}
     rows = [
         (one.name, one.topic_filter, ", ".join(member.client_id for member in one.members), one.returned)
         for one in found
     ]
-    display.console().print(display.make_table("group~", "filter~", "members~", "returned>", rows=rows))
-    click.echo(display.count_of(len(found), "group"))
+    yield make_table("group~", "filter~", "members~", "returned>", rows=rows)
+    yield count_of(len(found), "group")
 
 
 @sessions.command()
-@click.argument("path", type=PATH)
-@click.argument("client_id", metavar="CLIENT")
-@json_option
-def kick(path: Path, client_id: str, *, as_json: bool) -> None:
+@answers("r+", auto_compact=False)
+@_client_argument
+def kick(db: AnyDatabase, client_id: str) -> Answer:
     """End the connection of CLIENT's session in PATH, as if it were lost; the session stays.
 
     A server that has PATH open tells the client. Without one, it is for a client whose program died; a program that
     has PATH open ends connections itself (`Sessions.kick`).
     """
-    from topicstore.cli.terminal.display import print_json, visible
-
-    with opened(path, "r+", auto_compact=False) as db:
-        kicked = db.sessions.kick(client_id)
-    if as_json:
-        print_json({"path": str(path), "client_id": client_id, "kicked": kicked})
-    else:
-        click.echo(f"{visible(client_id)} {'is disconnected' if kicked else 'was not connected'}")
+    kicked = db.sessions.kick(client_id)
+    yield {"client_id": client_id, "kicked": kicked}
+    yield f"{visible(client_id)} {'is disconnected' if kicked else 'was not connected'}"
 
 
 @sessions.command()
-@click.argument("path", type=PATH)
-@click.argument("client_id", metavar="CLIENT")
-@yes_option
-@json_option
-def expire(path: Path, client_id: str, *, yes: bool, as_json: bool) -> None:
+@answers("r+", auto_compact=False)
+@_client_argument
+@yes_option("ending a session")
+def expire(db: AnyDatabase, client_id: str, *, yes: bool) -> Answer:
     """End the session of CLIENT in PATH now, for good: its subscriptions, and its unacknowledged messages.
 
     Asks first; without a terminal, --yes is needed.
     """
-    from topicstore.cli.terminal.display import print_json, visible
-
-    check_can_ask("ending a session", yes=yes)
-    with opened(path, "r+", auto_compact=False) as db:
-        db.sessions[client_id]  # before asking, so that no question is asked about a missing session
-        if not yes and not confirmed(f"End the session of {visible(client_id)}?", "nothing was ended"):
-            return
-        db.sessions.expire(client_id)
-    if as_json:
-        print_json({"path": str(path), "client_id": client_id, "expired": True})
-    else:
-        click.echo(f"the session of {visible(client_id)} is over")
+    db.sessions[client_id]  # before asking, so that no question is asked about a missing session
+    if not yes:
+        or_end(f"End the session of {visible(client_id)}?", "nothing was ended")
+    db.sessions.expire(client_id)
+    yield {"client_id": client_id, "expired": True}
+    yield f"the session of {visible(client_id)} is over"
 
 
 def _plain(info: SessionInfo, lags: Mapping[str, Lag]) -> dict[str, object]:
@@ -173,8 +140,6 @@ def _state(info: SessionInfo) -> str:
 
 
 def _expiry(info: SessionInfo) -> str:
-    from topicstore.cli.terminal.display import short_time
-
     if info.expires is not None:
         return short_time(info.expires)
     if info.expiry_interval is None:

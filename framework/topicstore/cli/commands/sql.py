@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from topicstore.cli.connecting import opened
+from topicstore.cli.terminal.display import console, count_of, make_table, print_json
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.storage.sql_rows import rows
 
@@ -46,7 +47,7 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
     with opened(path, "r") as db:
         found = db.sql(statement)
     if as_json:
-        _print_json(found)
+        print_json({"columns": found.column_names, "rows": list(rows(found))})
     elif as_csv:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -54,24 +55,10 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
         writer.writerows(map(_flat, row) for row in rows(found))
         click.echo(text.getvalue().encode(), nl=False)  # in UTF-8 everywhere, as other data
     else:
-        _print_table(found)
-
-
-def _print_json(found: pa.Table) -> None:
-    from topicstore.cli.terminal.display import print_json
-
-    print_json({"columns": found.column_names, "rows": list(rows(found))})
-
-
-def _print_table(found: pa.Table) -> None:
-    from topicstore.cli.terminal.display import console, make_table
-
-    columns = [
-        f"{name}{'>' * _is_number(kind)}" for name, kind in zip(found.column_names, found.schema.types, strict=True)
-    ]
-    cells = ((value if isinstance(value, int) else _flat(value) for value in row) for row in rows(found))
-    console().print(make_table(*columns, rows=cells))
-    click.echo(f"{found.num_rows:,} row{'s' * (found.num_rows != 1)}")
+        columns = [f"{field.name}{'>' * _is_number(field.type)}" for field in found.schema]
+        cells = ((value if isinstance(value, int) else _flat(value) for value in row) for row in rows(found))
+        console().print(make_table(*columns, rows=cells))
+        click.echo(count_of(found.num_rows, "row"))
 
 
 def _is_number(kind: pa.DataType) -> bool:

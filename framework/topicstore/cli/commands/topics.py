@@ -1,34 +1,58 @@
-"""The command ``topicstore topics``."""
+"""The command ``topicstore topics``, and what `clients` prints as it does: messages counted by a name."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TypeVar
 
 import click
 
-from topicstore.cli.connecting import opened
-from topicstore.cli.terminal.options import PATH, json_option
-from topicstore.cli.terminal.tallies import sort_option, sorted_by, table_of
+from topicstore.cli.command import Answer, answers
+from topicstore.cli.connecting import AnyDatabase
+from topicstore.cli.terminal.display import count_of, make_table, short_time, size
+from topicstore.cli.terminal.options import filter_argument
+from topicstore.storage.contents import ClientTally, TopicTally
 
-__all__ = ["topics"]
+__all__ = ["sort_option", "tallied", "topics"]
+
+T = TypeVar("T", TopicTally, ClientTally)
+
+sort_option = click.option(
+    "--sort",
+    type=click.Choice(["name", "messages", "bytes", "last"]),
+    default="name",
+    show_default=True,
+    help="By name, or what has most, or came last, first.",
+)
 
 
 @click.command()
-@click.argument("path", type=PATH)
-@click.argument("topic_filter", metavar="[FILTER]", default="#")
+@answers("r")
+@filter_argument
 @sort_option
-@json_option
-def topics(path: Path, topic_filter: str, *, sort: str, as_json: bool) -> None:
+def topics(db: AnyDatabase, topic_filter: str, sort: str) -> Answer:
     """List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.
 
     Bytes are those of payloads and topics, before compression. Times are those of positions. All is exact; what
     was counted in the background, or by `compact`, isn't read for it.
     """
-    from topicstore.cli.terminal import display
+    return tallied("topic", "topics", db.topics(topic_filter), topic_filter, sort)
 
-    with opened(path, "r") as db:
-        found = sorted_by(sort, db.topics(topic_filter))
-    if as_json:
-        display.print_json({"path": str(path), "filter": topic_filter, "topics": found})
-    else:
-        table_of("topic", [(one.topic, one) for one in found])
+
+def tallied(what: str, key: str, found: Sequence[T], topic_filter: str, sort: str) -> Answer:
+    """Yield the answer of counts that are sorted by name."""
+    if sort != "name":
+        found = sorted(found, key=lambda one: int(getattr(one, sort)), reverse=True)
+    yield {"filter": topic_filter, key: found}
+    rows = (
+        (
+            getattr(one, what.replace(" ", "_")),
+            one.messages,
+            size(one.bytes),
+            short_time(one.first),
+            short_time(one.last),
+        )
+        for one in found
+    )
+    yield make_table(f"{what}~", "messages>", "bytes>", "first", "last", rows=rows)
+    yield f"{count_of(len(found), what)}, {count_of(sum(one.messages for one in found), 'message')}"

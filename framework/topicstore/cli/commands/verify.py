@@ -9,6 +9,7 @@ import click
 
 import topicstore
 from topicstore.cli.connecting import opened
+from topicstore.cli.terminal.display import bar, count_of, print_json, visible
 from topicstore.cli.terminal.exits import DAMAGED
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.layout import Damage
@@ -32,25 +33,22 @@ __all__ = ["verify"]
 @click.pass_context
 def verify(ctx: click.Context, path: Path, recovery: Recovery, *, as_json: bool) -> None:
     """Read everything in PATH and check it; exit with 1 and list every damaged place if there are any."""
-    from topicstore.cli.terminal import display
-
     try:
         with (
             opened(path, "r" if recovery == "strict" else "r+", recovery=recovery, auto_compact=False) as db,
-            display.bar("verifying") as bar,
+            bar("verifying") as update,
         ):
             total = db.info().messages
-            report = db.verify(lambda messages: bar.update(messages, total, messages))
+            report = db.verify(lambda messages: update(messages, total, messages))
     except topicstore.CorruptionError as bad:  # the damage prevents even opening the database
         report = VerifyReport(messages=0, damages=[Damage(place=bad.place or str(path), reason=bad.reason)])
     if as_json:
         places = [attrs.asdict(damage) for damage in report.damages]
-        display.print_json({"path": str(path), "ok": report.ok, "messages": report.messages, "damages": places})
+        print_json({"path": str(path), "ok": report.ok, "messages": report.messages, "damages": places})
     else:
         for damage in report.damages:
-            click.echo(display.visible(f"{damage.place}: {damage.reason}"))
+            click.echo(visible(f"{damage.place}: {damage.reason}"))
         verdict = "nothing is damaged" if report.ok else f"damaged places: {len(report.damages):,}"
-        whole = display.count_of(report.messages, "message")
-        click.echo(f"{whole} {'is' if report.messages == 1 else 'are'} whole; {verdict}")
+        click.echo(f"{count_of(report.messages, 'message')} {'is' if report.messages == 1 else 'are'} whole; {verdict}")
     if not report.ok:
         ctx.exit(DAMAGED)

@@ -24,6 +24,7 @@ from topicstore import Database, ImportSourceError, matches
 from topicstore.cli.files.importing import Imported, Transfer
 from topicstore.cli.files.rows import BadRowError
 from topicstore.cli.files.source_detection import open_source
+from topicstore.cli.terminal.display import bar, console, size, visible
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import PATH
 from topicstore.files.formats import encode_lines
@@ -78,8 +79,6 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, 
     Takes any file that `import` takes. The database stays in the directory, for you to look at;
     the next demo replaces it. Exits with 1 if anything is lost, doubled, changed or damaged.
     """
-    from topicstore.cli.terminal.display import console, size
-
     out = console()
     load_target(registry().backend(DEFAULT_BACKEND))  # a missing requirement is reported before anything is made
     _check_directory(directory, file)
@@ -169,14 +168,12 @@ def _made_up(file: Path, messages: int) -> float:
 
 
 def _audit_source(file: Path) -> Audit:
-    from topicstore.cli.terminal.display import bar
-
     audit = Audit()
     with open_source(file) as source, bar("reading the source") as progress:
         try:
             for rows in source.read(0, 8_192):
                 audit.add(rows.messages if isinstance(rows.messages, list) else rows.batch().to_messages())
-                progress.update(*source.progress(), audit.messages)
+                progress(*source.progress(), audit.messages)
         except BadRowError as bad:
             raise ImportSourceError(bad.told_of(str(file))) from bad
     return audit
@@ -184,8 +181,6 @@ def _audit_source(file: Path) -> Audit:
 
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:
     """Import in a process of its own, which dies of SIGKILL once a part of the rows is safe."""
-    from topicstore.cli.terminal.display import bar
-
     fatal = int(total * random.SystemRandom().uniform(0.3, 0.7))
     command = [sys.executable, "-m", "topicstore.cli.demo.doomed_import", str(path), str(file)]
     rows = 0
@@ -200,7 +195,7 @@ def _killed_import(path: Path, file: Path, total: int) -> _Killed:
     ):
         for line in child.stdout or ():
             rows = int(line)
-            progress.update(rows, total, rows)
+            progress(rows, total, rows)
         _, complaint = child.communicate()
     if child.returncode > 0:
         raise Failure(complaint.decode(errors="replace").removeprefix("error: "), child.returncode)
@@ -225,18 +220,14 @@ def _resume(out: Console, db: Database, file: Path, source: Audit, killed: _Kill
 
 
 def _import_rest(db: Database, file: Path, total: int) -> Imported:
-    from topicstore.cli.terminal.display import bar
-
     transfer = Transfer(db=db, batch_size=_batch_size(total))
     with open_source(file) as source, bar("importing the rest") as progress:
-        transfer.observe = lambda source, messages: progress.update(*source.progress(), messages)
+        transfer.observe = lambda source, messages: progress(*source.progress(), messages)
         return transfer.run(source)
 
 
 def _check(out: Console, db: Database, source: Audit) -> bool:
     """Replay by a wildcard, then everything; compare with the source; verify."""
-    from topicstore.cli.terminal.display import visible
-
     topic_filter = choose_filter(source.counts())
     expected = {topic: n for topic, n in source.counts().items() if matches(topic_filter, topic)}
     count, seconds = _timed_replay(db, topic_filter)

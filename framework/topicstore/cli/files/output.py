@@ -5,48 +5,59 @@ from __future__ import annotations
 import contextlib
 import gzip
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any
 
 import click
 
 from topicstore import Message
+from topicstore.cli.terminal.display import console, readable, visible
 from topicstore.contract.times import format_time
 from topicstore.files import encoding
 from topicstore.files.formats import format_of_name
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 __all__ = [
     "FORMATS",
-    "format_of",
+    "format_option",
     "in_chunks",
     "limited",
-    "open_output",
-    "write_arrow",
     "write_messages",
-    "write_parquet",
 ]
 
 FORMATS = ("jsonl", "table", "parquet", "csv", "arrow")
 
+_ENCODERS: dict[str, tuple[Callable[[Iterable[Any]], Iterator[bytes | memoryview]], bool]] = {
+    "jsonl": (encoding.json_lines, True),
+    "csv": (encoding.csv_text, True),
+    "parquet": (encoding.parquet, False),
+    "arrow": (encoding.arrow_stream, False),
+}
+"""What makes bytes of chunks, and whether gzip may pack them."""
 _CHUNK = 4_096
-_P = TypeVar("_P", bound=Sized)
 
 
-def format_of(output: Path | None, *, terminal: bool) -> str:
-    """Return the format for an output's name, or for a terminal."""
-    if output is None:
-        return "table" if terminal else "jsonl"
-    found = format_of_name(output)
-    return found if found in FORMATS else "jsonl"
+def format_option(
+    *formats: str, otherwise: str = "table on a terminal, jsonl elsewhere"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the option ``--format``; without it, the format is that of ``--output``, or of standard output."""
+
+    def chosen(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
+        output: Path | None = ctx.params.get("output")  # an eager option
+        if given is not None:
+            return given
+        if output is None:
+            return "table" if sys.stdout.isatty() else "jsonl"
+        found = format_of_name(output)
+        return found if found in FORMATS else "jsonl"
+
+    kind = click.Choice(formats)
+    return click.option("--format", "file_format", type=kind, callback=chosen, help=f"[default: {otherwise}]")
 
 
 @contextlib.contextmanager
-def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
+def _open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     """Open the output: standard output, or a file that appears under its name once it is whole."""
     if output is None:
         yield sys.stdout.buffer
@@ -74,9 +85,10 @@ def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
         raise
 
 
-def in_chunks(messages: Iterator[Message]) -> Iterator[list[Message]]:
+def in_chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
     """Yield messages in lists that are long enough to be written at once."""
-    while chunk := list(islice(messages, _CHUNK)):
+    left = iter(messages)
+    while chunk := list(islice(left, _CHUNK)):
         yield chunk
 
 
@@ -89,43 +101,29 @@ def limited(chunks: Iterable[list[Message]], limit: int | None) -> Iterator[list
         left -= len(chunk)
 
 
-def write_messages(chunks: Iterable[list[Message]], file_format: str, output: Path | None = None) -> int:
-    """Write messages in any format but Parquet and Arrow, to a file or standard output; return how many.
+def write_messages(chunks: Iterable[Any], file_format: str, output: Path | None = None) -> int:
+    """Write lists of messages, or for Parquet and Arrow record batches, to a file or standard output; return how many.
 
     Each chunk is written before the next one is asked for.
     """
-    if file_format == "table" and output is not None:
-        raise click.UsageError("a table goes to standard output, not to a file")
     if file_format == "table":
+        if output is not None:
+            raise click.UsageError("a table goes to standard output, not to a file")
         return _write_table(chunks)
-    encode = {"jsonl": encoding.json_lines, "csv": encoding.csv_text}[file_format]
-    with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
-        return _write(chunks, encode, file)
-
-
-def write_parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> int:
-    """Write record batches as Parquet, in row groups of a useful size; return how many rows."""
-    return _write(batches, encoding.parquet, file)
-
-
-def write_arrow(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> int:
-    """Write record batches as a stream of Arrow's IPC format, each before the next is asked for; return the rows."""
-    return _write(batches, encoding.arrow_stream, file)
-
-
-def _write(parts: Iterable[_P], encode: Callable[[Iterable[_P]], Iterator[bytes | memoryview]], file: IO[bytes]) -> int:
-    """Write each part as soon as it is encoded; return how many messages they had."""
     count = 0
 
-    def counted() -> Iterator[_P]:
+    def counted() -> Iterator[Any]:
         nonlocal count
-        for part in parts:
-            count += len(part)
-            yield part
+        for chunk in chunks:
+            count += len(chunk)
+            yield chunk
 
-    for piece in encode(counted()):
-        file.write(piece)
-        file.flush()
+    encode, may_be_packed = _ENCODERS[file_format]
+    packed = may_be_packed and output is not None and output.name.endswith(".gz")
+    with _open_output(output, packed=packed) as file:
+        for piece in encode(counted()):
+            file.write(piece)
+            file.flush()
     return count
 
 
@@ -134,8 +132,6 @@ _TIME_WIDTH = len("2015-03-07T06:00:22.123456Z")
 
 def _write_table(chunks: Iterable[list[Message]]) -> int:
     """Print messages as they come, in columns as wide as the first of them need; return how many."""
-    from topicstore.cli.terminal.display import console, readable, visible
-
     line = console().width
     widths: tuple[int, int, int] | None = None
     count = 0

@@ -1,4 +1,4 @@
-"""Consoles, numbers and tables for people. This module loads rich, so commands import it when they run."""
+"""Numbers, tables and consoles for people. Rich is loaded when something is printed with it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from topicstore.contract.times import format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = [
     "bar",
@@ -26,9 +27,11 @@ __all__ = [
     "console",
     "count_of",
     "fields",
+    "lines",
     "make_table",
     "milliseconds",
     "natural",
+    "panel",
     "print_json",
     "readable",
     "short_time",
@@ -41,26 +44,12 @@ _WIDTH_WITHOUT_TERMINAL = 1_000
 """The width unless COLUMNS says otherwise: output for another program has one line for each row, however long."""
 
 
-class _Console(Console):
-    """A console that ends lines where their text ends, unless it is a terminal that shows them."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        if self.is_terminal:
-            super().print(*objects, **options)
-            return
-        with self.capture() as captured:
-            super().print(*objects, **options)
-        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
-
-    def on_broken_pipe(self) -> None:
-        """End the program as any other that writes to a reader that has gone."""
-        raise BrokenPipeError
-
-
 def console() -> Console:
     """Return a console on standard output: as wide as the terminal, or as COLUMNS says, or as is needed."""
+    from .consoles import TrimmedConsole
+
     wide = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return _Console(file=sys.stdout, width=None if wide else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+    return TrimmedConsole(file=sys.stdout, width=None if wide else _WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
 def visible(text: str) -> str:
@@ -114,6 +103,8 @@ def natural(text: str) -> tuple[list[tuple[int, str]], str]:
 
 def cell(value: Any) -> Text:
     """Return a table cell: numbers grouped, text as it is, never read as markup."""
+    from rich.text import Text
+
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, bool):
@@ -137,6 +128,10 @@ def make_table(
     Rich takes about a millisecond a row. So rows that need one line each are made one row of many lines, which it
     prints several times as fast.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
     kept = [header not in without for header in headers]
     for header in compress(headers, kept):
@@ -168,6 +163,9 @@ def _fit(table: Table, columns: Sequence[Sequence[Text]]) -> bool:
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
     """Return a table of names and values, one pair on each line."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -176,45 +174,36 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
     return grid
 
 
+def panel(title: str, pairs: Iterable[tuple[str, Any]]) -> Panel:
+    """Return a frame with a title around names and values."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    return Panel(fields(pairs), title=Text(visible(title)), title_align="left", expand=False, border_style="cyan")
+
+
+def lines(texts: Iterable[str]) -> Text:
+    """Return a table cell of several lines."""
+    from rich.text import Text
+
+    return Text("\n".join(map(visible, texts)) or "-")
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document on standard output."""
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
 
 
-class _Rate(ProgressColumn):
-    """A column with the messages per second."""
-
-    def render(self, task: Task) -> Text:
-        started = task.fields.get("messages", 0)
-        elapsed = task.elapsed or 0.0
-        return Text(f"{started / elapsed:,.0f}/s" if elapsed > 0.2 else "", style="cyan")
-
-
-class _Bar:
-    """A progress bar, or nothing if standard error is not a terminal."""
-
-    def __init__(self, progress: Progress | None, what: str) -> None:
-        self._progress = progress
-        self._task = None if progress is None else progress.add_task(visible(what), total=None)
-
-    def update(self, done: float, total: float | None, messages: int) -> None:
-        """Show that ``done`` of ``total`` is done, with this number of messages."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, total=total, messages=messages)
-
-
 @contextlib.contextmanager
-def bar(what: str) -> Iterator[_Bar]:
-    """Show progress on standard error while the block runs, if that is a terminal."""
+def bar(what: str) -> Iterator[Callable[[float, float | None, int], None]]:
+    """Show progress on standard error while the block runs, if that is a terminal.
+
+    The block calls what it gets with how much is done, of how much, and with how many messages.
+    """
     if not sys.stderr.isatty():
-        yield _Bar(None, what)
+        yield lambda _done, _total, _messages: None
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Bar(progress, what)
+    from .consoles import messages_bar
+
+    with messages_bar(visible(what)) as update:
+        yield update

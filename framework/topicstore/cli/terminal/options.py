@@ -1,8 +1,9 @@
-"""Options that several commands share."""
+"""Arguments, options and questions that several commands share."""
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,12 +25,15 @@ __all__ = [
     "TIME_HELP",
     "Length",
     "arguments_of",
-    "by_option",
     "creation_options",
+    "filter_argument",
     "json_option",
+    "or_end",
     "read_options",
+    "replay_options",
     "time_options",
     "warn_unless_kept",
+    "yes_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,6 +87,7 @@ class Length(click.ParamType[float | str]):
 LENGTH = Length()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+filter_argument = click.argument("topic_filter", metavar="[FILTER]", default="#")
 
 _CREATION = (
     click.option("--backend", shell_complete=backend_names, help="Storage engine.  [default: rocksdb]"),
@@ -137,15 +142,41 @@ def time_options(command: F) -> F:
     return start(until(command))
 
 
-def by_option(command: F) -> F:
-    """Add the option ``--by``."""
-    return click.option(
-        "--by",
-        type=click.Choice(get_args(By)),
-        default="position",
-        show_default=True,
-        help="Compare --start and --until with positions, or with the messages' own times.",
-    )(command)
+def replay_options(orders: Sequence[str], help_of_orders: str) -> Callable[[F], F]:
+    """Add the options of what a replay takes: a time, what it is compared with, and an order."""
+
+    def decorate(command: F) -> F:
+        by = click.option(
+            "--by",
+            type=click.Choice(get_args(By)),
+            default="position",
+            show_default=True,
+            help="Compare --start and --until with positions, or with the messages' own times.",
+        )
+        order = click.option(
+            "--order", type=click.Choice(orders), default="time", show_default=True, help=help_of_orders
+        )
+        return time_options(by(order(command)))
+
+    return decorate
+
+
+def yes_option(doing: str) -> Callable[[F], F]:
+    """Add the option ``--yes``, without which a command is refused if nobody can answer, before anything is opened."""
+
+    def check(_: click.Context, __: click.Parameter, yes: bool) -> bool:
+        if not yes and not sys.stdin.isatty():
+            raise click.UsageError(f"{doing} needs --yes where nobody can be asked")
+        return yes
+
+    return click.option("--yes", is_flag=True, callback=check, help="Don't ask.")
+
+
+def or_end(question: str, otherwise: str) -> None:
+    """Ask a question; if the answer is no, print ``otherwise`` and end the command."""
+    if not click.confirm(question, err=True):
+        click.echo(otherwise, err=True)
+        click.get_current_context().exit()
 
 
 def arguments_of(*, plugins: Sequence[str], options: Sequence[str], **given: Any) -> dict[str, Any]:

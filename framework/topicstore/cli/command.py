@@ -1,0 +1,71 @@
+"""What commands share: the database PATH, ``--json``, printing an answer, and groups with a default."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import click
+
+from .connecting import opened
+from .terminal.display import console, print_json
+from .terminal.options import PATH, json_option
+
+__all__ = ["Answer", "GroupWithDefault", "answers", "print_answer"]
+
+Answer = Iterator[Any]
+"""A command's JSON document, a dictionary or an attrs object; then, for people, texts and what rich prints."""
+
+
+def answers(
+    mode: Literal["r", "r+"] | None = None, **opening: Any
+) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
+    """Make a command of a generator of its `Answer`; it gets the argument PATH and the option ``--json``.
+
+    The generator is called with the database, opened in ``mode``, which is closed once the document is there. Without
+    a mode, it is called with the path. What is for people is made only if it is printed.
+    """
+
+    def decorate(body: Callable[..., Answer]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def run(path: Path, *, as_json: bool, **given: Any) -> None:
+            with ExitStack() as closing:
+                answer = body(path if mode is None else closing.enter_context(opened(path, mode, **opening)), **given)
+                document = next(answer)
+            print_answer(path, document, None if as_json else answer)
+
+        options = json_option(run).__click_params__  # type: ignore[attr-defined]
+        options.insert(0, options.pop())  # the last in the help
+        return click.argument("path", type=PATH)(run)
+
+    return decorate
+
+
+def print_answer(path: Path, document: Any, answer: Answer | None) -> None:
+    """Print what is for people, or else the document, with the path."""
+    if answer is None:
+        print_json({"path": str(path), **(attrs.asdict(document) if attrs.has(type(document)) else document)})
+        return
+    for part in answer:
+        if isinstance(part, str):
+            click.echo(part)
+        else:
+            console().print(part)
+
+
+class GroupWithDefault(click.Group):
+    """A group in which ``NAME PATH`` means ``NAME DEFAULT PATH``."""
+
+    def __init__(self, *arguments: Any, default: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert the default before arguments that are neither a subcommand nor a call for help."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self._default, *args]
+        return super().parse_args(ctx, args)
