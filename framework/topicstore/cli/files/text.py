@@ -149,6 +149,32 @@ class _TextSource(Source):
         if begun:
             yield b"".join(begun)
 
+    def read(self, skip: int, size: int) -> Generator[Rows]:
+        """Yield the rows from ``skip`` on; those before it are only split and hashed."""
+        at = 0
+        for block, trouble in _blocks(self._split(skip), skip, size):
+            first, at = at, at + len(block)
+            data, text = self._take(block)
+            if first >= skip and block:
+                yield from self._decoded(data, block, first, text)
+            if trouble is not None:
+                raise BadRowError(at, str(trouble)) from trouble
+            if at == skip:
+                self._check_passed(at, skip)
+        if at < skip:
+            self._check_passed(at, skip)
+
+    @abstractmethod
+    def _split(self, skip: int) -> Iterator[bytes]:
+        """Yield the text of each row, with what separates it from the row before, and `_PAUSE`.
+
+        The first ``skip`` rows are not decoded.
+        """
+
+    @abstractmethod
+    def _decoded(self, data: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+        """Yield the messages of a block of rows. Raises `BadRowError`."""
+
     def _check_passed(self, rows: int, skip: int) -> None:
         """Raise `ImportSourceError` if the rows that were passed over, or all that there are, are others."""
         if self.passed != NO_PREFIX and rows and self.passed != (self._hashed, self._hasher.digest()):
@@ -183,16 +209,10 @@ def _text_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
             head += piece
             if len(head) >= len(_GZIP):
                 break
-        rest = _chained(head, pieces)
+        rest = chain([head], pieces)
         yield from _checked(_unpacked(rest) if head.startswith(_GZIP) else rest)
     except OSError as bad:
         raise ImportSourceError(bad.strerror or str(bad)) from bad
-
-
-def _chained(head: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    if head:
-        yield head
-    yield from pieces
 
 
 def _checked(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -243,46 +263,6 @@ def _before_damage(unpacker: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
                 yield text
 
 
-class _JsonSource(_TextSource):
-    """The base of the kinds of JSON: text is split into rows, which are then decoded."""
-
-    def read(self, skip: int, size: int) -> Generator[Rows]:
-        """Yield the rows from ``skip`` on; those before it are only hashed."""
-        at = 0
-        for block, trouble in _blocks(self._split(), skip, size):
-            first, at = at, at + len(block)
-            data, text = self._take(block)
-            if first >= skip and block:
-                yield from self._decoded(data, block, first, text)
-            if trouble is not None:
-                raise BadRowError(at, str(trouble)) from trouble
-            if at == skip:
-                self._check_passed(at, skip)
-        if at < skip:
-            self._check_passed(at, skip)
-
-    @abstractmethod
-    def _split(self) -> Iterator[bytes]:
-        """Yield the text of each row, with what separates it from the row before, and `_PAUSE`."""
-
-    @abstractmethod
-    def _document(self, row: bytes) -> bytes:
-        """Return the JSON in a row's text; empty if there is none. Raises `ValueError` for other text."""
-
-    def _decoded(self, _: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
-        messages: list[Message] = []
-        numbers = []
-        for number, row in enumerate(block, first):
-            try:
-                if document := self._document(row.removeprefix(_BOM) if number == 0 else row):
-                    messages.append(decode_line(document, self.mapping))
-                    numbers.append(number)
-            except ValueError as bad:
-                yield Rows(messages, first, number, numbers, text)
-                raise BadRowError(number, str(bad)) from bad
-        yield Rows(messages, first, first + len(block), numbers, text)
-
-
 def _blocks(rows: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[bytes], ImportSourceError | None]]:
     """Yield rows in blocks of ``size``, with a boundary at ``skip``; with the last, the error that ended it."""
     block: list[bytes] = []
@@ -303,20 +283,42 @@ def _blocks(rows: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[
         yield block, trouble
 
 
+class _JsonSource(_TextSource):
+    """The base of the kinds of JSON."""
+
+    @abstractmethod
+    def _message(self, row: bytes) -> Message | None:
+        """Return the message of the next row, None if it has none. Raises `ValueError`."""
+
+    def _decoded(self, _: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+        messages: list[Message] = []
+        numbers: list[int] = []
+        for number, row in enumerate(block, first):
+            try:
+                message = self._message(row.removeprefix(_BOM) if number == 0 else row)
+            except ValueError as bad:
+                yield Rows(messages, first, number, numbers, text)
+                raise BadRowError(number, str(bad)) from bad
+            if message is not None:
+                messages.append(message)
+                numbers.append(number)
+        yield Rows(messages, first, first + len(block), numbers, text)
+
+
 class JsonLinesSource(_JsonSource):
     """A source of JSON lines, each of which is a message."""
 
     format = "jsonl"
 
-    def _split(self) -> Iterator[bytes]:
+    def _split(self, skip: int) -> Iterator[bytes]:
         return self._lines()
 
-    def _document(self, row: bytes) -> bytes:
+    def _message(self, row: bytes) -> Message | None:
         line = row.strip()
         if line and not (line.startswith(b"{") and line.endswith(b"}")):
             shown = line[:80].decode(errors="replace")
             raise ValueError(f"{shown!r} is not a JSON object; --format json takes objects that are not lines")
-        return line
+        return decode_line(line, self.mapping) if line else None
 
     def _decoded(self, data: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
         try:
@@ -338,11 +340,11 @@ class JsonSource(_JsonSource):
     format = "json"
     options = "--format json"
 
-    def _split(self) -> Iterator[bytes]:
+    def _split(self, skip: int) -> Iterator[bytes]:
         return split_objects(self._pieces(), self.longest_line)
 
-    def _document(self, row: bytes) -> bytes:
-        return row[row.index(b"{") :]
+    def _message(self, row: bytes) -> Message:
+        return decode_line(row[row.index(b"{") :], self.mapping)
 
     def _ends_row(self, last: bytes, following: bytes) -> bool:
         return last == b"}" or super()._ends_row(last, following)
@@ -353,65 +355,42 @@ class CsvSource(_TextSource):
 
     format = "csv"
     longest_line = _LONGEST_FIELD
+    _parse: Callable[[Sequence[str]], Message]
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from ``skip`` on; those before it are split, but not parsed."""
         csv.field_size_limit(_LONGEST_FIELD)
-        lines = _CsvLines(self._lines())
-        records = _records(lines)
+        self._text = _CsvLines(self._lines())
+        self._records = _records(self._text)
+        self._parsed: list[Message] = []
         try:
-            header = next((record for record in records if record), None)
-            parse = None if header is None else csv_parser(header, self.mapping)
+            header = next((record for record in self._records if record), None)
+            if header is not None:
+                self._parse = csv_parser(header, self.mapping)
         except (ValueError, csv.Error, ImportSourceError) as bad:
             raise ImportSourceError(f"{self.name}: {bad}") from bad
-        self._take([lines.taken()])
-        if parse is None:
-            return
-        first = 0
-        for messages, raw, trouble in _csv_blocks(lines, records, parse, skip, size):
-            start, first = first, first + len(raw)
-            _, text = self._take(raw if raw or not lines.many_are_blank else [lines.taken()])
-            if messages:
-                yield Rows(messages, start, first, None, text)
-            if trouble is not None:
-                raise BadRowError(first, str(trouble)) from trouble
-            if first == skip:
-                self._check_passed(first, skip)
-        if first < skip:
-            self._check_passed(first, skip)
+        self._take([self._text.taken()])
+        yield from super().read(skip, size)
 
+    def _split(self, skip: int) -> Iterator[bytes]:
+        try:
+            for record in self._records:
+                if record:
+                    if skip <= 0:
+                        self._parsed.append(self._parse(record))
+                    skip -= 1
+                    yield self._text.taken()  # with the blank lines before it
+                elif record is None:
+                    yield _PAUSE
+                elif self._text.many_are_blank:
+                    yield _PAUSE
+                    self._take([self._text.taken()])
+        except (ValueError, csv.Error) as bad:
+            raise ImportSourceError(str(bad)) from bad
 
-_CsvBlock = tuple[list[Message], list[bytes], Exception | None]
-
-
-def _csv_blocks(
-    lines: _CsvLines,
-    records: Iterator[list[str] | None],
-    parse: Callable[[Sequence[str]], Message],
-    skip: int,
-    size: int,
-) -> Iterator[_CsvBlock]:
-    """Yield the messages and the text of records, as `_blocks` does; of those before ``skip`` no messages."""
-    messages: list[Message] = []
-    raw: list[bytes] = []
-    seen = held = 0
-    trouble = None
-    try:
-        for record in records:
-            if record:
-                if seen >= skip:
-                    messages.append(parse(record))
-                raw.append(lines.taken())
-                seen += 1
-                held += len(raw[-1])
-            elif record is not None and (raw or not lines.many_are_blank):  # a blank line counts with the next row
-                continue
-            if len(raw) >= size or held >= _BLOCK_BYTES or not record or seen == skip:
-                yield messages, raw, None
-                messages, raw, held = [], [], 0
-    except (ValueError, csv.Error, ImportSourceError) as bad:
-        trouble = bad
-    yield messages, raw, trouble
+    def _decoded(self, _: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+        messages, self._parsed = self._parsed, []
+        yield Rows(messages, first, first + len(block), None, text)
 
 
 class _PausedError(Exception):
