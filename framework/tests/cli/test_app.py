@@ -53,6 +53,11 @@ def test_a_warning_is_one_line(run: Run, db: Path, monkeypatch: pytest.MonkeyPat
         "info",
         "generations",
         "verify",
+        "compact",
+        "explain",
+        "learned-topics",
+        "topics",
+        "latest",
         "checkpoint",
         "delete",
         "retained",
@@ -62,7 +67,7 @@ def test_a_warning_is_one_line(run: Run, db: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_no_command_makes_a_database_by_looking(run: Run, tmp_path: Path, command: str) -> None:
-    more = {"checkpoint": [tmp_path / "copy"], "delete": ["#", "--yes"]}.get(command, [])
+    more = {"checkpoint": [tmp_path / "copy"], "delete": ["#", "--yes"], "explain": ["#"]}.get(command, [])
     assert "there is no database" in run(command, tmp_path / "none", *more, code=3).stderr
     assert list(tmp_path.iterdir()) == []
 

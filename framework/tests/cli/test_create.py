@@ -13,13 +13,6 @@ Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
 
 
-def test_create(run: Run, document: Document, tmp_path: Path) -> None:
-    made = document("create", tmp_path / "db", "--shards", 3, "--layout", "reference", "--durability", "sync")
-    assert (made["shards"], made["layout"], made["durability"], made["complete"]) == (3, "reference", "sync", True)
-    run("create", tmp_path / "db", code=3)
-    assert "created" in run("create", tmp_path / "other").stdout
-
-
 def test_creation_options(run: Run, document: Document, tmp_path: Path) -> None:
     options = (
         "--option",

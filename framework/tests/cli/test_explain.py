@@ -39,22 +39,6 @@ def db(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def test_for_scripts(db: Path) -> None:
-    found = document(db, "fleet/1/+")
-    assert ("fleet/1/+", 20, 40, "time") == tuple(
-        found[name] for name in ("topic_filter", "messages", "payload_bytes", "order")
-    )
-    reference, block = found["slabs"]
-    assert {"seeks": 1, "visited": 30, "skipped": 0, "rows": 10} == reference["reads"]
-    assert ("block", 3, 1, ["fleet/1/speed"], 10) == (
-        block["layout"],
-        block["streams"],
-        block["matching"],
-        block["patterns"],
-        block["reads"]["rows"],
-    )
-
-
 def test_for_people(db: Path) -> None:
     shown = run(db, "fleet/1/+").stdout
     for words in ("fleet/1/+", "20, with 40 bytes", "1 of 3", "reference", "block", "fleet/1/speed", LEGEND):
@@ -72,22 +56,3 @@ def test_a_range_of_time_and_an_order(db: Path) -> None:
     [left] = found["unread"]
     assert {"shard": 0, "generation": 1, "layout": "reference", "reason": "it ended before the start"} == left
     assert "not read: shard 0, generation 1 (reference): it ended before the start" in run(db, "#", *late).stdout
-
-
-def test_nothing_matches(db: Path) -> None:
-    assert 0 == document(db, "nothing")["messages"]
-    assert "0, with 0 bytes" in run(db, "nothing").stdout
-
-
-def test_looking_changes_nothing(db: Path) -> None:
-    before = document(db, "#")["slabs"]
-    assert [slab["reads"] for slab in before] == [slab["reads"] for slab in document(db, "#")["slabs"]]
-
-
-def test_refusals(db: Path, tmp_path: Path) -> None:
-    run(tmp_path / "none", "#", code=3)
-    assert not (tmp_path / "none").exists()
-    assert "'#' must be alone" in run(db, "a/#/b", code=2).stderr
-    assert "FILTER" in run(db, code=2).stderr
-    run(db, "#", "--start", "soon", code=2)
-    run(db, "#", "--order", "random", code=2)

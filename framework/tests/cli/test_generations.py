@@ -18,24 +18,6 @@ Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
 
 
-def test_generations(run: Run, document: Document, db: Path) -> None:
-    assert document("generations", "add", db) == {"path": str(db), "generation": 2, "layout": "block"}
-    run("generations", "add", db, "--layout", "reference")
-    run("generations", "add", db, "--layout", "block", "--option", "level=5")
-    listed = document("generations", db)["generations"]
-    assert [one["layout"] for one in listed] == ["block", "block", "reference", "block"]
-    assert listed[3]["options"]["level"] == 5
-    assert document("generations", "drop", db, 1, "--yes") == {"path": str(db), "generation": 1, "dropped": True}
-    assert document("generations", "drop", db, 1, "--yes")["dropped"] is False
-    assert document("generations", "list", db)["generations"][0]["number"] == 2
-    assert "reference" in run("generations", db).stdout
-    assert run("replay", db).stdout == ""
-    run("generations", "drop", db, 4, "--yes", code=2)
-    run("generations", "drop", db, 1, code=2)  # nobody can be asked here
-    run("generations", "drop", db, 9, "--yes", code=2)
-    run("generations", "add", db, "--layout", "nonsense", code=2)
-
-
 def test_replays_cross_generations_of_other_layouts(
     run: Run, document: Document, rows: list[ts.Message], db: Path, tmp_path: Path
 ) -> None:

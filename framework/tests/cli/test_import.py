@@ -488,21 +488,6 @@ def test_a_file_that_differs_in_its_middle_is_another(
     assert sum(message.payload == b"x" * 256 for message in stored(db)) == 1
 
 
-def test_a_file_is_not_known_by_its_ends(db: Path, tmp_path: Path) -> None:
-    """A note of its size and its ends, in which another file may be the same, says nothing of it."""
-    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
-    write(first, MANY[:20])
-    write(second, MANY)
-    imported(db, first, "--late", "lift")
-    content = second.read_bytes()
-    ends = xxhash.xxh3_128_hexdigest(content[: 1 << 20] + content[-1 << 20 :])
-    with ts.open(db, mode="r+") as opened:
-        [(_, marker)] = opened.state(0).scan(b"import/")
-        opened.state(0).write([ts.StateWrite(f"import/content:{len(content)}:{ends}".encode(), marker)])
-    [source] = imported(db, second)["sources"]
-    assert (source["outcome"], source["resumed"]) == ("imported", 0)
-
-
 def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:
     """Only whole lines are a common beginning, but the end of the last line may be missing."""
     file = tmp_path / "x.csv"

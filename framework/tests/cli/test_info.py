@@ -14,14 +14,6 @@ Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
 
 
-def test_info(run: Run, document: Document, db: Path) -> None:
-    found = document("info", db)
-    assert (found["messages"], len(found["shards"]), found["generations"][0]["messages"]) == (60, 2, 60)
-    shown = run("info", db).stdout
-    for words in ("messages", "60", "rocksdb", "block", "Generations", "Shards"):
-        assert words in shown
-
-
 @pytest.mark.filterwarnings("default:shard 0")  # the program shows warnings; elsewhere in tests they are errors
 def test_info_warns_of_a_shard_ahead_of_the_clock(run: Run, tmp_path: Path) -> None:
     ahead = 4_000_000_000_000_000

@@ -151,12 +151,6 @@ def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> 
     assert 1 + own + bool(wild) == len(document(tmp_path / "db")["nodes"])
 
 
-def test_no_database(tmp_path: Path) -> None:
-    """None is made by looking."""
-    assert "there is no database" in run(tmp_path / "none", code=3).stderr
-    assert [] == list(tmp_path.iterdir())
-
-
 def test_layouts_that_learn_nothing(tmp_path: Path) -> None:
     """They are named; so are generations without messages."""
     with ts.open(tmp_path / "db", mode="x", layout="reference") as db:

@@ -36,8 +36,10 @@ def fill(path: Path) -> None:
             [ts.Message("a/b", b"%d" % n, "c", timestamp=n) for n in range(3)]
         )
         session = db.sessions.open("display", expiry_interval=None)
-        session.subscribe("fleet/+/speed", qos=1)
-        session.subscribe("$share/walls/fleet/#", qos=1)
+        session.subscribe("fleet/+/speed", 1, subscription_identifier=7)
+        session.subscribe("$share/walls/fleet/#", 1)
+        session.disconnect()
+        db.sessions.open("other", expiry_interval=86_400).subscribe("$share/walls/fleet/#", 1)
     line = '{"topic":"fleet/9","payload":"1","retain":true,"timestamp":1000000000000000}\n'
     (path / "more.jsonl").write_text(line)
     (path / "wrong.jsonl").write_text(line.replace("00}", "01}") + '{"topic":"a/#","payload":"2"}\n')
@@ -55,7 +57,9 @@ def output(words: str) -> str:
 
 def _text(command: str, text: str) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:[\d.]+)?Z", "TIME", text)
-    text = re.sub(r"in [\d.]+ s(, [\d,]+ a second)?| *[\d.]+ [kM]B", " N", text).replace(str(Path.cwd()), "FOLDER")
+    text = re.sub(r"in [\d.]+ s(, [\d,]+ a second)?| *[\d.]+ (bytes|[kM]B)", " N", text).replace(
+        str(Path.cwd()), "FOLDER"
+    )
     text = re.sub("─+", "─", text)
     if command in {"info", "explain"}:
         text = re.sub(r"\d[\d.,e-]*( (bytes|kB|MB|GB))?|[0-9a-f]{32}", "N", text)

@@ -15,14 +15,6 @@ Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
 
 
-def test_plugins(run: Run, document: Document) -> None:
-    found = document("plugins")
-    backends = {one["name"]: one for one in found["backends"]}
-    assert "persistent" in backends["rocksdb"]["capabilities"]
-    assert {"reference", "block"} <= {one["name"] for one in found["layouts"]}
-    assert "rocksdb" in run("plugins").stdout
-
-
 def test_a_plugin_that_is_disabled() -> None:
     environment = {**os.environ, "TOPICSTORE_DISABLE_PLUGINS": "layouts"}
     program = [sys.executable, "-m", "topicstore.cli", "plugins"]

@@ -13,15 +13,6 @@ Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
 
 
-def test_streams(run: Run, document: Document, db: Path) -> None:
-    found = document("streams", db, "fleet/+/speed")["streams"]
-    assert {stream["pattern"] for stream in found} == {f"fleet/{n}/speed" for n in range(3)}
-    shown = run("streams", db).stdout
-    assert "fleet/1/speed" in shown
-    assert sorted(shown.splitlines()[2:-1]) == shown.splitlines()[2:-1]
-    assert document("streams", db, "other/#")["streams"] == []
-
-
 def test_streams_are_in_the_order_of_people(document: Document, tmp_path: Path) -> None:
     """By topic, and by number where topics have some."""
     topics = ["b", "a/10/x", "a/9/x", "a/010/x", "a", "/", "a/9", "a/" + "9" * 5_000]

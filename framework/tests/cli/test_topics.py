@@ -33,15 +33,6 @@ def test_topics_are_listed(run: Run, document: Document, db: Path) -> None:
     run("topics", db, "a/#/b", code=2)
 
 
-def test_client_ids_are_listed(run: Run, document: Document, db: Path) -> None:
-    """With the messages of what matches only."""
-    found = document("clients", db, "fleet/0/#")
-    assert [f"bus-{number}" for number in range(5)] == [one["client_id"] for one in found["clients"]]
-    assert [4] * 5 == [one["messages"] for one in found["clients"]]
-    lines = run("clients", db).stdout.splitlines()
-    assert "5 client ids, 60 messages" == lines[-1]
-
-
 @pytest.mark.parametrize("command", ["topics", "clients"])
 @pytest.mark.parametrize("sort", ["messages", "bytes", "last"])
 def test_they_are_sorted(document: Document, path: Path, command: str, sort: str) -> None:
