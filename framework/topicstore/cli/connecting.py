@@ -8,8 +8,6 @@ that a lock refuses is asked of the server that holds it, which says where it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -25,18 +23,12 @@ AnyDatabase: TypeAlias = "topicstore.Database | RemoteDatabase"
 """A database in its directory, or one that a server has open."""
 
 
-@contextmanager
-def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> Iterator[AnyDatabase]:
-    """Open a database as `topicstore.open` does, or the one that a server has open; it is closed at the end.
+def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> AnyDatabase:
+    """Open a database as `topicstore.open` does, or the one that a server has open.
 
     Arguments of the opening are the server's own then. Raises the errors of `topicstore.open`, and
     `DatabaseLockedError` also if the server can't be asked.
     """
-    with _local_or_remote(path, mode, arguments) as db:
-        yield db
-
-
-def _local_or_remote(path: Path, mode: Literal["a", "r", "r+"], arguments: dict[str, Any]) -> AnyDatabase:
     try:
         return topicstore.open(path, mode, **arguments)
     except topicstore.DatabaseLockedError:

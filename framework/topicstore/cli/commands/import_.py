@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 
 import topicstore
 from topicstore.cli.connecting import AnyDatabase, opened
-from topicstore.cli.files.importing import Imported, Transfer
+from topicstore.cli.files.importing import Imported, Importer
 from topicstore.cli.files.source import Source
 from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
 from topicstore.cli.terminal.display import bar, count_of, print_json
@@ -22,10 +23,7 @@ from topicstore.files.mapping import ColumnMap
 from topicstore.files.time_units import AUTO, UNITS
 from topicstore.storage.manifest import MANIFEST, read_manifest
 
-__all__ = ["BATCH_SIZE", "import_", "summary"]
-
-BATCH_SIZE = 4_096
-"""The number of rows in a batch, unless an option says otherwise."""
+__all__ = ["import_"]
 
 
 @click.command("import")
@@ -55,7 +53,7 @@ BATCH_SIZE = 4_096
 )
 @click.option("--zone", metavar="ZONE", help="Of times without one, such as Europe/Berlin.  [default: UTC]")
 @click.option("--retain", is_flag=True, help="Keep messages with the retain flag as retained messages, too.")
-@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
+@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=4_096, show_default=True, metavar="ROWS")
 @click.option(
     "--limit", type=click.IntRange(min=0), metavar="ROWS", help="Stop after so many; the next import goes on."
 )
@@ -146,7 +144,7 @@ def import_(
         raise click.UsageError("--skip passes over rows of a file; of an export, every row is looked for at the end")
     warn_unless_kept(given["backend"])
     with _imported_into(path, {**arguments_of(**given), "allow_ancient": allow_ancient}, sorted(exports)) as db:
-        transfer = Transfer(
+        importer = Importer(
             db=db,
             batch_size=batch_size,
             again=again,
@@ -155,14 +153,15 @@ def import_(
             limit=limit,
             note=lambda text: click.echo(f"note: {text}", err=True),
         )
-        for opened in (
-            one for file in files for one in _sources(db, file, file_format, name, mapping, is_export=file in exports)
+        for one in chain.from_iterable(
+            _generations(db, file) if file in exports else [open_source(file, file_format, name, mapping)]
+            for file in files
         ):
-            with opened as source, bar(source.name) as update:
-                transfer.observe = lambda source, messages, update=update: update(*source.progress(), messages)  # type: ignore[misc]
-                done.append(transfer.run(source))
+            with one as source, bar(source.name) as update:
+                importer.observe = lambda source, messages, update=update: update(*source.progress(), messages)  # type: ignore[misc]
+                done.append(importer.run(source))
             if not as_json:
-                click.echo(summary(done[-1]))
+                click.echo(_summary(done[-1]))
         flagged = sum(one.retain_flags for one in done if one.format != "export")
         if flagged and not retain and not as_json:
             are = f"{count_of(flagged, 'message')} with the retain flag"
@@ -182,17 +181,7 @@ def _is_export(path: Path) -> bool:
     return is_export(path)
 
 
-def _sources(
-    db: AnyDatabase,
-    file: Path,
-    file_format: str | None,
-    name: str | None,
-    mapping: ColumnMap,
-    *,
-    is_export: bool,
-) -> list[Source]:
-    if not is_export:
-        return [open_source(file, file_format, name, mapping)]
+def _generations(db: AnyDatabase, file: Path) -> list[Source]:
     from topicstore.cli.files.export_source import open_export
 
     if not isinstance(db, topicstore.Database):
@@ -254,8 +243,7 @@ def _like(exports: Sequence[Path]) -> dict[str, Any]:
     return {"shards": head.shards, "late": "lift" if lift else "raise"}
 
 
-def summary(done: Imported) -> str:
-    """Return one line about an import."""
+def _summary(done: Imported) -> str:
     if done.outcome == "already imported":
         return f"{done.name}: already imported, {count_of(done.rows, 'row')}; --again imports it a second time"
     text = f"{done.name}: {count_of(done.messages, 'message')} in {done.seconds:,.1f} s"

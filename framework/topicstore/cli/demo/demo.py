@@ -21,7 +21,7 @@ import click
 
 import topicstore
 from topicstore import Database, ImportSourceError, matches
-from topicstore.cli.files.importing import Imported, Transfer
+from topicstore.cli.files.importing import Imported, Importer
 from topicstore.cli.files.rows import BadRowError
 from topicstore.cli.files.source_detection import open_source
 from topicstore.cli.terminal.display import bar, console, size, visible
@@ -220,10 +220,10 @@ def _resume(out: Console, db: Database, file: Path, source: Audit, killed: _Kill
 
 
 def _import_rest(db: Database, file: Path, total: int) -> Imported:
-    transfer = Transfer(db=db, batch_size=_batch_size(total))
+    importer = Importer(db=db, batch_size=_batch_size(total))
     with open_source(file) as source, bar("importing the rest") as progress:
-        transfer.observe = lambda source, messages: progress(*source.progress(), messages)
-        return transfer.run(source)
+        importer.observe = lambda source, messages: progress(*source.progress(), messages)
+        return importer.run(source)
 
 
 def _check(out: Console, db: Database, source: Audit) -> bool:

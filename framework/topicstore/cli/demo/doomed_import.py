@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import topicstore
-from topicstore.cli.files.importing import Transfer
+from topicstore.cli.files.importing import Importer
 from topicstore.cli.files.source_detection import open_source
 from topicstore.cli.terminal.exits import failure
 
@@ -28,7 +28,7 @@ def _run(path: str, file: str, fatal: int, batch_size: int) -> None:
         topicstore.open(path, mode="x", timestamps="message", late="lift") as db,
         open_source(Path(file)) as source,
     ):
-        Transfer(db=db, batch_size=batch_size, observe=report).run(source)
+        Importer(db=db, batch_size=batch_size, observe=report).run(source)
 
 
 if __name__ == "__main__":

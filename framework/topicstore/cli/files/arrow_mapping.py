@@ -17,6 +17,7 @@ __all__ = ["ArrowMapping"]
 
 _IDS = ("shard", "position")
 """The columns that `replay` may write beside a message's own; new ones are given when it is stored."""
+_BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.null()}
 _Make = Callable[[Row, str], Any]
 
 
@@ -107,15 +108,4 @@ class ArrowMapping:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return any(
-        check(kind)
-        for check in (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_fixed_size_binary,
-            pa.types.is_dictionary,
-            pa.types.is_null,
-        )
-    )
+    return kind in _BYTES or pa.types.is_fixed_size_binary(kind) or pa.types.is_dictionary(kind)

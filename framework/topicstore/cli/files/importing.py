@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from topicstore.client.remote_database import RemoteDatabase
     from topicstore.client.remote_imports import RemoteStoreResult
 
-__all__ = ["Imported", "Transfer"]
+__all__ = ["Imported", "Importer"]
 
 _ADVICE = {
     LateMessageError: "; import files in order of time, each sorted by time, or into another database that is created"
@@ -50,7 +50,7 @@ class Imported:
 
 
 @attrs.define(kw_only=True)
-class Transfer:
+class Importer:
     """The settings of an import; `run` imports one source."""
 
     db: Database | RemoteDatabase
