@@ -28,8 +28,8 @@ pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[sp
 from pyspark import TaskContext
 from topicstore.spark import promotion
 from topicstore.spark.commit import check_unlocked, promote
+from topicstore.spark.options import WriteSettings
 from topicstore.spark.promotion import write_commit
-from topicstore.spark.settings import WriteSettings
 from topicstore.spark.sink import TopicstoreWriter
 from topicstore.spark.staging import in_order, row_counts, row_digests, runs_of, stage
 from topicstore.storage.directory_lock import DirectoryLock
@@ -39,7 +39,7 @@ FIRST = 1_700_000_000_000_000
 COMMIT = """
 from topicstore.spark import promotion
 from topicstore.spark.commit import promote
-from topicstore.spark.settings import WriteSettings
+from topicstore.spark.options import WriteSettings
 
 def store(self, runs, _store=promotion.Promotion._store):
     counts(RocksdbEngine, "write")
@@ -363,7 +363,7 @@ import shutil, warnings
 from pathlib import Path
 from topicstore.spark import promotion
 from topicstore.spark.commit import promote
-from topicstore.spark.settings import WriteSettings
+from topicstore.spark.options import WriteSettings
 
 def finish(self, _finish=promotion.Promotion.finish):
     counts(RocksdbEngine, "write")

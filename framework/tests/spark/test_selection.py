@@ -11,7 +11,7 @@ pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[sp
 from pyspark.sql.datasource import EqualTo, In, StringStartsWith
 from topicstore.contract.errors import InvalidTopicError
 from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
-from topicstore.spark.selection import Selection
+from topicstore.spark.options import Selection
 from topicstore.storage.manifest import Manifest
 
 MANIFEST = Manifest(

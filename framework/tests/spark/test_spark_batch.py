@@ -137,15 +137,15 @@ def pushing(spark: SparkSession) -> Iterator[str]:
 @pytest.fixture
 def dying_source(spark: SparkSession, dying: Callable[..., Iterator[Any]]) -> str:
     """The name under which Spark knows the source with one task that is killed in the middle of its rows."""
-    from topicstore.spark import TopicstoreSource, access, staging
-    from topicstore.spark.scan import TopicstoreReader
-    from topicstore.spark.settings import ReadSettings, WriteSettings
+    from topicstore.spark import TopicstoreSource, reading, staging
+    from topicstore.spark.options import ReadSettings, WriteSettings
+    from topicstore.spark.reading import TopicstoreReader
     from topicstore.spark.sink import TopicstoreWriter
 
     class DyingReader(TopicstoreReader):
         def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
             with pytest.MonkeyPatch.context() as patches:
-                patches.setattr(access, "_BATCH", 1_000)
+                patches.setattr(reading, "_BATCH", 1_000)
                 yield from dying(super().read(partition))
 
     class DyingWriter(TopicstoreWriter):
@@ -361,7 +361,7 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path, pushing: 
         StringStartsWith,
     )
     from topicstore.contract.replay_plan import TimeRange
-    from topicstore.spark.selection import Selection
+    from topicstore.spark.options import Selection
     from topicstore.storage.manifest import existing_manifest
 
     manifest = existing_manifest(there)
@@ -450,7 +450,7 @@ def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path
 def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
     """The write fails, with a part of its rows stored; run again, each of them is there once."""
     from topicstore.spark import TopicstoreSource, promotion
-    from topicstore.spark.settings import WriteSettings
+    from topicstore.spark.options import WriteSettings
     from topicstore.spark.sink import TopicstoreWriter
 
     class DyingWriter(TopicstoreWriter):

@@ -75,7 +75,7 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
     """Write rows to the database ``db``, with what is to happen in tasks and in the commit."""
     from pyspark import cloudpickle
     from topicstore.spark import TopicstoreSource
-    from topicstore.spark.settings import WriteSettings
+    from topicstore.spark.options import WriteSettings
     from topicstore.spark.sink import TopicstoreWriter
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which other processes can't import

@@ -24,6 +24,7 @@ from topicstore.storage.durable_files import open_own, permissions_of
 from topicstore.storage.manifest import read_manifest
 from topicstore.warning import warn_caller
 
+from .options import WriteSettings
 from .promotion import (
     Batch,
     Promotion,
@@ -34,7 +35,6 @@ from .promotion import (
     interrupted_before,
     write_commit,
 )
-from .settings import WriteSettings
 
 __all__ = ["abort", "check_unlocked", "promote"]
 

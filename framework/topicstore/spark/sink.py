@@ -15,8 +15,8 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.storage.durable_files import permissions_of
 
 from .commit import abort, check_unlocked, promote
+from .options import WriteSettings
 from .promotion import Batch
-from .settings import WriteSettings
 from .staging import stage
 
 __all__ = ["TopicstoreStreamWriter", "TopicstoreWriter"]

@@ -25,7 +25,7 @@ Reading, ``spark.read.format("topicstore")``
     Reading works beside a live writer if the backend supports that (``rocksdb``); otherwise one task reads
     everything, and a writer, or another reader, makes the query fail with `DatabaseLockedError`.
     ``filter``, ``start`` and ``until`` narrow the read. Conditions on topic, client id, shard, position and time do so
-    too (`topicstore.spark.selection`) where Spark keeps a condition with its query, which `topicstore.spark.session`
+    too (`topicstore.spark.options`) where Spark keeps a condition with its query, which `topicstore.spark.session`
     and ``register`` test. Spark 4.3.0 doesn't: there, Spark applies conditions to all rows of the table. A schema
     given with ``.schema(…)`` chooses columns; fewer of them are read faster.
 
@@ -89,9 +89,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from pyspark_topicstore.daemon import be_quiet
 
-from .scan import PushingReader, TopicstoreReader
+from .options import ReadSettings, WriteSettings
+from .reading import PushingReader, TopicstoreReader
 from .schema import MESSAGES, MESSAGES_WITH_IDS
-from .settings import ReadSettings, WriteSettings
 from .sink import TopicstoreStreamWriter, TopicstoreWriter
 from .stream import TopicstoreStreamReader
 from .tallies import CLIENTS, TOPICS, TallyReader

@@ -19,11 +19,9 @@ from topicstore.contract.errors import InvalidArgumentError, WrongDatabaseError
 from topicstore.contract.positions import Positions
 from topicstore.storage.storage import Storage
 
-from .access import Piece, open_to_read, read
-from .scan import partitions_of, rows_of
+from .options import ReadSettings, Selection
+from .reading import Piece, open_to_read, partitions_of, read, rows_of
 from .schema import Shape
-from .selection import Selection
-from .settings import ReadSettings
 
 __all__ = ["TopicstoreStreamReader"]
 

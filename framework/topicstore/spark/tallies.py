@@ -13,8 +13,8 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage import contents
 
-from .access import open_to_read
-from .settings import ReadSettings
+from .options import ReadSettings
+from .reading import open_to_read
 
 __all__ = ["CLIENTS", "TOPICS", "TallyReader"]
 

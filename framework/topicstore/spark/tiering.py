@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from topicstore.lifecycle.exporting import ExportedSlab, ExportReport, begin, export_slab, report_of
 
-from .access import open_to_read
+from .reading import open_to_read
 
 __all__ = ["export"]
 

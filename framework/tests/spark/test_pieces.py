@@ -12,9 +12,8 @@ pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[sp
 from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import TimeRange
 from topicstore.shard import zones
-from topicstore.spark import access
-from topicstore.spark.selection import Selection
-from topicstore.spark.settings import ReadSettings
+from topicstore.spark import reading
+from topicstore.spark.options import ReadSettings, Selection
 
 FIRST = 1_700_000_000_000_000
 
@@ -23,19 +22,19 @@ FIRST = 1_700_000_000_000_000
 @pytest.mark.parametrize("start", [0, FIRST + 450_000_000])
 def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int) -> None:
     """Into as many pieces as are wanted where there are messages for it, and not more."""
-    monkeypatch.setattr(access, "_WORTH_CUTTING", 100)
+    monkeypatch.setattr(reading, "_WORTH_CUTTING", 100)
     messages = [ts.Message(f"a/{n % 7}", b"%d" % n, timestamp=FIRST + n * 1_000_000) for n in range(1_000)]
     with ts.open(tmp_path, layout=layout, timestamps="message") as db:
         db.store(messages[:900])
         db.add_generation()
         db.store(messages[900:])
     selection = Selection(first=first_position(start))
-    with access.open_to_read(str(tmp_path)) as db:
-        assert 2 == len(access.pieces_of(db, selection))
-        pieces = access.pieces_of(db, selection, 4)
+    with reading.open_to_read(str(tmp_path)) as db:
+        assert 2 == len(reading.pieces_of(db, selection))
+        pieces = reading.pieces_of(db, selection, 4)
         assert [1, 1, 1, 1, None] == [piece.generation for piece in pieces]
         parts = [
-            [int(m.payload) for batch in access.read(db, piece, ("#",)) for m in batch.to_messages()]
+            [int(m.payload) for batch in reading.read(db, piece, ("#",)) for m in batch.to_messages()]
             for piece in pieces
         ]
     assert [n for n in range(1_000) if messages[n].timestamp >= start] == sorted(n for part in parts for n in part)
@@ -47,7 +46,7 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     """Each message once, in generations of then and of later, up to the end of the selection."""
-    monkeypatch.setattr(access, "_WORTH_CUTTING", 100)
+    monkeypatch.setattr(reading, "_WORTH_CUTTING", 100)
     with ts.open(tmp_path, shards=2, timestamps="message") as db:
 
         def store(first: int, count: int) -> None:
@@ -56,17 +55,17 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
 
         store(0, 500)
         selections = Selection(), Selection(last=first_position(FIRST + 900) - 1)
-        with access.open_to_read(str(tmp_path)) as storage:
-            plans = [access.pieces_of(storage, selection, least) for selection in selections]
+        with reading.open_to_read(str(tmp_path)) as storage:
+            plans = [reading.pieces_of(storage, selection, least) for selection in selections]
         store(500, 300)
         db.add_generation()
         store(800, 300)
-    with access.open_to_read(str(tmp_path)) as storage:
+    with reading.open_to_read(str(tmp_path)) as storage:
         found = [
             sorted(
                 int(message.payload)
                 for piece in pieces
-                for batch in access.read(storage, piece, ("#",))
+                for batch in reading.read(storage, piece, ("#",))
                 for message in batch.to_messages()
             )
             for pieces in plans
@@ -84,10 +83,12 @@ def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
     at, after, end = f"{FIRST}", f"{FIRST + 1}", f"{FIRST + 9}"
     for bounds in ({"start": at, "until": after}, {"start": after}, {"start": after, "until": end}):
         selection = ReadSettings.of({"path": str(path), **bounds}).selection
-        with access.open_to_read(str(path)) as storage:
-            pieces = access.pieces_of(storage, selection)
+        with reading.open_to_read(str(path)) as storage:
+            pieces = reading.pieces_of(storage, selection)
             times = selection.timestamps
-            found.append(sum(len(b) for piece in pieces for b in access.read(storage, piece, ("#",), timestamps=times)))
+            found.append(
+                sum(len(b) for piece in pieces for b in reading.read(storage, piece, ("#",), timestamps=times))
+            )
     assert [5_000, 1, 0] == found
 
 
@@ -102,17 +103,17 @@ def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pyte
             if n == 29:
                 db.add_generation()
     selection = Selection(timestamps=TimeRange(FIRST + 3 * hour, FIRST + 4 * hour))
-    with access.open_to_read(str(tmp_path)) as db:
-        pieces = access.pieces_of(db, selection)
+    with reading.open_to_read(str(tmp_path)) as db:
+        pieces = reading.pieces_of(db, selection)
         assert [None, 1, None] == [piece.generation for piece in pieces]
         found = [
             int(message.payload)
             for piece in pieces
-            for batch in access.read(db, piece, ("#",), timestamps=selection.timestamps)
+            for batch in reading.read(db, piece, ("#",), timestamps=selection.timestamps)
             for message in batch.to_messages()
         ]
         assert sorted([3, 7, 27, 47] * 10) == sorted(found)
         assert 300 == sum(shard.counters.read_messages for shard in db.shards)
         none = Selection(timestamps=TimeRange(FIRST + 100 * hour))
-        assert {None} == {piece.generation for piece in access.pieces_of(db, none)}
+        assert {None} == {piece.generation for piece in reading.pieces_of(db, none)}
         assert Selection(timestamps=TimeRange(5, 5)).empty
