@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import topicstore as ts
-from click.testing import CliRunner, Result
-from topicstore.cli import cli
+from click.testing import Result
 from topicstore.storage.explain import LEGEND
 
+Run = Callable[..., Result]
+Document = Callable[..., dict[str, Any]]
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%02d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, ["explain", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    if code:
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1
-    return result
-
-
-def document(*arguments: object) -> dict[str, Any]:
-    found = json.loads(run(*arguments, "--json").stdout)
-    assert isinstance(found, dict)
-    return found
 
 
 @pytest.fixture
@@ -39,20 +25,23 @@ def db(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def test_for_people(db: Path) -> None:
-    shown = run(db, "fleet/1/+").stdout
+def test_for_people(run: Run, db: Path) -> None:
+    shown = run("explain", db, "fleet/1/+").stdout
     for words in ("fleet/1/+", "20, with 40 bytes", "1 of 3", "reference", "block", "fleet/1/speed", LEGEND):
         assert words in shown
     assert "shard  " not in shown  # there is one
     assert "generation  layout" in shown
-    assert "[bold]" in run(db, "x/[bold]").stdout  # a filter, not markup
-    assert "\\x1b" in run(db, "x/\x1b[2J").stdout
+    assert "[bold]" in run("explain", db, "x/[bold]").stdout  # a filter, not markup
+    assert "\\x1b" in run("explain", db, "x/\x1b[2J").stdout
 
 
-def test_a_range_of_time_and_an_order(db: Path) -> None:
+def test_a_range_of_time_and_an_order(run: Run, document: Document, db: Path) -> None:
     late = ("--start", "1970-01-01T00:00:40Z", "--until", "1970-01-01T00:00:50Z")
-    found = document(db, "#", *late, "--order", "any")
+    found = document("explain", db, "#", *late, "--order", "any")
     assert (40_000_000, 50_000_000, "any", 10) == tuple(found[n] for n in ("start", "until", "order", "messages"))
     [left] = found["unread"]
     assert {"shard": 0, "generation": 1, "layout": "reference", "reason": "it ended before the start"} == left
-    assert "not read: shard 0, generation 1 (reference): it ended before the start" in run(db, "#", *late).stdout
+    assert (
+        "not read: shard 0, generation 1 (reference): it ended before the start"
+        in run("explain", db, "#", *late).stdout
+    )

@@ -26,35 +26,25 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)b?", re.IGNORECASE)
 _LENGTH = Length(NONE)
 
 
-class _Size(click.ParamType[int | str]):
-    """A parameter that is a number of bytes, or `NONE`."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if not isinstance(value, str) or value == NONE:
-            return value  # type: ignore[no-any-return]
-        found = _SIZE.fullmatch(value)
-        if found is None:
-            self.fail(f"{value!r} is not a size: write a number of bytes, 500MB, 10GB, or none", param, ctx)
-        size = float(found[1]) * _UNITS[found[2].lower()]
-        if size == float("inf"):
-            self.fail(f"{value[:40]}… is more than any disk has", param, ctx)
-        return round(size)
+def _size(text: str) -> int | str:
+    """Return a number of bytes, or `NONE`."""
+    if text == NONE:
+        return text
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a size: write a number of bytes, 500MB, 10GB, or none")
+    count = float(found[1]) * _UNITS[found[2].lower()]
+    if count == float("inf"):
+        raise click.BadParameter(f"{text[:40]}… is more than any disk has")
+    return round(count)
 
 
-class _FilterAge(click.ParamType[tuple[str, float | str]]):
-    """A parameter that is a topic filter and how long its messages stay: seconds, `FOREVER` or `NONE`."""
-
-    name = "filter=time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float | str]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        topic_filter, equals, length = value.rpartition("=")
-        if not equals or not topic_filter:
-            self.fail(f"{value!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'", param, ctx)
-        return topic_filter, length if length == FOREVER else _LENGTH.convert(length, param, ctx)
+def _filter_age(text: str) -> tuple[str, float | str]:
+    """Return a topic filter and how long its messages stay: seconds, `FOREVER` or `NONE`."""
+    topic_filter, _, length = text.rpartition("=")
+    if not topic_filter:
+        raise click.BadParameter(f"{text!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'")
+    return topic_filter, length if length == FOREVER else _LENGTH.convert(length, None, None)
 
 
 @click.group(cls=GroupWithDefault, default="show", subcommand_metavar="[show|set|run] PATH …")
@@ -110,13 +100,15 @@ def _stay(length: float | None) -> str:
 @click.option(
     "--filter",
     "filters",
-    type=_FilterAge(),
+    type=_filter_age,
     multiple=True,
     metavar="FILTER=TIME",
     help="What matches FILTER stays so long instead: 1h, 90d, forever; none takes the filter away.",
 )
 @click.option("--rotate-every", type=_LENGTH, help="A generation is written for so long.  [default: max-age / 4]")
-@click.option("--max-bytes", type=_Size(), help="Bytes of values in all generations: 500MB, 10GB, or none.")
+@click.option(
+    "--max-bytes", type=_size, metavar="SIZE", help="Bytes of values in all generations: 500MB, 10GB, or none."
+)
 @click.option(
     "--when-full", type=click.Choice(["refuse", "drop"]), help="Refuse to store, or drop the oldest generations."
 )

@@ -12,9 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -35,9 +33,6 @@ from topicstore.storage.directory_lock import DirectoryLock
 from . import mqtt_act
 from .audit import Audit, choose_filter
 from .fleet import DEVICES, fleet
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["demo"]
 
@@ -79,44 +74,41 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, 
     Takes any file that `import` takes. The database stays in the directory, for you to look at;
     the next demo replaces it. Exits with 1 if anything is lost, doubled, changed or damaged.
     """
-    out = console()
     load_target(registry().backend(DEFAULT_BACKEND))  # a missing requirement is reported before anything is made
     _check_directory(directory, file)
     if file is None:
         _clear(directory)
         file = directory / _FLEET
         made = _made_up(file, messages)
-        _step(out, "made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
+        _step("made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
         source = _audit_source(file)
     else:
         source = _audit_source(file)  # before the last demo's database is removed: the file may be unreadable
         _clear(directory)
     path = directory / _DATABASE
     _step(
-        out,
         "read the source",
         f"{source.messages:,} messages in {len(source.counts()):,} topics; {size(file.stat().st_size)} in the file, "
         f"{size(source.bytes)} of topics, client ids and payloads",
     )
     killed = _killed_import(path, file, source.messages)
     if killed.finished:
-        _step(out, "import", f"finished all {killed.rows:,} rows before it could be killed", mark="!")
+        _step("import", f"finished all {killed.rows:,} rows before it could be killed", mark="!")
     else:
         part = killed.rows / max(source.messages, 1)
-        _step(out, "killed the import", f"by SIGKILL, with {killed.rows:,} rows reported safe ({part:.0%})", mark="!")
+        _step("killed the import", f"by SIGKILL, with {killed.rows:,} rows reported safe ({part:.0%})", mark="!")
     with contextlib.closing(topicstore.open(path, mode="r+")) as db:
-        whole = _resume(out, db, file, source, killed)
-        whole = _check(out, db, source) and whole
+        whole = _resume(db, file, source, killed)
+        whole = _check(db, source) and whole
         disk = db.info().disk_bytes
     each = disk / max(source.messages, 1)
     _step(
-        out,
         "on disk",
         f"{size(disk)}, {each:,.1f} bytes a message; the messages have {size(source.bytes)}, "
         f"the file {size(file.stat().st_size)}",
     )
     if published:
-        whole = _serve(out, directory, published) and whole
+        whole = _serve(directory, published) and whole
     _say_what_next(path, choose_filter(source.counts()))
     if not whole:
         ctx.exit(DAMAGED)
@@ -150,13 +142,13 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(database)
 
 
-def _serve(out: Console, directory: Path, messages: int) -> bool:
+def _serve(directory: Path, messages: int) -> bool:
     """Play the second act; return whether nothing was lost or doubled."""
     reason = mqtt_act.missing()
     if reason is not None:
-        _step(out, "left out MQTT", reason, mark="!")
+        _step("left out MQTT", reason, mark="!")
         return True
-    return mqtt_act.play(partial(_step, out), directory, messages)
+    return mqtt_act.play(_step, directory, messages)
 
 
 def _made_up(file: Path, messages: int) -> float:
@@ -207,15 +199,15 @@ def _batch_size(messages: int) -> int:
     return max(1, min(4_096, messages // 64))
 
 
-def _resume(out: Console, db: Database, file: Path, source: Audit, killed: _Killed) -> bool:
+def _resume(db: Database, file: Path, source: Audit, killed: _Killed) -> bool:
     found = db.info().messages
     safe = found >= killed.rows
     missing = "none of those reported is missing" if safe else f"{killed.rows - found:,} of those reported are MISSING"
-    _step(out, "opened it again", f"{found:,} messages are there; {missing}", mark="✓" if safe else "✗")
+    _step("opened it again", f"{found:,} messages are there; {missing}", mark="✓" if safe else "✗")
     done = _import_rest(db, file, source.messages)
     rate = f": {done.messages / done.seconds:,.0f} a second" if done.messages and done.seconds else ""
     text = f"after row {done.resumed:,}; {done.messages:,} messages in {done.seconds:,.1f} s{rate}"
-    _step(out, "resumed the import", "nothing was left to do" if done.outcome == "already imported" else text)
+    _step("resumed the import", "nothing was left to do" if done.outcome == "already imported" else text)
     return safe
 
 
@@ -226,7 +218,7 @@ def _import_rest(db: Database, file: Path, total: int) -> Imported:
         return importer.run(source)
 
 
-def _check(out: Console, db: Database, source: Audit) -> bool:
+def _check(db: Database, source: Audit) -> bool:
     """Replay by a wildcard, then everything; compare with the source; verify."""
     topic_filter = choose_filter(source.counts())
     expected = {topic: n for topic, n in source.counts().items() if matches(topic_filter, topic)}
@@ -234,27 +226,27 @@ def _check(out: Console, db: Database, source: Audit) -> bool:
     right = count == sum(expected.values())
     text = f"{count:,} messages of {len(expected):,} topics in {seconds:,.2f} s"
     wrong = "" if right else f", but the source has {sum(expected.values()):,}"
-    _step(out, "replayed a wildcard", f"{visible(topic_filter)}: {text}{wrong}", mark="✓" if right else "✗")
+    _step("replayed a wildcard", f"{visible(topic_filter)}: {text}{wrong}", mark="✓" if right else "✗")
 
     count, seconds = _timed_replay(db, "#")
     # A filter that begins with a wildcard leaves out topics that begin with "$".
     stored = Audit()
     for one in ("#", *sorted({f"{topic.split('/')[0]}/#" for topic in source.counts() if topic[0] == "$"})):
         stored.add(db.replay(one, order="time"))
-    _step(out, "replayed all", f"{count:,} messages in {seconds:,.2f} s: {count / max(seconds, 1e-9):,.0f} a second")
+    _step("replayed all", f"{count:,} messages in {seconds:,.2f} s: {count / max(seconds, 1e-9):,.0f} a second")
 
     found = source.differences(stored)
     if found.none:
         text = f"{stored.messages:,} messages, topic by topic in order: nothing lost, nothing doubled, nothing changed"
     else:
         text = f"{found.lost:,} LOST, {found.doubled:,} DOUBLED, {len(found.changed):,} topics CHANGED"
-    _step(out, "compared", text, mark="✓" if found.none else "✗")
+    _step("compared", text, mark="✓" if found.none else "✗")
 
     report = db.verify()
     text = f"{report.messages:,} messages read and checked: " + (
         "nothing is damaged" if report.ok else f"{len(report.damages):,} places are DAMAGED"
     )
-    _step(out, "verified", text, mark="✓" if report.ok else "✗")
+    _step("verified", text, mark="✓" if report.ok else "✗")
     return right and found.none and report.ok
 
 
@@ -267,7 +259,7 @@ def _timed_replay(db: Database, topic_filter: str) -> tuple[int, float]:
 _COLOURS = {"✓": "green", "✗": "red", "!": "yellow"}
 
 
-def _step(out: Console, what: str, text: str, mark: str = "✓") -> None:
+def _step(what: str, text: str, mark: str = "✓") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -276,7 +268,7 @@ def _step(out: Console, what: str, text: str, mark: str = "✓") -> None:
     line.add_column(width=20, style="bold")
     line.add_column(overflow="fold")
     line.add_row(Text(mark, style=_COLOURS[mark]), what, Text(text))
-    out.print(line)
+    console().print(line)
 
 
 def _say_what_next(path: Path, topic_filter: str) -> None:

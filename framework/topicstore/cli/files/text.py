@@ -321,17 +321,12 @@ class JsonLinesSource(_JsonSource):
         return decode_line(line, self.mapping) if line else None
 
     def _decoded(self, data: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
-        try:
+        with contextlib.suppress(ValueError):
             messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data, self.mapping)
-        except ValueError:  # a search for the bad line, which the common case needn't do
-            yield from super()._decoded(data, block, first, text)
-            return
-        numbers = None
-        if len(messages) != len(block):
-            numbers = [
-                n for n, line in enumerate(block, first) if (line.removeprefix(_BOM) if n == 0 else line).strip()
-            ]
-        yield Rows(messages, first, first + len(block), numbers, text)
+            if len(messages) == len(block):
+                yield Rows(messages, first, first + len(block), None, text)
+                return
+        yield from super()._decoded(data, block, first, text)  # there is a bad line, or a blank one
 
 
 class JsonSource(_JsonSource):
