@@ -32,12 +32,14 @@ from .warning import warn_caller
 __all__ = [
     "GROUP",
     "FailedPlugin",
+    "PluginPair",
     "Registry",
     "check_pair",
     "data_path",
     "load_target",
     "missing_modules",
     "registry",
+    "why_absent",
 ]
 
 GROUP = "topicstore"
@@ -65,6 +67,36 @@ class FailedPlugin:
     def disabled(self) -> bool:
         """Whether the plugin was disabled by the environment variable `DISABLE`."""
         return self.reason == _DISABLED
+
+
+@attrs.frozen
+class PluginPair:
+    """A backend and a layout that are registered, whether or not they work together."""
+
+    backend: BackendSpec
+    layout: LayoutSpec
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """The capabilities that either of them declares."""
+        return self.backend.capabilities | self.layout.capabilities
+
+    def why_refused(self) -> str | None:
+        """Return why the layout can't run on the backend, or None if it can. Imports neither."""
+        try:
+            check_pair(self.backend, self.layout)
+        except IncompatibleError as reason:
+            return str(reason)
+        return None
+
+    def why_absent(self) -> str | None:
+        """Return why one of them can't be loaded here, or None if both can."""
+        return why_absent(self.backend) or why_absent(self.layout)
+
+    @property
+    def works(self) -> bool:
+        """Whether a database of the two can be opened here."""
+        return self.why_refused() is None and self.why_absent() is None
 
 
 class Registry:
@@ -130,6 +162,11 @@ class Registry:
     def layouts(self) -> dict[str, LayoutSpec]:
         """Return all layouts by name."""
         return dict(self._specs[LayoutSpec])
+
+    def pairs(self) -> list[PluginPair]:
+        """Return every backend with every layout, sorted by their names."""
+        layouts = sorted(self.layouts().items())
+        return [PluginPair(backend, layout) for _, backend in sorted(self.backends().items()) for _, layout in layouts]
 
     def log_stores(self) -> dict[str, LogStoreSpec]:
         """Return all log stores by the schemes of their URLs."""
@@ -283,6 +320,15 @@ def load_target(spec: PluginSpec) -> type[Any]:
     if not attrs.has(target.Options):
         raise PluginError(f"{kind} {spec.name!r}: the Options of {spec.target} are not an attrs class")
     return target
+
+
+def why_absent(spec: PluginSpec) -> str | None:
+    """Return why `load_target` can't load a plugin here, or None if it can."""
+    try:
+        load_target(spec)
+    except (BackendUnavailableError, PluginError) as reason:
+        return str(reason)
+    return None
 
 
 def _kind(spec: PluginSpec) -> tuple[str, type[Backend | Layout | LogStore]]:

@@ -29,18 +29,12 @@ import numpy as np
 from . import opening
 from .contract.batch import MessageBatch
 from .contract.columns import to_iterable
-from .contract.errors import (
-    BackendUnavailableError,
-    IncompatibleError,
-    InvalidArgumentError,
-    PluginError,
-    UnsupportedError,
-)
+from .contract.errors import InvalidArgumentError, PluginError, UnsupportedError
 from .contract.layout import ReadCounters
 from .contract.positions import time_of
 from .contract.topics import TopicFilter
 from .database import Database
-from .plugins import check_pair, load_target, registry
+from .plugins import load_target, registry
 
 __all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "choose", "compare", "representative_filters"]
 
@@ -218,17 +212,10 @@ def representative_filters(counts: Mapping[str, int]) -> list[str]:
 
 def _layouts_on(backend: str) -> tuple[list[str], dict[str, str]]:
     """Return the layouts that run on a backend, the reference layout first, and the others with the reason."""
-    spec = registry().backend(backend)
-    load_target(spec)
-    usable, left_out = [], {}
-    for name, layout in registry().layouts().items():
-        try:
-            check_pair(spec, layout)
-            load_target(layout)
-        except (IncompatibleError, BackendUnavailableError, PluginError) as unfit:
-            left_out[name] = str(unfit)
-        else:
-            usable.append(name)
+    load_target(registry().backend(backend))
+    pairs = [pair for pair in registry().pairs() if pair.backend.name == backend]
+    left_out = {pair.layout.name: why for pair in pairs if (why := pair.why_refused() or pair.why_absent()) is not None}
+    usable = [pair.layout.name for pair in pairs if pair.layout.name not in left_out]
     if not set(usable) - {ORACLE}:
         raise UnsupportedError(f"no layout to choose runs on {backend!r}: {'; '.join(left_out.values()) or 'none'}")
     return sorted(usable, key=lambda name: (name != ORACLE, name)), left_out

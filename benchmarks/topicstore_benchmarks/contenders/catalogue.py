@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from topicstore.plugins import registry
-from topicstore_conformance.subjects.pairs import absent, incompatible
+from topicstore.plugins import PluginPair, registry
 
 from .contender import Contender, Durability
 
@@ -100,17 +99,16 @@ def catalogue() -> dict[str, ContenderSpec]:
 
     The field ``missing`` of a pair says what it lacks.
     """
-    reasons, refused = absent(), incompatible()
     specs = [
-        _pair(backend, layout, reasons.get(backend) or reasons.get(layout))
-        for backend, spec in sorted(registry().backends().items())
-        for layout in sorted(registry().layouts())
-        if "persistent" in spec.capabilities and (backend, layout) not in refused
+        _of_pair(pair)
+        for pair in registry().pairs()
+        if "persistent" in pair.backend.capabilities and pair.why_refused() is None
     ]
     return {spec.name: spec for spec in (*specs, *_PEERS, *_LIMITS)}
 
 
-def _pair(backend: str, layout: str, missing: str | None) -> ContenderSpec:
+def _of_pair(pair: PluginPair) -> ContenderSpec:
+    backend, layout = pair.backend.name, pair.layout.name
     return ContenderSpec(
         name=f"{backend}-{layout}",
         kind="topicstore",
@@ -118,5 +116,5 @@ def _pair(backend: str, layout: str, missing: str | None) -> ContenderSpec:
         arguments={"layout": layout, "backend": backend},
         backend=backend,
         layout=layout,
-        missing=missing,
+        missing=pair.why_absent(),
     )

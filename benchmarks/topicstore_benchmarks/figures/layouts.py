@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
-from topicstore_conformance.subjects.pairs import layouts_on
+from topicstore.plugins import registry
 
 from .comparison import ENGINE, MERGE, MERGED, SQLITE, STORE, Comparison, Round
 from .figure import Cell, Figure, Section, Sheet, shown
@@ -135,7 +135,8 @@ PROMISES = (
 
 def compared_layouts(data: str) -> list[str]:
     """Return the layouts to compare with a set: those that are installed and work on RocksDB."""
-    return [layout for layout in layouts_on("rocksdb") if (data, layout) != ("fleet", _REFERENCE)]
+    layouts = [pair.layout.name for pair in registry().pairs() if pair.backend.name == "rocksdb" and pair.works]
+    return [layout for layout in layouts if (data, layout) != ("fleet", _REFERENCE)]
 
 
 def layouts_section(comparisons: Sequence[Comparison], growth: Mapping[str, Growth]) -> Section:

@@ -14,11 +14,10 @@ from typing import Any
 import attrs
 import topicstore as ts
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
-from topicstore.contract.errors import BackendUnavailableError, IncompatibleError, PluginError
 from topicstore.contract.layout import Layout
 from topicstore.contract.options import make_options
 from topicstore.contract.plugin_specs import PluginSpec
-from topicstore.plugins import check_pair, load_target, registry
+from topicstore.plugins import check_pair, load_target, registry, why_absent
 
 __all__ = [
     "Pair",
@@ -108,52 +107,32 @@ def make_layout(name: str) -> Layout:
     return layout
 
 
-def _reason(spec: PluginSpec) -> str | None:
-    """Return why a plugin can't be loaded here, or None."""
-    try:
-        load_target(spec)
-    except (BackendUnavailableError, PluginError) as error:
-        return str(error)
-    return None
-
-
 def absent() -> dict[str, str]:
     """Return the plugins that are known but not tested, each with the reason."""
     specs: dict[str, PluginSpec] = {**registry().backends(), **registry().layouts()}
-    return {name: reason for name, spec in specs.items() if (reason := _reason(spec)) is not None}
+    return {name: reason for name, spec in specs.items() if (reason := why_absent(spec)) is not None}
 
 
 def incompatible() -> dict[tuple[str, str], str]:
     """Return the pairs of a backend and a layout that are refused, each with the reason."""
-    refused = {}
-    for backend, spec in sorted(registry().backends().items()):
-        for layout, wanted in sorted(registry().layouts().items()):
-            try:
-                check_pair(spec, wanted)
-            except IncompatibleError as reason:
-                refused[backend, layout] = str(reason)
-    return refused
+    reasons = {(pair.backend.name, pair.layout.name): pair.why_refused() for pair in registry().pairs()}
+    return {names: reason for names, reason in reasons.items() if reason is not None}
 
 
 def layouts_on(backend: str) -> list[str]:
     """Return the installed layouts that work on a backend."""
-    return [layout for layout in sorted(registry().layouts()) if _works(backend, layout)]
+    return [pair.layout.name for pair in registry().pairs() if pair.backend.name == backend and pair.works]
 
 
 def backends_under(layout: str) -> list[str]:
     """Return the installed backends on which a layout works."""
-    return [backend for backend in sorted(registry().backends()) if _works(backend, layout)]
+    return [pair.backend.name for pair in registry().pairs() if pair.layout.name == layout and pair.works]
 
 
 def backend_for(layout: str) -> str:
     """Return the backend on which a layout is tested by itself: in memory, if it supports the layout."""
     fitting = backends_under(layout)
     return "memory" if "memory" in fitting else fitting[0]
-
-
-def _works(backend: str, layout: str) -> bool:
-    specs = registry().backend(backend), registry().layout(layout)
-    return (backend, layout) not in incompatible() and all(_reason(spec) is None for spec in specs)
 
 
 def pair_of(backend: str, layout: str) -> Pair:
@@ -171,14 +150,11 @@ def pair_of(backend: str, layout: str) -> Pair:
 
 def known(*required: str) -> list[Pair]:
     """Return every compatible pair, installed or not, whose backend or layout declares what is required."""
-    refused = incompatible()
-    found = [
-        Pair(backend.name, layout.name, backend.capabilities | layout.capabilities)
-        for backend in registry().backends().values()
-        for layout in registry().layouts().values()
-        if (backend.name, layout.name) not in refused
+    return [
+        Pair(pair.backend.name, pair.layout.name, pair.capabilities)
+        for pair in registry().pairs()
+        if pair.why_refused() is None and pair.capabilities.issuperset(required)
     ]
-    return sorted(pair for pair in found if pair.capabilities.issuperset(required))
 
 
 def pairs(*required: str) -> list[Pair]:
