@@ -8,7 +8,6 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
 from topicstore.cli.demo import mqtt_act
-from topicstore.cli.demo.audit import Audit, choose_filter
+from topicstore.cli.demo.choosing import choose_filter
 from topicstore.cli.demo.clients import Progress, Subscriber
 from topicstore.cli.demo.fleet import fleet
 from topicstore.files.formats import encode_lines
@@ -163,34 +162,6 @@ def test_the_fleet_is_the_same_every_time() -> None:
     assert first == second
     assert all(json.loads(m.payload) for m in first)
     assert len({m.client_id for m in first}) > 1_000
-
-
-SOME = [ts.Message(f"a/{n % 2}", b"%d" % (n // 2), "c", timestamp=n) for n in range(10)]
-
-
-def audit(rows: list[ts.Message]) -> Audit:
-    made = Audit()
-    made.add(rows)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("stored", "lost", "doubled", "changed"),
-    [
-        (SOME, 0, 0, []),
-        ([*SOME[1::2], *SOME[::2]], 0, 0, []),  # topics are independent
-        (SOME[:-1], 1, 0, []),
-        ([*SOME, SOME[0]], 0, 1, []),
-        ([SOME[2], SOME[1], SOME[0], *SOME[3:]], 0, 0, ["a/0"]),
-        ([*SOME[:-1], msgspec.structs.replace(SOME[-1], payload=b"")], 0, 0, ["a/1"]),
-        ([*SOME[:-1], msgspec.structs.replace(SOME[-1], timestamp=77)], 0, 0, ["a/1"]),
-        ([*SOME[:-1], msgspec.structs.replace(SOME[-1], topic="b")], 1, 1, []),
-    ],
-)
-def test_the_audit_notices(stored: list[ts.Message], lost: int, doubled: int, changed: list[str]) -> None:
-    found = audit(SOME).differences(audit(stored))
-    assert (found.lost, found.doubled, found.changed) == (lost, doubled, changed)
-    assert found.none == (stored in (SOME, [*SOME[1::2], *SOME[::2]]))
 
 
 topics = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4).map("/".join).filter(bool)

@@ -25,13 +25,14 @@ from topicstore.cli.files.source_detection import open_source
 from topicstore.cli.terminal.display import bar, console, size, visible
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import PATH
+from topicstore.digests import TopicDigests
 from topicstore.files.formats import encode_lines
 from topicstore.plugins import load_target, registry
 from topicstore.storage.creation import DEFAULT_BACKEND
 from topicstore.storage.directory_lock import DirectoryLock
 
 from . import mqtt_act
-from .audit import Audit, choose_filter
+from .choosing import choose_filter
 from .fleet import DEVICES, fleet
 
 __all__ = ["demo"]
@@ -49,6 +50,18 @@ class _Killed:
     """The number of rows that the import had reported as safe."""
     finished: bool
     """Whether the import was so small that it was done before the kill."""
+
+
+@attrs.frozen(kw_only=True)
+class _Source:
+    """The messages of the file that is imported."""
+
+    digests: TopicDigests
+    messages: int
+    bytes: int
+    """The bytes of topics, client ids and payloads."""
+    timed: bool
+    """Whether every message has a time of its own."""
 
 
 @click.command()
@@ -81,15 +94,15 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, 
         file = directory / _FLEET
         made = _made_up(file, messages)
         _step("made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
-        source = _audit_source(file)
+        source = _read_source(file)
     else:
-        source = _audit_source(file)  # before the last demo's database is removed: the file may be unreadable
+        source = _read_source(file)  # before the last demo's database is removed: the file may be unreadable
         _clear(directory)
     path = directory / _DATABASE
     _step(
         "read the source",
-        f"{source.messages:,} messages in {len(source.counts()):,} topics; {size(file.stat().st_size)} in the file, "
-        f"{size(source.bytes)} of topics, client ids and payloads",
+        f"{source.messages:,} messages in {len(source.digests.counts):,} topics; "
+        f"{size(file.stat().st_size)} in the file, {size(source.bytes)} of topics, client ids and payloads",
     )
     killed = _killed_import(path, file, source.messages)
     if killed.finished:
@@ -109,7 +122,7 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, 
     )
     if published:
         whole = _serve(directory, published) and whole
-    _say_what_next(path, choose_filter(source.counts()))
+    _say_what_next(path, choose_filter(source.digests.counts))
     if not whole:
         ctx.exit(DAMAGED)
 
@@ -159,16 +172,28 @@ def _made_up(file: Path, messages: int) -> float:
     return time.perf_counter() - started
 
 
-def _audit_source(file: Path) -> Audit:
-    audit = Audit()
-    with open_source(file) as source, bar("reading the source") as progress:
+def _read_source(file: Path, *, timed: bool = True) -> _Source:
+    """Read the file; once more, without the times, if some message has none."""
+    digests, messages, size = TopicDigests(times=timed), 0, 0
+    with (
+        open_source(file) as source,
+        contextlib.closing(source.read(0, 8_192)) as read,
+        bar("reading the source") as progress,
+    ):
         try:
-            for rows in source.read(0, 8_192):
-                audit.add(rows.messages if isinstance(rows.messages, list) else rows.batch().to_messages())
-                progress(*source.progress(), audit.messages)
+            for rows in read:
+                chunk = rows.messages if isinstance(rows.messages, list) else rows.batch().to_messages()
+                if timed and any(m.timestamp is None for m in chunk):
+                    break
+                digests.add(chunk)
+                messages += len(chunk)
+                size += sum(len(m.topic) + len(m.client_id) + len(m.payload) for m in chunk)
+                progress(*source.progress(), messages)
+            else:
+                return _Source(digests=digests, messages=messages, bytes=size, timed=timed)
         except BadRowError as bad:
             raise ImportSourceError(bad.told_of(str(file))) from bad
-    return audit
+    return _read_source(file, timed=False)
 
 
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:
@@ -199,7 +224,7 @@ def _batch_size(messages: int) -> int:
     return max(1, min(4_096, messages // 64))
 
 
-def _resume(db: Database, file: Path, source: Audit, killed: _Killed) -> bool:
+def _resume(db: Database, file: Path, source: _Source, killed: _Killed) -> bool:
     found = db.info().messages
     safe = found >= killed.rows
     missing = "none of those reported is missing" if safe else f"{killed.rows - found:,} of those reported are MISSING"
@@ -218,10 +243,10 @@ def _import_rest(db: Database, file: Path, total: int) -> Imported:
         return importer.run(source)
 
 
-def _check(db: Database, source: Audit) -> bool:
+def _check(db: Database, source: _Source) -> bool:
     """Replay by a wildcard, then everything; compare with the source; verify."""
-    topic_filter = choose_filter(source.counts())
-    expected = {topic: n for topic, n in source.counts().items() if matches(topic_filter, topic)}
+    topic_filter = choose_filter(source.digests.counts)
+    expected = {topic: n for topic, n in source.digests.counts.items() if matches(topic_filter, topic)}
     count, seconds = _timed_replay(db, topic_filter)
     right = count == sum(expected.values())
     text = f"{count:,} messages of {len(expected):,} topics in {seconds:,.2f} s"
@@ -230,12 +255,12 @@ def _check(db: Database, source: Audit) -> bool:
 
     count, seconds = _timed_replay(db, "#")
     # A filter that begins with a wildcard leaves out topics that begin with "$".
-    stored = Audit()
-    for one in ("#", *sorted({f"{topic.split('/')[0]}/#" for topic in source.counts() if topic[0] == "$"})):
+    stored = TopicDigests(times=source.timed)
+    for one in ("#", *sorted({f"{topic.split('/')[0]}/#" for topic in source.digests.counts if topic[0] == "$"})):
         stored.add(db.replay(one, order="time"))
     _step("replayed all", f"{count:,} messages in {seconds:,.2f} s: {count / max(seconds, 1e-9):,.0f} a second")
 
-    found = source.differences(stored)
+    found = source.digests.differences(stored)
     if found.none:
         text = f"{stored.messages:,} messages, topic by topic in order: nothing lost, nothing doubled, nothing changed"
     else:
