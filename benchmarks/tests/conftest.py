@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -54,32 +54,10 @@ def spark() -> Iterator[SparkSession]:
         running.stop()
 
 
-class _Here:
-    """Stands for a Spark session, which takes long to start: runs the tasks in this process."""
-
-    defaultParallelism = 1  # noqa: N815 - Spark's name
-
-    def __init__(self, items: Iterable[Any] = ()) -> None:
-        self._items = items
-
-    @property
-    def sparkContext(self) -> _Here:  # noqa: N802 - Spark's name
-        return self
-
-    def parallelize(self, items: Iterable[Any], _slices: int) -> _Here:
-        return _Here(items)
-
-    def map(self, work: Callable[[Any], Any]) -> _Here:
-        return _Here(map(work, self._items))
-
-    def collect(self) -> list[Any]:
-        return list(self._items)
-
-
 @pytest.fixture(scope="session")
 def small(small_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The messages of that workload."""
     from topicstore_benchmarks.harness.dataset import make
     from topicstore_benchmarks.workloads.definition import read
 
-    return make(_Here(), read(str(small_toml)), None, tmp_path_factory.mktemp("cache"))  # type: ignore[arg-type]
+    return make(read(str(small_toml)), None, tmp_path_factory.mktemp("cache"))

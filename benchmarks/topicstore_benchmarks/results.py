@@ -14,29 +14,35 @@ A run's directory::
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
-__all__ = ["CELL", "PHASES", "SCHEMA", "UNITS"]
+__all__ = ["CELL", "DEVICE", "LATE_START", "REPLAY_ALL", "SCHEMA", "STORE", "UNITS", "WILDCARD", "compacted", "phases"]
 
-PHASES = (
-    "store",
-    "replay all",
-    "wildcard",
-    "one device",
-    "late start",
-    "reopen",
-    "compact",
-    "replay all, compacted",
-    "wildcard, compacted",
-    "one device, compacted",
-    "late start, compacted",
-    "mixed",
-)
-"""In the order in which they run. Those with ``compact`` are there for contenders that can do that. ``mixed`` is the
-last one because it stores more messages: all replays before it are of the same ones."""
+STORE = "store"
+"""The first phase. A contender that can't store takes part in no other."""
+REPLAY_ALL, WILDCARD, DEVICE, LATE_START = "replay all", "wildcard", "one device", "late start"
+"""Requests that every workload has: everything; what many topics match; a few single devices, one after the other,
+which are read in the phase ``mixed`` too; and the last hundredth in time."""
 
 CELL = "cell"
 """The phase, after all others, of values of a whole cell: its memory."""
+
+
+def compacted(request: str) -> str:
+    """Return the phase in which a request is measured again, of contenders that can compact."""
+    return f"{request}, compacted"
+
+
+def phases(requests: Iterable[str]) -> tuple[str, ...]:
+    """Return all phases with these requests, in the order in which they run.
+
+    ``mixed`` is the last one because it stores more messages: all replays before it are of the same ones.
+    """
+    asked = tuple(requests)
+    return (STORE, *asked, "reopen", "compact", *map(compacted, asked), "mixed")
+
 
 UNITS = {
     "seconds": "s",
@@ -79,7 +85,7 @@ SCHEMA = pa.schema(
         pa.field("workload_topics", pa.int64(), nullable=False),
         pa.field("workload_bytes", pa.int64(), nullable=False),  # of topics and payloads
         pa.field("repetition", pa.int32(), nullable=False),  # from 1; 0 stands for all
-        pa.field("phase", _STRING, nullable=False),  # of PHASES, or "cell"
+        pa.field("phase", _STRING, nullable=False),  # of `phases`, or "cell"
         pa.field("metric", _STRING, nullable=False),  # of UNITS, or "status"
         pa.field("value", pa.float64()),  # null with "status"
         pa.field("unit", _STRING, nullable=False),

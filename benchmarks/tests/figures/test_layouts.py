@@ -23,7 +23,7 @@ from topicstore_benchmarks.figures.comparison import ENGINE, MERGED, SQLITE, STO
 from topicstore_benchmarks.figures.growth import Growth, growth_of
 from topicstore_benchmarks.figures.layouts import PROMISES, layouts_section
 from topicstore_benchmarks.figures.message_sets import ALL, SETS, MessageSet, Task, fleet, fleet_batches
-from topicstore_benchmarks.harness.answers import Answer, WrongReplayError
+from topicstore_benchmarks.harness.expected import ExpectedReplay, WrongReplayError
 from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects.pairs import layouts_on
 
@@ -179,7 +179,7 @@ def test_a_replay_that_is_wrong_does_not_count(
 # --- figures ---
 
 TASKS = tuple(
-    Task(name, (Answer(topic_filter=name, start=0, messages=messages, topics=1, digest=0),))
+    Task(name, (ExpectedReplay(topic_filter=name, start=0, messages=messages, topics=1, digest=0),))
     for name, messages in {
         ALL: 1_000,
         "one route": 100,

@@ -23,7 +23,7 @@ from topicstore_benchmarks.harness.cell import CellPlan, Command, Reply
 from topicstore_benchmarks.harness.dataset import Dataset
 from topicstore_benchmarks.harness.group import Outcome, run_group
 from topicstore_benchmarks.harness.plan import Group, Plan, Settings
-from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
+from topicstore_benchmarks.results import CELL, SCHEMA, UNITS, phases
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
@@ -31,6 +31,7 @@ Row = dict[str, Any]
 Measure = Callable[..., tuple[Outcome, list[Row]]]
 
 REPLAYS = ("replay all", "wildcard", "one device", "late start")
+PHASES = phases(REPLAYS)
 SETTINGS = Settings(batch=100, repeat=2, patience=1.0, mixed_seconds=0.2)
 
 
@@ -79,7 +80,7 @@ def test_what_is_measured(measure: Measure, small: Dataset) -> None:
     values = {(row["contender"], row["phase"], row["metric"]): row for row in rows}
     assert 0 < values["sqlite", "store", "messages_per_second"]["value"]
     for phase in REPLAYS:
-        wanted = sum(answer.messages for answer in small.about.answers[phase])
+        wanted = sum(answer.messages for answer in small.about.expected[phase])
         assert wanted == values["sqlite", phase, "messages_per_second"]["messages"]
         taken = values["sqlite", phase, "seconds"]["value"]
         assert values["sqlite", phase, "messages_per_second"]["value"] == pytest.approx(wanted / taken)
@@ -123,17 +124,17 @@ def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch:
 
     def ends_in_the_second_turn_of_wildcard(output: IO[bytes], seconds: float) -> bool:
         answered = answers(output, seconds)
-        if phases.count("wildcard") == 1:
+        if begun.count("wildcard") == 1:
             jumped[0] = 2 * PATIENCE
         return answered
 
-    phases: list[str] = []
+    begun: list[str] = []
     monkeypatch.setattr(groups, "_answers", ends_in_the_second_turn_of_wildcard)
     outcome, rows = measure(
         catalogue()["sqlite"],
         catalogue()["rocksdb-block"],
         seconds=PATIENCE,
-        tell=lambda text: phases.append(text.partition(": ")[2]),
+        tell=lambda text: begun.append(text.partition(": ")[2]),
     )
     assert () == outcome.failed
     assert PHASES[PHASES.index("wildcard") :] == outcome.left_out

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from topicstore_benchmarks.results import PHASES, SCHEMA, UNITS
+from topicstore_benchmarks.results import SCHEMA, UNITS, phases
 
 RunMaker = Callable[..., Path]
 
+PHASES = phases(("replay all", "wildcard", "one device", "late start"))
 _SMALL = {"fleet": (1_000_000, 9_000, 118_000_000)}
 _WIDE = {
     **_SMALL,

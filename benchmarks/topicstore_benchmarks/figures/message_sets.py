@@ -9,16 +9,16 @@ answers to requests are computed from the messages themselves, as in the harness
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import attrs
 import pyarrow as pa
 from topicstore import Message
+from topicstore.digests import TopicDigests
 from topicstore_conformance.subjects import datasets
 
-from topicstore_benchmarks.harness.answers import Answer, Chains
+from topicstore_benchmarks.harness.expected import ExpectedReplay
 
 __all__ = ["ALL", "BATCH", "FLEET_MESSAGES", "SETS", "MessageSet", "Task", "bus", "fleet", "fleet_batches"]
 
@@ -49,7 +49,7 @@ class Task:
     """Replays of one kind. The time of a task is the median over them."""
 
     name: str
-    answers: tuple[Answer, ...]
+    answers: tuple[ExpectedReplay, ...]
     """The expected answer of each replay. Descriptions show the first one."""
 
     @property
@@ -82,18 +82,18 @@ class _Known:
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self.messages = list(messages)
-        self.topics = Counter(message.topic for message in self.messages)
-        self._chains = Chains()
-        self._chains.add(self.messages)
+        self._digests = TopicDigests()
+        self._digests.add(self.messages)
+        self.topics = self._digests.counts
 
     def task(self, name: str, *filters: str) -> Task:
-        return Task(name, tuple(self._chains.matching(text, self.topics) for text in filters))
+        return Task(name, tuple(ExpectedReplay.of(self._digests.matching(text), text) for text in filters))
 
     def last_minute(self) -> Task:
         start = (self.messages[-1].timestamp or 0) - _MINUTE
-        late = Chains()
+        late = TopicDigests()
         late.add(message for message in self.messages if (message.timestamp or 0) >= start)
-        return Task("last minute", (late.answer("#", start),))
+        return Task("last minute", (ExpectedReplay.of(late, start=start),))
 
     def set(self, name: str, *tasks: Task) -> MessageSet:
         batches = [self.messages[start : start + BATCH] for start in range(0, len(self.messages), BATCH)]

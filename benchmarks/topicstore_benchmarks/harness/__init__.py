@@ -2,8 +2,8 @@
 
 ``choosing``   from the requested options to a plan
 ``plan``       what is to be measured; ``run.json``
-``dataset``    the messages of a workload as Parquet, made by Spark, and the answers to its requests
-``answers``    the messages that replays must return, and checks of replays
+``dataset``    the messages of a workload as Parquet, and the expected replays of its requests
+``expected``   the messages that replays must return, and checks of replays
 ``measuring``  one store and one replay, timed; the figures of layouts are made of it too
 ``phases``     the measurements of a cell
 ``cell``       the process in which one contender is measured

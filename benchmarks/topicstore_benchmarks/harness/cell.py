@@ -29,8 +29,8 @@ from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Contender, Durability
 from topicstore_benchmarks.results import CELL
 
-from .answers import WrongReplayError
 from .dataset import Dataset
+from .expected import WrongReplayError
 from .hardware import peak_memory
 from .phases import Phases, Skipped
 from .plan import Settings
@@ -58,7 +58,7 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase, one of `results.PHASES` or `CELL`."""
+    """A phase, one of `results.phases`, or `CELL`."""
 
     phase: str
 

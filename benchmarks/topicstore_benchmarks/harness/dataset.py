@@ -1,12 +1,12 @@
-"""The messages of a workload, made once by Spark, and the answers to its requests.
+"""The messages of a workload, made once, and the expected replays of its requests.
 
 ::
 
     <cache>/<name>-<digest>/part-00000.parquet   messages of `topicstore.SCHEMA`, in order of time
-                            topics.parquet       each topic with the hash of its messages: `answers`
+                            topics.parquet       each topic with the count and the hash of its messages
                             about.json           `About`
 
-Spark's tasks make the parts, one more hashes them. The directory is written under another name and renamed,
+Parts are made by tasks, in this process or by Spark. The directory is written under another name and renamed,
 so that it is complete if it exists. All machines of a cluster must see it under the same path.
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import msgspec
@@ -27,17 +27,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from topicstore import Message
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.errors import InvalidArgumentError
+from topicstore.digests import TopicDigests
 
+from topicstore_benchmarks.results import LATE_START, REPLAY_ALL
 from topicstore_benchmarks.workloads.definition import Definition
-from topicstore_benchmarks.workloads.workload import Requests, Workload, WorkloadError
+from topicstore_benchmarks.workloads.workload import Workload, WorkloadError
 
-from .answers import Answer, Chains
+from .expected import ExpectedReplay
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["About", "Dataset", "Tasks", "make"]
 
-__all__ = ["About", "Dataset", "make"]
+Tasks = Callable[[Callable[[int], Any], Sequence[int]], Sequence[Any]]
+"""Runs a function over numbers, as `map` does, wherever; returns the results in order."""
 
 _ABOUT, _TOPICS = "about.json", "topics.parquet"
 _LATE = 0.99
@@ -45,7 +46,7 @@ _LATE = 0.99
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """A description of the messages, and the answers to requests by phase: ``replay all``, ``wildcard`` and so on."""
+    """A description of the messages, and the expected replays by request: ``replay all``, ``wildcard`` and so on."""
 
     name: str
     summary: str
@@ -56,7 +57,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     parts: int
     last: int
     """The time of the last message."""
-    answers: dict[str, list[Answer]]
+    expected: dict[str, list[ExpectedReplay]]
 
 
 @attrs.frozen
@@ -79,14 +80,18 @@ class Dataset:
         """Return the messages of a part."""
         return _messages(self.directory, number)
 
-    def chains(self) -> Chains:
-        """Return the hashes of all topics, for more messages to be added."""
-        topics = pq.read_table(self.directory / _TOPICS)
-        hashes = dict(zip(topics["topic"].to_pylist(), topics["hash"].to_pylist(), strict=True))
-        return Chains(hashes, self.about.messages)
+    def digests(self) -> TopicDigests:
+        """Return the digests of all topics, for more messages to be added."""
+        columns = pq.read_table(self.directory / _TOPICS).to_pydict()
+        counts, hashes = (dict(zip(columns["topic"], columns[name], strict=True)) for name in ("count", "hash"))
+        return TopicDigests(counts, hashes)
 
 
-def make(spark: SparkSession, definition: Definition, messages: int | None, cache: Path) -> Dataset:
+def _here(work: Callable[[int], Any], items: Sequence[int]) -> Sequence[Any]:
+    return list(map(work, items))
+
+
+def make(definition: Definition, messages: int | None, cache: Path, tasks: Tasks = _here) -> Dataset:
     """Return the messages of a workload, at most ``messages``. They are made if they aren't in ``cache`` yet.
 
     Raises `WorkloadError` if messages are not what they should be, or a request matches none.
@@ -98,8 +103,9 @@ def make(spark: SparkSession, definition: Definition, messages: int | None, cach
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(parents=True)
         try:
-            times = _make_parts(spark, definition, messages, making)
-            _make_answers(spark, definition.name, workload, times, making)
+            times = tasks(lambda number: _make_part(definition, messages, number, making), range(workload.parts))
+            _check_order(definition, times)
+            _describe(making, definition.name, workload, np.concatenate(times))
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
@@ -107,32 +113,11 @@ def make(spark: SparkSession, definition: Definition, messages: int | None, cach
     return Dataset.load(directory)
 
 
-def _run(spark: SparkSession, items: Sequence[int], work: Any) -> list[Any]:
-    """Run a function over numbers, in tasks for all cores; a bad message or filter comes back as `WorkloadError`."""
-
-    def guarded(item: int) -> tuple[Any, str | None]:
-        try:
-            return work(item), None
-        except InvalidArgumentError as bad:
-            return None, str(bad)
-
-    context = spark.sparkContext
-    found = context.parallelize(items, min(len(items), context.defaultParallelism)).map(guarded).collect()
-    for _, reason in found:
-        if reason is not None:
-            raise WorkloadError(reason)
-    return [value for value, _ in found]
-
-
-def _make_parts(spark: SparkSession, definition: Definition, messages: int | None, making: Path) -> list[Any]:
-    """Make all parts; return their times, in order."""
-    parts = definition.make(messages).parts
-    times = _run(spark, range(parts), lambda number: _make_part(definition, messages, number, making))
+def _check_order(definition: Definition, times: Sequence[Any]) -> None:
     ends = [(int(part[0]), int(part[-1])) for part in times]
     for number, ((_, last), (first, _)) in enumerate(pairwise(ends), 1):
         if first < last:
             raise WorkloadError(f"{definition.source}: part {number} begins before the end of the one before it")
-    return times
 
 
 def _make_part(definition: Definition, messages: int | None, number: int, making: Path) -> Any:
@@ -151,11 +136,6 @@ def _make_part(definition: Definition, messages: int | None, number: int, making
     return times
 
 
-def _make_answers(spark: SparkSession, name: str, workload: Workload, times: list[Any], making: Path) -> None:
-    requests, summary = workload.requests(), workload.options.summary
-    _run(spark, [0], lambda _: _hash_all(making, name, summary, times, requests))
-
-
 def _part(directory: Path, number: int) -> Path:
     return directory / f"part-{number:05}.parquet"
 
@@ -165,50 +145,40 @@ def _messages(directory: Path, number: int) -> list[Message]:
     return MessageBatch.from_arrow(batches[0]).to_messages()
 
 
-def _hash_all(making: Path, name: str, summary: str, times: list[Any], requests: Requests) -> None:
-    """Write the description of the messages, and the answers."""
-    every = np.concatenate(times)
-    late = int(every[int(len(every) * _LATE)])
-    everything, last_ones, size = Chains(), Chains(), 0
-    for number in range(len(times)):
+def _describe(making: Path, name: str, workload: Workload, times: Any) -> None:
+    """Write the description of the messages, and the expected replays."""
+    late = int(times[int(len(times) * _LATE)])
+    everything, last_ones, size = TopicDigests(), TopicDigests(), 0
+    for number in range(workload.parts):
         chunk = _messages(making, number)
         size += sum(len(message.topic.encode()) + len(message.payload) for message in chunk)
         everything.add(chunk)
         last_ones.add(message for message in chunk if (message.timestamp or 0) >= late)
-    counts = _counts(making, len(times))
-    answers = {
-        "replay all": [everything.answer("#", 0)],
-        "wildcard": [_matching(requests.wildcard, everything, counts)],
-        "one device": [_matching(text, everything, counts) for text in requests.devices],
-        "late start": [last_ones.answer("#", late)],
-    }
+    expected = {REPLAY_ALL: [ExpectedReplay.of(everything)]}
+    for request, filters in workload.requests().items():
+        expected[request] = [_matching(text, everything) for text in filters]
+    expected[LATE_START] = [ExpectedReplay.of(last_ones, start=late)]
     about = About(
         name=name,
-        summary=summary,
-        messages=len(every),
-        topics=len(counts),
+        summary=workload.summary,
+        messages=len(times),
+        topics=len(everything.counts),
         bytes=size,
-        parts=len(times),
-        last=int(every[-1]),
-        answers=answers,
+        parts=workload.parts,
+        last=int(times[-1]),
+        expected=expected,
     )
-    hashes = pa.array(everything.hashes.values(), pa.uint64())
-    pq.write_table(pa.table({"topic": list(everything.hashes), "hash": hashes}), making / _TOPICS)
+    topics = {
+        "topic": list(everything.counts),
+        "count": pa.array(everything.counts.values(), pa.int64()),
+        "hash": pa.array(everything.hashes.values(), pa.uint64()),
+    }
+    pq.write_table(pa.table(topics), making / _TOPICS)
     (making / _ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
 
 
-def _counts(making: Path, parts: int) -> dict[str, int]:
-    """Return the number of messages of each topic."""
-    topics = pa.chunked_array(
-        [chunk for n in range(parts) for chunk in pq.read_table(_part(making, n), columns=["topic"])["topic"].chunks]
-    )
-    counted = topics.value_counts()
-    return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
-
-
-def _matching(text: str, everything: Chains, counts: dict[str, int]) -> Answer:
-    """Return the answer to a filter."""
-    answer = everything.matching(text, counts)
-    if not answer.messages:
+def _matching(text: str, everything: TopicDigests) -> ExpectedReplay:
+    found = everything.matching(text)
+    if not found.counts:
         raise WorkloadError(f"no message matches {text!r}, which is a requested filter")
-    return answer
+    return ExpectedReplay.of(found, text)

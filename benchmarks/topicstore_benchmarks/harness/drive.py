@@ -15,23 +15,25 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from topicstore.contract.errors import InvalidArgumentError
 from topicstore.storage.directory_lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import Definition
+from topicstore_benchmarks.workloads.workload import WorkloadError
 
-from .dataset import Dataset, make
+from .dataset import Dataset, Tasks, make
 from .group import LEFT_OUT, SCRATCH, Outcome, run_group, skipped_row, write_rows
 from .plan import Group, Plan, PlanMismatchError, Run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["RESULTS", "begin", "drive", "write_results"]
+__all__ = ["RESULTS", "begin", "drive", "spark_tasks", "write_results"]
 
 RESULTS = "results.parquet"
 
@@ -87,7 +89,7 @@ def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: T
         for workload in run.plan.workloads:
             tell(f"{workload.name}: messages")
             definition = Definition(name=workload.name, source=workload.source, values=workload.values)
-            data[workload.name] = make(spark, definition, workload.messages, cache)
+            data[workload.name] = make(definition, workload.messages, cache, spark_tasks(spark))
         _write_skipped(directory, run, data)
         for number, group in enumerate(missing):
             seconds = _share(deadline - time.monotonic(), missing[number:])
@@ -99,6 +101,26 @@ def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: T
             tell(f"{outcome.group}: {outcome.seconds:.0f} s" + "".join(f"\n    {line}" for line in outcome.failed))
             if outcome.left_out:
                 tell(f"{outcome.group}: without {', '.join(outcome.left_out)}: {LEFT_OUT}")
+
+
+def spark_tasks(spark: SparkSession) -> Tasks:
+    """Return what makes the parts of data: tasks for all cores; a bad message comes back as `WorkloadError`."""
+
+    def run(work: Callable[[int], Any], items: Sequence[int]) -> list[Any]:
+        def guarded(item: int) -> tuple[Any, str | None]:
+            try:
+                return work(item), None
+            except InvalidArgumentError as bad:
+                return None, str(bad)
+
+        context = spark.sparkContext
+        found = context.parallelize(items, min(len(items), context.defaultParallelism)).map(guarded).collect()
+        for _, reason in found:
+            if reason is not None:
+                raise WorkloadError(reason)
+        return [value for value, _ in found]
+
+    return run
 
 
 def _share(seconds: float, groups: Sequence[Group]) -> float:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
-from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
+from topicstore_benchmarks.results import CELL, SCHEMA, STORE, UNITS, phases
 
 from .cell import WRONG, CellPlan, Command, Reply
 from .dataset import Dataset
@@ -90,7 +90,7 @@ class _CellProcess:
 
     def ready(self) -> Reply:
         """Wait until it is ready; a failure is one of the first phase."""
-        return self._reply(PHASES[0])
+        return self._reply(STORE)
 
     def run(self, phase: str) -> Reply:
         """Run a phase."""
@@ -99,7 +99,7 @@ class _CellProcess:
         reply = self._reply(phase)
         self.versions = reply.versions or self.versions
         self.settings = reply.settings or self.settings
-        if reply.status == "failed" and phase == PHASES[0]:
+        if reply.status == "failed" and phase == STORE:
             self.over = True
         return reply
 
@@ -164,6 +164,7 @@ def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell,
     """
     started = time.monotonic()
     deadline = started + seconds
+    about = Dataset.load(data)
     (directory / SCRATCH).mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=directory / SCRATCH, prefix=f"{group.name}-"))
     cells: list[_CellProcess] = []
@@ -171,14 +172,15 @@ def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell,
         for number, spec in enumerate(group.order(plan.contenders, plan.repetitions)):
             place = scratch / f"{number:02}"
             cells.append(_CellProcess(_cell_plan(spec, place, group, plan, data), place.with_suffix(".log"), deadline))
-        replies = list(_take_turns(cells, deadline, lambda text: tell(f"{group.name}: {text}")))
+        replies = list(
+            _take_turns(cells, phases(about.about.expected), deadline, lambda text: tell(f"{group.name}: {text}"))
+        )
     finally:
         for cell in cells:
             cell.close()
         for cell in cells:
             cell.end()
         shutil.rmtree(scratch, ignore_errors=True)
-    about = Dataset.load(data)
     rows = [row for cell, reply in replies for row in _rows(cell, reply, group, about, directory.name)]
     if any(reply.reason != LEFT_OUT for _, reply in replies):
         write_rows(rows, directory / "groups" / f"{group.name}.parquet")
@@ -198,7 +200,9 @@ def _cell_plan(spec: ContenderSpec, place: Path, group: Group, plan: Plan, data:
     )
 
 
-def _take_turns(cells: Sequence[_CellProcess], deadline: float, tell: Tell) -> Iterator[tuple[_CellProcess, Reply]]:
+def _take_turns(
+    cells: Sequence[_CellProcess], order: Sequence[str], deadline: float, tell: Tell
+) -> Iterator[tuple[_CellProcess, Reply]]:
     able = []
     for cell in cells:
         reply = cell.ready()
@@ -206,7 +210,7 @@ def _take_turns(cells: Sequence[_CellProcess], deadline: float, tell: Tell) -> I
             yield cell, reply
         else:
             able.append(cell)
-    for number, phase in enumerate(PHASES):
+    for number, phase in enumerate(order):
         replies = []
         if time.monotonic() < deadline:
             tell(phase)
@@ -216,7 +220,7 @@ def _take_turns(cells: Sequence[_CellProcess], deadline: float, tell: Tell) -> I
             failed = [(cell, reply) for cell, reply in replies if reply.status == "failed"]
             yield from failed
             told = [cell for cell, _ in failed]
-            for name in PHASES[number:]:
+            for name in order[number:]:
                 yield from ((cell, _left_out(name)) for cell in able if name != phase or cell not in told)
             return
         yield from replies

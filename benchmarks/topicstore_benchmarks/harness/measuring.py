@@ -13,7 +13,7 @@ import attrs
 from topicstore_benchmarks.contenders.contender import Contender
 from topicstore_benchmarks.timing import drained
 
-from .answers import Answer
+from .expected import ExpectedReplay
 
 __all__ = ["Replayed", "replayed", "stored"]
 
@@ -36,13 +36,13 @@ def stored(contender: Contender, batches: Iterable[Any]) -> float:
     return time.perf_counter() - started
 
 
-def replayed(contender: Contender, answer: Answer) -> Replayed:
+def replayed(contender: Contender, expected: ExpectedReplay) -> Replayed:
     """Replay everything that a request asks for. Raises `WrongReplayError` if the number of messages is wrong."""
     started = time.perf_counter()
-    replay = iter(contender.replay(answer.topic_filter, answer.start))
+    replay = iter(contender.replay(expected.topic_filter, expected.start))
     count = drained(islice(replay, 1))
     first = time.perf_counter()
     count += drained(replay)
     ended = time.perf_counter()
-    answer.check_count(count)
+    expected.check_count(count)
     return Replayed(first - started, ended - started)

@@ -31,10 +31,11 @@ from topicstore import Message
 
 from topicstore_benchmarks.contenders.contender import Contender
 from topicstore_benchmarks.contenders.limit import Limit
+from topicstore_benchmarks.results import DEVICE, LATE_START, REPLAY_ALL, STORE, compacted
 from topicstore_benchmarks.timing import drained, timed
 
-from .answers import Answer, Chains
 from .dataset import Dataset
+from .expected import ExpectedReplay
 from .measuring import replayed, stored
 from .plan import Settings
 
@@ -47,8 +48,6 @@ _MIXED_PATIENCE = 3.0
 """The multiple of the planned seconds after which ``mixed`` ends."""
 _ENOUGH = 1_000
 """The least number of values for which a 99.9th percentile is reported."""
-_COMPACTED = ", compacted"
-_NEEDS = {"wildcard": "filters", "one device": "filters", "late start": "start"}
 _CANNOT = {
     "filters": "it has no filters",
     "start": "it can't start at a time",
@@ -72,7 +71,7 @@ class Measured:
 
 
 class Phases:
-    """The phases of one contender with one set of messages, to be run in the order of `results.PHASES`."""
+    """The phases of one contender with one set of messages, to be run in the order of `results.phases`."""
 
     def __init__(self, contender: Contender, data: Dataset, settings: Settings) -> None:
         self._contender = contender
@@ -82,12 +81,15 @@ class Phases:
 
     def run(self, phase: str) -> Measured:
         """Run a phase. Raises `Skipped`, `WrongReplayError`, and whatever the contender raises."""
-        others = {"store": self._store, "reopen": self._reopen, "compact": self._compact, "mixed": self._mixed}
+        others = {STORE: self._store, "reopen": self._reopen, "compact": self._compact, "mixed": self._mixed}
         if phase in others:
             return others[phase]()
-        if phase.endswith(_COMPACTED) and not self._compacted:
+        requests = self._data.about.expected
+        if phase not in requests and not self._compacted:
             raise Skipped(_NOTHING_TO_COMPACT)
-        return self._replays(phase.removesuffix(_COMPACTED))
+        return self._replays(
+            phase if phase in requests else next(name for name in requests if compacted(name) == phase)
+        )
 
     def _need(self, ability: str) -> None:
         if ability not in self._contender.abilities:
@@ -125,44 +127,44 @@ class Phases:
 
     # --- replay ---
 
-    def _replays(self, phase: str) -> Measured:
-        if phase in _NEEDS:
-            self._need(_NEEDS[phase])
-        answers = self._data.about.answers[phase]
-        self._contender.prepare([answer.topic_filter for answer in answers])
-        for answer in answers:
-            answer.check(self._replay(answer))
+    def _replays(self, request: str) -> Measured:
+        if request != REPLAY_ALL:
+            self._need("start" if request == LATE_START else "filters")
+        requests = self._data.about.expected[request]
+        self._contender.prepare([expected.topic_filter for expected in requests])
+        for expected in requests:
+            expected.check(self._replay(expected))
         run = self._scan if isinstance(self._contender, Limit) else self._read
         firsts: list[float] = []
         taken: list[float] = []
         while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
             gc.collect()
-            taken.append(sum(run(answer, firsts) for answer in answers))
-        seconds, messages = statistics.median(taken), sum(answer.messages for answer in answers)
+            taken.append(sum(run(expected, firsts) for expected in requests))
+        seconds, messages = statistics.median(taken), sum(expected.messages for expected in requests)
         values = {"seconds": seconds, "messages_per_second": messages / seconds}
         if firsts:
             values["first_message_ms"] = statistics.median(firsts) * 1_000
         return Measured(values, messages)
 
-    def _replay(self, answer: Answer) -> Iterator[Message]:
-        return iter(self._contender.replay(answer.topic_filter, answer.start))
+    def _replay(self, expected: ExpectedReplay) -> Iterator[Message]:
+        return iter(self._contender.replay(expected.topic_filter, expected.start))
 
-    def _read(self, answer: Answer, firsts: list[float]) -> float:
+    def _read(self, expected: ExpectedReplay, firsts: list[float]) -> float:
         """Replay everything that a request asks for; return the seconds."""
-        found = replayed(self._contender, answer)
+        found = replayed(self._contender, expected)
         firsts.append(found.first)
         return found.all
 
-    def _scan(self, answer: Answer, _: list[float]) -> float:
+    def _scan(self, expected: ExpectedReplay, _: list[float]) -> float:
         contender = self._contender
         assert isinstance(contender, Limit)  # noqa: S101 - chosen by that
-        return timed(lambda: answer.check_count(contender.scan()))
+        return timed(lambda: expected.check_count(contender.scan()))
 
     # --- reopen and compact ---
 
     def _reopen(self) -> Measured:
         self._need("start")
-        (late,) = self._data.about.answers["late start"]
+        (late,) = self._data.about.expected[LATE_START]
         taken: list[float] = []
         while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
             self._contender.close()
@@ -189,8 +191,8 @@ class Phases:
 
     def _mixed(self) -> Measured:
         self._need("mixed")
-        devices = self._data.about.answers["one device"]
-        self._contender.prepare([answer.topic_filter for answer in devices])
+        devices = self._data.about.expected[DEVICE]
+        self._contender.prepare([expected.topic_filter for expected in devices])
         planned = self._new_batches(int(self._settings.mixed_seconds * self._settings.mixed_rate))
         reader = _Reader(self._contender, devices)
         gc.collect()
@@ -231,17 +233,17 @@ class Phases:
         return latencies
 
     def _check_all(self, batches: Sequence[list[Message]]) -> None:
-        chains: Chains = self._data.chains()
+        digests = self._data.digests()
         for batch in batches:
-            chains.add(batch)
-        everything = chains.answer("#", 0)
+            digests.add(batch)
+        everything = ExpectedReplay.of(digests)
         everything.check(self._replay(everything))
 
 
 class _Reader:
     """A thread that replays one device after the other until `end` is called."""
 
-    def __init__(self, contender: Contender, devices: Sequence[Answer]) -> None:
+    def __init__(self, contender: Contender, devices: Sequence[ExpectedReplay]) -> None:
         self._contender = contender
         self._devices = devices
         self._ending = threading.Event()
@@ -262,11 +264,11 @@ class _Reader:
 
     def _run(self) -> None:
         try:
-            for answer in cycle(self._devices):
+            for expected in cycle(self._devices):
                 started = time.perf_counter()
-                count = drained(self._contender.replay(answer.topic_filter, answer.start))
+                count = drained(self._contender.replay(expected.topic_filter, expected.start))
                 self.latencies.append(time.perf_counter() - started)
-                answer.check_count(min(count, answer.messages))  # new messages may be among them
+                expected.check_count(min(count, expected.messages))  # new messages may be among them
                 if self._ending.is_set():
                     return
         except BaseException as error:  # noqa: BLE001 - raised where the thread is joined

@@ -17,7 +17,7 @@ from topicstore_benchmarks.results import UNITS
 
 from .quantities import bare
 from .run import Contender, Run
-from .verdict import QUESTIONS, Entrant, Question, entrants
+from .verdict import Entrant, Question, entrants, questions
 
 __all__ = ["Picture", "colour", "pictures"]
 
@@ -68,7 +68,7 @@ def colour(contender: Contender) -> str:
 
 def pictures(run: Run) -> Iterator[Picture]:
     """Yield the pictures of the questions with an answer, in their order."""
-    for question in QUESTIONS:
+    for question in questions(run):
         rows = list(_rows(run, question))
         if rows:
             better = "more" if question.more_is_better else "less"

@@ -16,7 +16,7 @@ from .charts import Picture, colour, pictures
 from .estimates import Ratio
 from .quantities import bare, quantity, short
 from .run import MadeOf, Run, load
-from .verdict import QUESTIONS, Entrant, duels, entrants, gaps, winners
+from .verdict import Entrant, duels, entrants, gaps, questions, winners
 
 __all__ = ["render", "write_report"]
 
@@ -59,7 +59,7 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
         behind=[answer for answer in answers if not answer.ahead],
         pictures=drawn,
         medians=[_medians(run, name, durability) for name in run.workloads for durability in run.durabilities],
-        columns=[(question.name, UNITS[question.metric]) for question in QUESTIONS],
+        columns=[(question.name, UNITS[question.metric]) for question in questions(run)],
         summaries={one["name"]: one.get("summary", "") for one in run.asked.get("plan", {}).get("workloads", ())},
         gaps=gaps(run),
         budget=run.asked.get("plan", {}).get("settings", {}).get("budget"),
@@ -75,14 +75,15 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
 def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:
     """Return a table: for each entrant its medians, in the order of the questions, None where it has none."""
     columns: list[dict[str, Entrant]] = [
-        {one.label: one for one in entrants(run, question, workload, durability, *_ALL_KINDS)} for question in QUESTIONS
+        {one.label: one for one in entrants(run, question, workload, durability, *_ALL_KINDS)}
+        for question in questions(run)
     ]
     order = list(run.contenders)
     found = {label: one for column in columns for label, one in column.items()}
     rows = {
         label: [
             bare(question.metric, column[label].spread.median) if label in column else None
-            for question, column in zip(QUESTIONS, columns, strict=True)
+            for question, column in zip(questions(run), columns, strict=True)
         ]
         for label in sorted(found, key=lambda label: (order.index(found[label].contender.name), found[label].compacted))
     }

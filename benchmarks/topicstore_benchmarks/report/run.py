@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topicstore_benchmarks.results import CELL, PHASES, SCHEMA
+from topicstore_benchmarks.results import CELL, SCHEMA, compacted
 
 __all__ = ["Contender", "Key", "MadeOf", "Problem", "Run", "Workload", "load"]
 
-_ORDER = {phase: number for number, phase in enumerate((*PHASES, CELL))}
 _KINDS = {"topicstore": 0, "peer": 1, "limit": 2}
 
 Row = Mapping[str, Any]
@@ -86,6 +85,8 @@ class Run:
     """The contenders by name: topicstore's, then peers, then limits."""
     workloads: Mapping[str, Workload]
     durabilities: tuple[str, ...]
+    phases: tuple[str, ...]
+    """All phases that some contender had, in their order."""
     values: Mapping[Key, Mapping[str, float]]
     """The values by group: those of the same group were measured side by side."""
     problems: tuple[Problem, ...]
@@ -101,6 +102,10 @@ class Run:
     def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
         """Return values by group, none if there are none."""
         return self.values.get(Key(workload, durability, contender, phase, metric), {})
+
+    def requests(self) -> list[str]:
+        """Return the phases that are repeated after ``compact``."""
+        return [phase for phase in self.phases if compacted(phase) in self.phases]
 
     def missing(self) -> int:
         """Return how many groups of the plan weren't measured yet; 0 where there is no plan."""
@@ -128,14 +133,16 @@ def load(path: Path) -> Run:
     asked = json.loads(described.read_text()) if directory and described.exists() else {}
     rows = table.to_pylist()
     contenders = _contenders(rows)
+    phases = tuple(dict.fromkeys(row["phase"] for row in rows if row["phase"] != CELL))
     return Run(
         name=_first(rows, "run") or path.stem,
         asked=asked,
         contenders=contenders,
         workloads=_workloads(rows),
         durabilities=tuple(sorted({row["durability"] for row in rows if row["status"] != "skipped"})),
-        values=_values(rows),
-        problems=_problems(rows) + tuple(_refused(asked, contenders)),
+        phases=phases,
+        values=_values(rows, (*phases, CELL)),
+        problems=_problems(rows, phases) + tuple(_refused(asked, contenders)),
         machines=tuple(json.loads(text) for text in sorted({row["machine"] for row in rows})),
         made_of=_made_of(rows, contenders),
         repetitions=max((row["repetition"] for row in rows if row["status"] == "ok"), default=0),
@@ -175,16 +182,16 @@ def _workloads(rows: Iterable[Row]) -> dict[str, Workload]:
     }
 
 
-def _values(rows: Iterable[Row]) -> dict[Key, dict[str, float]]:
+def _values(rows: Iterable[Row], order: Sequence[str]) -> dict[Key, dict[str, float]]:
     found: defaultdict[Key, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if row["repetition"] > 0 and row["status"] == "ok" and row["value"] is not None:
             key = Key(row["workload"], row["durability"], row["contender"], row["phase"], row["metric"])
             found[key][row["group"]] = row["value"]
-    return dict(sorted(found.items(), key=lambda item: _ORDER.get(item[0].phase, len(_ORDER))))
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0].phase)))
 
 
-def _problems(rows: Iterable[Row]) -> tuple[Problem, ...]:
+def _problems(rows: Iterable[Row], order: Sequence[str]) -> tuple[Problem, ...]:
     found = {
         Problem(
             row["status"],
@@ -200,7 +207,7 @@ def _problems(rows: Iterable[Row]) -> tuple[Problem, ...]:
     return tuple(
         sorted(
             found,
-            key=lambda one: (one.status, one.contender, one.workload, one.durability, _ORDER.get(one.phase, -1)),
+            key=lambda one: (one.status, one.contender, one.workload, one.durability, ("", *order).index(one.phase)),
         )
     )
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from topicstore_benchmarks.results import CELL, PHASES
+from topicstore_benchmarks.results import CELL, STORE, compacted
 
 from .estimates import Ratio, Spread, paired_ratio, spread
 from .run import Contender, Problem, Run
 
-__all__ = ["QUESTIONS", "Answer", "Entrant", "Gap", "Grid", "Question", "duels", "entrants", "gaps", "winners"]
+__all__ = ["Answer", "Entrant", "Gap", "Grid", "Question", "duels", "entrants", "gaps", "questions", "winners"]
 
 
 @attrs.frozen(kw_only=True)
@@ -27,26 +27,27 @@ class Question:
     more_is_better: bool = False
 
 
-def _replay(phase: str) -> Question:
-    compacted = f"{phase}, compacted"
-    return Question(
-        name=phase.capitalize(), phase=phase, metric="messages_per_second", compacted=compacted, more_is_better=True
+def questions(run: Run) -> list[Question]:
+    """Return the questions that a run may answer, in the order of the page."""
+    replays = (
+        Question(
+            name=request.capitalize(),
+            phase=request,
+            metric="messages_per_second",
+            compacted=compacted(request),
+            more_is_better=True,
+        )
+        for request in run.requests()
     )
-
-
-QUESTIONS = (
-    Question(name="Store", phase="store", metric="messages_per_second", more_is_better=True),
-    _replay("replay all"),
-    _replay("wildcard"),
-    _replay("one device"),
-    _replay("late start"),
-    Question(name="Bytes a message", phase="store", metric="bytes_per_message", compacted="compact"),
-    Question(name="Mixed, p99 of stores", phase="mixed", metric="store_p99_ms"),
-    Question(name="Mixed, p99 of reads", phase="mixed", metric="read_p99_ms"),
-    Question(name="Reopen", phase="reopen", metric="seconds"),
-    Question(name="Peak memory", phase=CELL, metric="peak_memory"),
-)
-"""In the order of the page."""
+    return [
+        Question(name="Store", phase=STORE, metric="messages_per_second", more_is_better=True),
+        *replays,
+        Question(name="Bytes a message", phase=STORE, metric="bytes_per_message", compacted="compact"),
+        Question(name="Mixed, p99 of stores", phase="mixed", metric="store_p99_ms"),
+        Question(name="Mixed, p99 of reads", phase="mixed", metric="read_p99_ms"),
+        Question(name="Reopen", phase="reopen", metric="seconds"),
+        Question(name="Peak memory", phase=CELL, metric="peak_memory"),
+    ]
 
 
 @attrs.frozen
@@ -159,7 +160,7 @@ def _grids(run: Run, answer: Callable[[Question, str, str], Answer | None]) -> l
             durability,
             tuple(
                 (question, answers)
-                for question in QUESTIONS
+                for question in questions(run)
                 if any(answers := tuple(answer(question, workload, durability) for workload in run.workloads))
             ),
         )
@@ -193,7 +194,7 @@ def gaps(run: Run) -> list[Gap]:
 
 def _where(run: Run, problems: Sequence[Problem]) -> str:
     parts = (
-        ({problem.phase: None for problem in problems}, PHASES),
+        ({problem.phase: None for problem in problems}, run.phases),
         ({problem.workload: None for problem in problems}, run.workloads),
         ({problem.durability: None for problem in problems}, run.durabilities),
     )

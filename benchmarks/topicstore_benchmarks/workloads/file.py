@@ -14,7 +14,9 @@ from topicstore import TopicFilter
 from topicstore.contract.batch import MessageBatch
 from topicstore_conformance.subjects import datasets
 
-from .workload import Requests, Workload, WorkloadError, WorkloadOptions
+from topicstore_benchmarks.results import DEVICE, WILDCARD
+
+from .workload import Workload, WorkloadError, WorkloadOptions
 
 __all__ = ["FileOptions", "FileWorkload"]
 
@@ -111,13 +113,14 @@ class FileWorkload(Workload):
                 groups.append(group)
         return self._file.read_row_groups(groups).slice(first - skipped, rows)
 
-    def requests(self) -> Requests:
+    def requests(self) -> dict[str, tuple[str, ...]]:
         """Return the filters of the options, or such as fit the messages."""
         counts = Counter(self._file.read(columns=["topic"]).column("topic")[: self._rows].to_pylist())
-        return Requests(
-            wildcard=self.options.wildcard or busiest_wildcard(counts),
-            devices=self.options.devices or _around_the_median(counts),
-        )
+        return {
+            WILDCARD: (self.options.wildcard or busiest_wildcard(counts),),
+            DEVICE: self.options.devices or _around_the_median(counts),
+            **self.options.requests,
+        }
 
 
 def busiest_wildcard(counts: Counter[str]) -> str:

@@ -20,7 +20,9 @@ import topicstore
 from msgspec import Meta
 from topicstore import TopicFilter
 
-from .workload import Requests, Workload, WorkloadError, WorkloadOptions
+from topicstore_benchmarks.results import DEVICE, WILDCARD
+
+from .workload import Workload, WorkloadError, WorkloadOptions
 
 __all__ = ["MadeOptions", "MadeWorkload", "Metric"]
 
@@ -243,17 +245,15 @@ class MadeWorkload(Workload):
 
     # --- requests ---
 
-    def requests(self) -> Requests:
+    def requests(self) -> dict[str, tuple[str, ...]]:
         """Return the filters of the options, with five devices that reported at different times."""
         devices: list[int] = []
         for number in range(_ASKED):
             part, place = divmod(self._reports * (2 * number + 1) // (2 * _ASKED), self._a_part)
             reporting = self._reporting(part, self._source(part))[place:].tolist()
             devices += [device for device in dict.fromkeys(reporting) if device not in devices][:1]
-        return Requests(
-            wildcard=self.options.wildcard,
-            devices=tuple(self._filter.format(**self._of(device)) for device in devices),
-        )
+        filters = tuple(self._filter.format(**self._of(device)) for device in devices)
+        return {WILDCARD: (self.options.wildcard,), DEVICE: filters, **self.options.requests}
 
 
 def _pattern(key: str, text: str, known: Mapping[str, Any]) -> str:

@@ -7,15 +7,18 @@ a subclass of `Workload`. A TOML file names a kind and sets its options (`defini
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import attrs
 import msgspec
 import pyarrow as pa
+from topicstore import TopicFilter
 from topicstore.contract.errors import InvalidArgumentError
 
-__all__ = ["Requests", "Workload", "WorkloadError", "WorkloadOptions"]
+from topicstore_benchmarks.results import CELL, DEVICE, LATE_START, REPLAY_ALL, WILDCARD, phases
+
+__all__ = ["Workload", "WorkloadError", "WorkloadOptions"]
 
 
 class WorkloadError(InvalidArgumentError):
@@ -34,22 +37,14 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One line for people, of a full run; a kind may fill in numbers that depend on how many messages there are."""
     messages: int | None = None
     """The number of messages of a full run; a run may use fewer. None means all messages."""
+    requests: Mapping[str, tuple[str, ...]] = {}
+    """More filters to replay, by the names of their requests."""
 
     def limited(self, messages: int | None) -> WorkloadOptions:
         """Return the options with at most ``messages`` messages."""
         if messages is None or (self.messages is not None and self.messages <= messages):
             return self
         return msgspec.structs.replace(self, messages=messages)
-
-
-@attrs.frozen(kw_only=True)
-class Requests:
-    """The requests of a workload, besides replays of everything and of its last hundredth in time."""
-
-    wildcard: str
-    """A filter that many topics match, but not all."""
-    devices: tuple[str, ...]
-    """Filters that each match the topics of one device, or one topic; not all are of busy ones."""
 
 
 class Workload(ABC):
@@ -67,6 +62,12 @@ class Workload(ABC):
     def __init__(self, options: WorkloadOptions, beside: Path) -> None:
         self.options = options
         self.beside = beside
+        known = (REPLAY_ALL, WILDCARD, DEVICE, LATE_START)
+        for name, filters in options.requests.items():
+            if name in phases(known) or name == CELL or not filters:
+                raise WorkloadError(f"'requests' has {name!r}, which is a phase of its own or has no filters")
+            for text in filters:
+                TopicFilter(text)  # raises
 
     @property
     def summary(self) -> str:
@@ -95,5 +96,11 @@ class Workload(ABC):
         """
 
     @abstractmethod
-    def requests(self) -> Requests:
-        """Return the requests. Each filter matches at least one message. Called once, where the data is made."""
+    def requests(self) -> dict[str, tuple[str, ...]]:
+        """Return filters by the name of their request; those of one name are replayed one after the other.
+
+        There are ``wildcard``, a filter that many topics match, but not all, and ``one device``, filters that each
+        match the topics of one device, or one topic, and not all of busy ones. Any others may follow. Replays of
+        everything and of the last hundredth in time are added to them. Each filter matches at least one message.
+        Called once, where the data is made.
+        """
