@@ -2,7 +2,7 @@
 
 ``workloads``   the messages to store and the requests to answer: TOML files, kinds of workloads as plugins
 ``contenders``  what is compared: layouts on backends, other stores, bare engines and files as limits
-``harness``     a run: Spark makes the messages, and runs groups of cells, one process for each contender
+``harness``     a run: Spark makes the messages, and runs trials of workers, one process for each contender
 ``results``     the output of a run: one Parquet row for each value
 ``report``      the page that a person reads first
 ``comparing``   what changed between two runs

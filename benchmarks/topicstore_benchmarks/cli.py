@@ -104,9 +104,9 @@ def bench() -> None:
 @click.option("--limits/--no-limits", default=True, help="Whether to measure bare engines and files.  [default: yes]")
 @click.option("--durability", "durabilities", multiple=True, type=click.Choice(["commit", "sync"]))
 @click.option("--messages", type=click.IntRange(min=1_000), help="Most messages of a workload.  [default: 300000]")
-@click.option("--repetitions", type=click.IntRange(min=1), help="How often each group is measured.  [default: 3]")
+@click.option("--repetitions", type=click.IntRange(min=1), help="How often each trial is measured.  [default: 3]")
 @click.option("--batch", type=click.IntRange(min=1), help="Messages of a batch that is stored.  [default: 1000]")
-@click.option("--repeat", type=click.IntRange(min=1), help="Most runs of each replay within a cell.  [default: 5]")
+@click.option("--repeat", type=click.IntRange(min=1), help="Most runs of each replay within a worker.  [default: 5]")
 @click.option("--mixed-seconds", type=_POSITIVE, help="How long to read and write at the same time.  [default: 10]")
 @click.option(
     "--mixed-rate", type=_POSITIVE, help="Batches of 100 messages that are stored a second then.  [default: 100]"
@@ -137,11 +137,11 @@ def run(
     that returned other messages than were stored.
     """
     _check_installed((*_SPARK, *(_REPORT if report else ())))
-    from .harness.choosing import Asked, new_run
+    from .harness.choosing import RunOptions, new_run
     from .harness.drive import begin, drive
 
     directory = directory.absolute()
-    found = _there(ctx, directory) or begin(directory, new_run(directory.name, _command(), Asked(**asked)))
+    found = _there(ctx, directory) or begin(directory, new_run(directory.name, _command(), RunOptions(**asked)))
     for name, reason in {**found.skipped_workloads, **found.skipped_contenders}.items():
         _tell(f"{name} is left out: {reason}")
     results = drive(directory, found, cache or directory / "workloads", spark_master, _tell)
@@ -153,14 +153,14 @@ def run(
 
 
 def _tell_failures(results: Path) -> bool:
-    """Report what failed in any group of a run, wrong replays last; return whether anything did."""
+    """Report what failed in any trial of a run, wrong replays last; return whether anything did."""
     import pyarrow.parquet as pq
 
-    from .harness.group import WRONG
+    from .harness.trial import WRONG
 
     failed = pq.read_table(results, filters=[("status", "=", "failed")]).to_pylist()
     for row in failed:
-        click.echo(f"failed: {row['group']}, {row['contender']}, {row['phase']}: {row['reason']}", err=True)
+        click.echo(f"failed: {row['trial']}, {row['contender']}, {row['phase']}: {row['reason']}", err=True)
     if any(row["reason"].startswith(WRONG) for row in failed):
         click.echo("WRONG: a replay gave other messages than were stored; its time doesn't count", err=True)
     return bool(failed)
@@ -190,7 +190,7 @@ def _report(directory: Path) -> None:
 @bench.command()
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def report(directory: Path) -> None:
-    """Write the report of the run in DIRECTORY again, from the groups measured so far."""
+    """Write the report of the run in DIRECTORY again, from the trials measured so far."""
     _check_installed(_REPORT)
     from .harness.drive import write_results
     from .harness.plan import Run

@@ -3,7 +3,7 @@
 A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of
 the medians, turned so that more than 1 is better, with the interval of two samples (see
 `topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that
-was slower during one of them makes everything worse. ``--relative-to`` divides times, within each group, by
+was slower during one of them makes everything worse. ``--relative-to`` divides times, within each trial, by
 those of an unchanged contender that both runs have; then the machine's speed cancels.
 """
 
@@ -114,7 +114,7 @@ def _verdict(better: Ratio, threshold: float) -> Verdict:
 
 
 def _cells(run: Run, relative_to: str | None) -> dict[Key, Mapping[str, float]]:
-    """Return the values to compare by group; those of time relative to the reference, where it has them."""
+    """Return the values to compare by trial; those of time relative to the reference, where it has them."""
     if relative_to is not None and not any(key.contender == relative_to for key in run.values):
         raise ValueError(f"the run {run.name} has no figures of {relative_to!r} to be relative to")
     found: dict[Key, Mapping[str, float]] = {}
@@ -123,18 +123,18 @@ def _cells(run: Run, relative_to: str | None) -> dict[Key, Mapping[str, float]]:
             continue
         if relative_to is not None and key.metric not in _SPEEDLESS:
             values = _relative(run, key, values, relative_to)
-        positive = {group: value for group, value in values.items() if value > 0}
+        positive = {trial: value for trial, value in values.items() if value > 0}
         if positive:
             found[key] = positive
     return found
 
 
 def _relative(run: Run, key: Key, values: Mapping[str, float], relative_to: str) -> Mapping[str, float]:
-    """Divide by the reference in the same group; if it has no phase after ``compact``, by the phase before."""
+    """Divide by the reference in the same trial; if it has no phase after ``compact``, by the phase before."""
     for phase in (key.phase, key.phase.removesuffix(", compacted")):
         reference = run.of(key.workload, key.durability, relative_to, phase, key.metric)
         if reference:
-            return {group: values[group] / reference[group] for group in values if reference.get(group, 0) > 0}
+            return {trial: values[trial] / reference[trial] for trial in values if reference.get(trial, 0) > 0}
     return {}
 
 

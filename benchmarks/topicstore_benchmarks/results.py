@@ -3,12 +3,12 @@
 A run's directory::
 
     <run>/run.json               the requested options, the time of the start, the machine
-    <run>/groups/<name>.parquet  the rows of one group: a workload, a durability and a repetition, all contenders;
+    <run>/trials/<name>.parquet  the rows of one trial: a workload, a durability and a repetition, all contenders;
                                  written whole, by rename, so that a run can continue with the missing ones
-    <run>/results.parquet        the rows of all groups, `SCHEMA`
+    <run>/results.parquet        the rows of all trials, `SCHEMA`
     <run>/report.html            the report
     <run>/workloads/             the messages, unless they are kept elsewhere
-    <run>/scratch/               the files of contenders while a group is measured
+    <run>/scratch/               the files of contenders while a trial is measured
     <run>/LOCK                   held by the measuring process
 """
 
@@ -18,7 +18,18 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-__all__ = ["CELL", "DEVICE", "LATE_START", "REPLAY_ALL", "SCHEMA", "STORE", "UNITS", "WILDCARD", "compacted", "phases"]
+__all__ = [
+    "DEVICE",
+    "LATE_START",
+    "REPLAY_ALL",
+    "SCHEMA",
+    "STORE",
+    "UNITS",
+    "WILDCARD",
+    "WORKER",
+    "compacted",
+    "phases",
+]
 
 STORE = "store"
 """The first phase. A contender that can't store takes part in no other."""
@@ -26,8 +37,8 @@ REPLAY_ALL, WILDCARD, DEVICE, LATE_START = "replay all", "wildcard", "one device
 """Requests that every workload has: everything; what many topics match; a few single devices, one after the other,
 which are read in the phase ``mixed`` too; and the last hundredth in time."""
 
-CELL = "cell"
-"""The phase, after all others, of values of a whole cell: its memory."""
+WORKER = "worker"
+"""The phase, after all others, of values of a whole worker: its memory."""
 
 
 def compacted(request: str) -> str:
@@ -65,7 +76,7 @@ UNITS = {
 ``first_message_ms``: of replays. ``store_*`` and ``read_*``: of ``mixed``, the latency of one batch stored and of one
 replay of a device; ``*_p999_ms`` only of a thousand values and more. ``disk_bytes`` and ``bytes_per_message``: after
 ``store`` (closed) and after ``compact``.
-``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process;
+``peak_memory``: of the phase ``worker``, the highest resident size of the worker's process;
 ``memory_before``: what of it was there before the contender was opened, Python and a part of the messages.
 """
 
@@ -74,7 +85,7 @@ _STRING = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     [
         pa.field("run", _STRING, nullable=False),  # of the directory, for comparisons
-        pa.field("group", _STRING, nullable=False),  # same group: measured side by side, ratios hold
+        pa.field("trial", _STRING, nullable=False),  # same trial: measured side by side, ratios hold
         pa.field("contender", _STRING, nullable=False),
         pa.field("kind", _STRING, nullable=False),  # topicstore, peer or limit
         pa.field("backend", _STRING),  # of topicstore, and of limits of an engine
@@ -85,7 +96,7 @@ SCHEMA = pa.schema(
         pa.field("workload_topics", pa.int64(), nullable=False),
         pa.field("workload_bytes", pa.int64(), nullable=False),  # of topics and payloads
         pa.field("repetition", pa.int32(), nullable=False),  # from 1; 0 stands for all
-        pa.field("phase", _STRING, nullable=False),  # of `phases`, or "cell"
+        pa.field("phase", _STRING, nullable=False),  # of `phases`, or "worker"
         pa.field("metric", _STRING, nullable=False),  # of UNITS, or "status"
         pa.field("value", pa.float64()),  # null with "status"
         pa.field("unit", _STRING, nullable=False),

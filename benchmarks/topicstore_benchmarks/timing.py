@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-__all__ = ["check", "drained", "machine", "median_of", "one_core", "timed"]
+__all__ = ["check", "consume", "machine", "median_of", "one_core", "timed"]
 
 
 def one_core() -> None:
@@ -43,7 +43,7 @@ def median_of(work: Callable[[], object], rounds: int) -> float:
     return statistics.median(timed(work) for _ in range(rounds))
 
 
-def drained(found: Iterable[object]) -> int:
+def consume(found: Iterable[object]) -> int:
     """Read a replay to its end, keeping nothing; return the number of messages."""
     rows = 0
     for _row in found:

@@ -150,6 +150,6 @@ def test_values_have_three_digits() -> None:
 
 def test_every_replay_is_counted() -> None:
     """The check itself knows one from two."""
-    timing.check(timing.drained(iter([])), 0)
+    timing.check(timing.consume(iter([])), 0)
     with pytest.raises(AssertionError, match="0 of 1"):
-        timing.check(timing.drained(iter([])), 1)
+        timing.check(timing.consume(iter([])), 1)

@@ -20,9 +20,9 @@ pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[sp
 from topicstore.cli import cli
 from topicstore.storage.directory_lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
-from topicstore_benchmarks.harness.choosing import Asked, new_run
+from topicstore_benchmarks.harness.choosing import RunOptions, new_run
 from topicstore_benchmarks.harness.drive import _share, begin
-from topicstore_benchmarks.harness.plan import Group, Plan, Run, Settings, WorkloadPlan
+from topicstore_benchmarks.harness.plan import Plan, Run, Settings, Trial, WorkloadPlan
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
 from topicstore_conformance.faults.threads import PATIENCE
@@ -52,12 +52,12 @@ def asked(*arguments: object) -> Result:
 
 
 def times(directory: Path) -> dict[str, int]:
-    """Return when each group's file was written."""
-    return {path.name: path.stat().st_mtime_ns for path in (directory / "groups").glob("small-*.parquet")}
+    """Return when each trial's file was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (directory / "trials").glob("small-*.parquet")}
 
 
 def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None:
-    """With the groups that are missing; those that are there stay as they are, and nothing else is left."""
+    """With the trials that are missing; those that are there stay as they are, and nothing else is left."""
     directory = tmp_path / "run"
     options = ("--workload", small_toml, "--contender", "sqlite", "--contender", "rocksdb-block", *SMALL)
     first = subprocess.Popen(
@@ -66,7 +66,7 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
     assert first.stderr is not None
     with first.stderr as lines:
         for line in lines:
-            if "group 2 of 2" in line:
+            if "trial 2 of 2" in line:
                 first.send_signal(signal.SIGKILL)  # the lines end when Spark's processes have ended too
     assert -signal.SIGKILL == first.wait(PATIENCE)
     before = times(directory)
@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
 
     done = bench("run", directory, "--no-report")
     assert (0, "") == (done.returncode, done.stdout), done.stderr
-    assert "group 1 of 1: small-commit-2" in done.stderr
+    assert "trial 1 of 1: small-commit-2" in done.stderr
     after = times(directory)
     assert before["small-commit-1.parquet"] == after["small-commit-1.parquet"]
     assert {f"small-commit-{n}.parquet" for n in (1, 2)} == set(after)
@@ -90,18 +90,18 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out(small_toml: Path, tmp_path: Path) -> None:
-    """Whole groups too; that is told, is no failure, and the next run goes on with them."""
+    """Whole trials too; that is told, is no failure, and the next run goes on with them."""
     options = ("--workload", small_toml, "--contender", "sqlite", *SMALL, "--repetitions", "2", "--budget", "0.001")
     done = bench("run", tmp_path / "run", *options)
     assert (0, "") == (done.returncode, done.stdout), done.stderr
-    assert "2 groups are left out: the time for the run was over" in done.stderr
+    assert "2 trials are left out: the time for the run was over" in done.stderr
     assert {} == times(tmp_path / "run")
 
 
 def test_each_workload_has_time_before_any_is_repeated() -> None:
-    """Groups of the first repetition share all that is left; then each takes what it needs, in their order."""
+    """Trials of the first repetition share all that is left; then each takes what it needs, in their order."""
     first, second = (
-        [Group(workload=name, durability="commit", repetition=number) for name in ("a", "b")] for number in (1, 2)
+        [Trial(workload=name, durability="commit", repetition=number) for name in ("a", "b")] for number in (1, 2)
     )
     assert 120.0 == _share(240.0, [*first, *second])
     assert 180.0 == _share(180.0, [first[1], *second])
@@ -111,7 +111,9 @@ def test_each_workload_has_time_before_any_is_repeated() -> None:
 
 def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
     """However busy the machine is; a whole run takes as long as it takes."""
-    quick, whole = (new_run("run", [], Asked(quick=one, contenders=("sqlite",))).plan.settings for one in (True, False))
+    quick, whole = (
+        new_run("run", [], RunOptions(quick=one, contenders=("sqlite",))).plan.settings for one in (True, False)
+    )
     assert quick.budget is not None
     assert quick.budget < 300
     assert whole.budget is None
@@ -135,7 +137,7 @@ def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
         repetitions=1,
         settings=Settings(mixed_seconds=0.1),
     )
-    run = new_run("run", [], Asked(workloads=(str(small_toml),), contenders=("sqlite",)))
+    run = new_run("run", [], RunOptions(workloads=(str(small_toml),), contenders=("sqlite",)))
     msgspec.structs.replace(run, plan=plan).save(directory)
     return directory
 
@@ -143,8 +145,8 @@ def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
 def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path: Path) -> None:
     """And it says what differs; what is there stays."""
     before = (prepared(tmp_path, small_toml, "Losing") / "run.json").read_bytes()
-    (tmp_path / "groups").mkdir()
-    (tmp_path / "groups" / "small-sync-1.parquet").touch()
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "small-sync-1.parquet").touch()
     done = asked("run", tmp_path, "--workload", small_toml, "--contender", "sqlite", *SMALL)
     assert 2 == done.exit_code
     assert f"error: {tmp_path} has another run: durabilities, contenders, repetitions differ" in done.stderr
@@ -154,7 +156,7 @@ def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path
 def test_a_run_that_measured_nothing_gives_way(small_toml: Path, tmp_path: Path) -> None:
     """Such as one whose messages could not be made."""
     there = prepared(tmp_path, small_toml, "Losing")
-    run = new_run("run", [], Asked(workloads=(str(small_toml),), contenders=("sqlite",)))
+    run = new_run("run", [], RunOptions(workloads=(str(small_toml),), contenders=("sqlite",)))
     assert run == begin(there, run) == Run.load(there)
     assert run == begin(there, msgspec.structs.replace(run, created="later"))
 

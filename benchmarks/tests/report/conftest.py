@@ -112,7 +112,7 @@ class _Maker:
             here *= 4 if contender == "NATS JetStream" and workload == "hot-topic" else 1
             for metric, value in _metrics(phase, here, sizes[0]):
                 yield about | self._value(contender, phase, metric, value)
-        yield about | self._value(contender, "cell", "peak_memory", 2e8 / speed)
+        yield about | self._value(contender, "worker", "peak_memory", 2e8 / speed)
 
     def _value(self, contender: str, phase: str, metric: str, value: float) -> dict[str, Any]:
         change = 1 if "bytes" in metric else self._changes.get((contender, phase), 1)
@@ -124,7 +124,7 @@ class _Maker:
         row = self._row("RabbitMQ streams", workload, sizes, durability, 0)
         yield row | {
             "kind": "peer",
-            "phase": "cell",
+            "phase": "worker",
             "status": "skipped",
             "reason": "rabbitmq-server is not on the path",
         }
@@ -135,7 +135,7 @@ class _Maker:
         kind, backend, layout, _speed = CONTENDERS.get(contender, ("peer", None, None, 1))
         return {
             "run": self._name,
-            "group": f"{workload}-{durability}-{repetition}",
+            "trial": f"{workload}-{durability}-{repetition}",
             "contender": contender,
             "kind": kind,
             "backend": backend,

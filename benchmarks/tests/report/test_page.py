@@ -191,16 +191,16 @@ def test_long_times_have_no_prefix_of_thousands(make_run: RunMaker) -> None:
 
 
 def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
-    """Groups that no contender could take part in are not waited for."""
+    """Trials that no contender could take part in are not waited for."""
     run = make_run(repetitions=2)
     plan = {"workloads": [{"name": "fleet", "values": {}}], "repetitions": 3, "durabilities": ["commit", "sync"]}
-    for durabilities, says in ((["commit"], "2 of 3 groups"), (["commit", "sync"], "2 of 6 groups")):
+    for durabilities, says in ((["commit"], "2 of 3 trials"), (["commit", "sync"], "2 of 6 trials")):
         asked = {"plan": {**plan, "contenders": [{"durabilities": durabilities}]}}
         (run / "run.json").write_text(json.dumps(asked))
         assert f"<strong>Not finished:</strong> {says}" in text(run)
     given = {**plan, "contenders": [{"durabilities": ["commit"]}], "settings": {"budget": 240.0}}
     (run / "run.json").write_text(json.dumps({"plan": given}))
-    said = "groups of a workload, a durability and a repetition were measured so far, in the 240 seconds"
+    said = "trials of a workload, a durability and a repetition were measured so far, in the 240 seconds"
     assert said in text(run)
     finished = {"plan": {**plan, "repetitions": 2, "contenders": [{"durabilities": ["commit"]}]}}
     (run / "run.json").write_text(json.dumps(finished))

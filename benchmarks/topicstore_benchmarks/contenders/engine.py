@@ -18,7 +18,7 @@ import topicstore
 from topicstore import Message
 from topicstore.contract.batch import MessageBatch
 
-from topicstore_benchmarks.timing import drained
+from topicstore_benchmarks.timing import consume
 
 from .contender import Durability
 from .limit import Limit
@@ -45,7 +45,7 @@ class EngineLimit(Limit):
         """Open the engine with a write buffer of 64 MiB, without compression."""
         self._raw = RAW_ENGINES[self._backend](self.path, 0, sync=self.durability == "sync")
 
-    def ready(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
+    def encode(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
         """Return keys and values."""
         first, self._stored = self._stored, self._stored + len(batch)
         keys = [bytes(16) + number.to_bytes(8, "big") for number in range(first, self._stored)]
@@ -57,7 +57,7 @@ class EngineLimit(Limit):
 
     def scan(self) -> int:
         """Read every key and value."""
-        return drained(self._raw.pairs())
+        return consume(self._raw.pairs())
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Return all messages."""
@@ -85,7 +85,7 @@ class DuckdbLimit(Limit):
         self.path.mkdir(exist_ok=True)
         self._table = PlainTable(self.path / "plain.duckdb", topicstore.SCHEMA.empty_table())
 
-    def ready(self, batch: list[Message]) -> pa.Table:
+    def encode(self, batch: list[Message]) -> pa.Table:
         """Return the batch as rows of the table."""
         return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])
 

@@ -23,7 +23,7 @@ class Limit(Contender):
     abilities: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def ready(self, batch: list[Message]) -> Any:
+    def encode(self, batch: list[Message]) -> Any:
         """Return what `store` takes in place of a batch. Not timed."""
 
     def finish(self) -> None:

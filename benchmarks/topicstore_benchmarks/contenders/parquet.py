@@ -35,7 +35,7 @@ class ParquetLimit(Limit):
         if not self._file.exists():
             self._writer = pq.ParquetWriter(self._file, topicstore.SCHEMA, compression="zstd")
 
-    def ready(self, batch: list[Message]) -> pa.RecordBatch:
+    def encode(self, batch: list[Message]) -> pa.RecordBatch:
         """Return columns."""
         return MessageBatch.from_messages(batch).to_arrow()
 

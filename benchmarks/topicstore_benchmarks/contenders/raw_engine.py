@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from topicstore_benchmarks.timing import check, drained, timed
+from topicstore_benchmarks.timing import check, consume, timed
 
 __all__ = ["BUFFER", "RAW_ENGINES", "RawEngine", "RawLeveldb", "RawRocksdb"]
 
@@ -52,7 +52,7 @@ class RawEngine(ABC):
 
     def scan(self) -> float:
         """Read every key and value; return the seconds."""
-        return timed(lambda: check(drained(self.pairs()), len(self._keys)))
+        return timed(lambda: check(consume(self.pairs()), len(self._keys)))
 
 
 class RawRocksdb(RawEngine):

@@ -24,7 +24,7 @@ from topicstore_benchmarks.contenders.database import DatabaseContender
 from topicstore_benchmarks.contenders.raw_engine import RawEngine, RawRocksdb
 from topicstore_benchmarks.contenders.sqlite import SqliteContender
 from topicstore_benchmarks.harness.measuring import replayed, stored
-from topicstore_benchmarks.timing import drained, timed
+from topicstore_benchmarks.timing import consume, timed
 
 from .message_sets import ALL, SETS, MessageSet, Task
 
@@ -124,7 +124,7 @@ class _Run:
                 opened.callback(reader.close)
             self._tell("read everything once")  # warms caches, and lets engines finish the work of opening
             for reader in readers:
-                drained(reader.replay("#"))
+                consume(reader.replay("#"))
             for task in self._data.tasks:
                 self._tell(f"replay {task.name}")
                 for side, seconds in _replay(readers, task).items():

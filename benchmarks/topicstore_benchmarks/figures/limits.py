@@ -17,7 +17,7 @@ import topicstore
 from topicstore import Message
 
 from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES
-from topicstore_benchmarks.timing import check, drained, timed
+from topicstore_benchmarks.timing import check, consume, timed
 
 from .cases import Case, batches
 from .figure import Cell, Figure, Section, Sheet, shown
@@ -115,7 +115,7 @@ def _round(
         put = raw.put()
         store = timed(lambda: _store(db, made))
         scan = raw.scan()
-        replay = timed(lambda: check(drained(db.replay("#", order="any")), messages))
+        replay = timed(lambda: check(consume(db.replay("#", order="any")), messages))
         arrow = timed(lambda: check(sum(batch.num_rows for batch in db.replay_arrow("#", order="any")), messages))
         info = db.info()
         raw.close()

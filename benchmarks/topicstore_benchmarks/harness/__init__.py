@@ -1,13 +1,13 @@
-"""How a run is made: a plan, the data of its workloads, and groups of cells that Spark has run one by one.
+"""How a run is made: a plan, the data of its workloads, and trials of workers that Spark has run one by one.
 
 ``choosing``   from the requested options to a plan
 ``plan``       what is to be measured; ``run.json``
 ``dataset``    the messages of a workload as Parquet, and the expected replays of its requests
 ``expected``   the messages that replays must return, and checks of replays
 ``measuring``  one store and one replay, timed; the figures of layouts are made of it too
-``phases``     the measurements of a cell
-``cell``       the process in which one contender is measured
-``group``      the cells of a workload, a durability and a repetition, taking turns phase by phase
+``phases``     the measurements of a worker
+``worker``     the process in which one contender is measured
+``trial``      the workers of a workload, a durability and a repetition, taking turns phase by phase
 ``drive``      a whole run
 ``hardware``   the machine and versions of a measurement
 """

@@ -17,7 +17,7 @@ from topicstore_benchmarks.workloads.definition import Definition, built_in, fro
 from .hardware import machine, versions
 from .plan import Plan, Run, Settings, WorkloadPlan
 
-__all__ = ["Asked", "ChoiceError", "new_run"]
+__all__ = ["ChoiceError", "RunOptions", "new_run"]
 
 _FULL_REPETITIONS, _QUICK_REPETITIONS = 3, 2
 _FULL_MESSAGES, _QUICK_MESSAGES = 300_000, 40_000
@@ -30,8 +30,8 @@ _QUICK_PAIRS = (
     "leveldb-block",
     "duckdb-table",
 )
-_OF_CELLS = ("batch", "repeat", "mixed_seconds", "mixed_rate", "phase_timeout", "budget")
-"""Names that `Asked` has as `Settings` has them."""
+_OF_WORKERS = ("batch", "repeat", "mixed_seconds", "mixed_rate", "phase_timeout", "budget")
+"""Names that `RunOptions` has as `Settings` has them."""
 _QUICK_SETTINGS = Settings(repeat=3, patience=0.5, mixed_seconds=1.0, phase_timeout=120.0, budget=240.0)
 """Five minutes, of which one is for beginning, ending and the report."""
 
@@ -41,7 +41,7 @@ class ChoiceError(InvalidArgumentError):
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class RunOptions:
     """The requested options. Empty ones and None stand for the defaults, those of ``quick`` or of a full run."""
 
     quick: bool = False
@@ -65,7 +65,7 @@ class Asked:
     budget: float | None = None
 
 
-def new_run(name: str, command: list[str], asked: Asked) -> Run:
+def new_run(name: str, command: list[str], asked: RunOptions) -> Run:
     """Return the requested run. Raises `ChoiceError`, `WorkloadError`."""
     chosen = _contenders(asked, catalogue())
     missing = {spec.name: reason for spec in chosen if (reason := spec.why_missing()) is not None}
@@ -94,15 +94,15 @@ def new_run(name: str, command: list[str], asked: Asked) -> Run:
 
 
 def _why_unable(spec: ContenderSpec, durabilities: Iterable[Durability]) -> str | None:
-    """Return why a contender has no part in any group, or None if it has one."""
+    """Return why a contender has no part in any trial, or None if it has one."""
     wanted = tuple(durabilities)
     return None if set(wanted) & set(spec.durabilities) else f"it has no durability {', '.join(map(repr, wanted))}"
 
 
-def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[ContenderSpec]) -> Plan:
+def _plan(asked: RunOptions, definitions: Iterable[Definition], contenders: Iterable[ContenderSpec]) -> Plan:
     quick = asked.quick
     messages = asked.messages or (_QUICK_MESSAGES if quick else _FULL_MESSAGES)
-    wanted = {name: value for name in _OF_CELLS if (value := getattr(asked, name)) is not None}
+    wanted = {name: value for name in _OF_WORKERS if (value := getattr(asked, name)) is not None}
     settings = msgspec.structs.replace(_QUICK_SETTINGS if quick else Settings(), **wanted)
     return Plan(
         workloads=tuple(
@@ -122,7 +122,7 @@ def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[
     )
 
 
-def _definitions(asked: Asked) -> list[Definition]:
+def _definitions(asked: RunOptions) -> list[Definition]:
     """Return the requested workloads."""
     if asked.data is None and (asked.wildcard or asked.devices):
         raise ChoiceError("filters to ask for go with messages of your own")
@@ -134,7 +134,7 @@ def _definitions(asked: Asked) -> list[Definition]:
     return found
 
 
-def _contenders(asked: Asked, known: Mapping[str, ContenderSpec]) -> list[ContenderSpec]:
+def _contenders(asked: RunOptions, known: Mapping[str, ContenderSpec]) -> list[ContenderSpec]:
     """Return the requested contenders."""
     if asked.contenders:
         _check(asked.contenders, "contender", known)
@@ -144,7 +144,7 @@ def _contenders(asked: Asked, known: Mapping[str, ContenderSpec]) -> list[Conten
     return [spec for spec in known.values() if kinds[spec.kind] and (spec.kind != "topicstore" or fits(spec))]
 
 
-def _pair_chooser(asked: Asked, known: Mapping[str, ContenderSpec]) -> Callable[[ContenderSpec], bool]:
+def _pair_chooser(asked: RunOptions, known: Mapping[str, ContenderSpec]) -> Callable[[ContenderSpec], bool]:
     """Return a function that says whether a pair of layout and backend was requested."""
     pairs = [spec for spec in known.values() if spec.kind == "topicstore"]
     _check(asked.backends, "backend", {str(spec.backend) for spec in pairs})

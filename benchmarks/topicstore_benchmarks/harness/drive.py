@@ -1,7 +1,7 @@
-"""A run from its plan to its results: Spark makes the data, and runs the groups one after the other.
+"""A run from its plan to its results: Spark makes the data, and runs the trials one after the other.
 
-A group is a Spark job of one task, so that nothing else uses the machine meanwhile, and is tried once: a failure is a
-result. Each group writes its own file; an interrupted run continues with the groups that have none. All machines that
+A trial is a Spark job of one task, so that nothing else uses the machine meanwhile, and is tried once: a failure is a
+result. Each trial writes its own file; an interrupted run continues with the trials that have none. All machines that
 run tasks must see the directory of a run under the same path.
 """
 
@@ -27,8 +27,8 @@ from topicstore_benchmarks.workloads.definition import Definition
 from topicstore_benchmarks.workloads.workload import WorkloadError
 
 from .dataset import Dataset, Tasks, make
-from .group import LEFT_OUT, SCRATCH, Outcome, run_group, skipped_row, write_rows
-from .plan import Group, Plan, PlanMismatchError, Run
+from .plan import Plan, PlanMismatchError, Run, Trial
+from .trial import LEFT_OUT, SCRATCH, Outcome, run_trial, skipped_row, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ Tell = Callable[[str], None]
 def begin(directory: Path, run: Run) -> Run:
     """Return the run of a directory: the one that is there, if it has the same plan, or else this one, written.
 
-    A run with another plan gives way if none of its groups was measured. Raises `PlanMismatchError`, and
+    A run with another plan gives way if none of its trials was measured. Raises `PlanMismatchError`, and
     `DatabaseLockedError` while another process measures there.
     """
     there = Run.load(directory)
@@ -53,7 +53,7 @@ def begin(directory: Path, run: Run) -> Run:
     directory.mkdir(parents=True, exist_ok=True)
     lock = DirectoryLock(directory)
     try:
-        if there is not None and any(_file(directory, group).exists() for group in there.plan.groups()):
+        if there is not None and any(_file(directory, trial).exists() for trial in there.plan.trials()):
             raise PlanMismatchError(
                 f"{directory} has another run: {', '.join(differing)} differ; give no options to continue it, "
                 "or take another directory"
@@ -65,7 +65,7 @@ def begin(directory: Path, run: Run) -> Run:
 
 
 def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> Path:
-    """Measure the groups that are missing; return the file with the rows of all.
+    """Measure the trials that are missing; return the file with the rows of all.
 
     Raises `WorkloadError`, and `DatabaseLockedError` while another process measures there.
     """
@@ -79,7 +79,7 @@ def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell
 
 def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> None:
     shutil.rmtree(directory / SCRATCH, ignore_errors=True)
-    missing = [group for group in run.plan.groups() if not _file(directory, group).exists()]
+    missing = [trial for trial in run.plan.trials() if not _file(directory, trial).exists()]
     if not missing:
         return
     budget = run.plan.settings.budget
@@ -91,16 +91,16 @@ def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: T
             definition = Definition(name=workload.name, source=workload.source, values=workload.values)
             data[workload.name] = make(definition, workload.messages, cache, spark_tasks(spark))
         _write_skipped(directory, run, data)
-        for number, group in enumerate(missing):
+        for number, trial in enumerate(missing):
             seconds = _share(deadline - time.monotonic(), missing[number:])
             if seconds <= 0:
-                tell(f"{len(missing) - number} groups are left out: {LEFT_OUT}")
+                tell(f"{len(missing) - number} trials are left out: {LEFT_OUT}")
                 break
-            tell(f"group {number + 1} of {len(missing)}: {group.name}")
-            outcome = _run_in_spark(spark, group, run.plan, data[group.workload].directory, directory, seconds)
-            tell(f"{outcome.group}: {outcome.seconds:.0f} s" + "".join(f"\n    {line}" for line in outcome.failed))
+            tell(f"trial {number + 1} of {len(missing)}: {trial.name}")
+            outcome = _run_in_spark(spark, trial, run.plan, data[trial.workload].directory, directory, seconds)
+            tell(f"{outcome.trial}: {outcome.seconds:.0f} s" + "".join(f"\n    {line}" for line in outcome.failed))
             if outcome.left_out:
-                tell(f"{outcome.group}: without {', '.join(outcome.left_out)}: {LEFT_OUT}")
+                tell(f"{outcome.trial}: without {', '.join(outcome.left_out)}: {LEFT_OUT}")
 
 
 def spark_tasks(spark: SparkSession) -> Tasks:
@@ -123,20 +123,20 @@ def spark_tasks(spark: SparkSession) -> Tasks:
     return run
 
 
-def _share(seconds: float, groups: Sequence[Group]) -> float:
-    """Return what the first group may take: in the first repetition as much as others, so that each has some."""
-    return seconds / max(1, sum(group.repetition == 1 for group in groups))
+def _share(seconds: float, trials: Sequence[Trial]) -> float:
+    """Return what the first trial may take: in the first repetition as much as others, so that each has some."""
+    return seconds / max(1, sum(trial.repetition == 1 for trial in trials))
 
 
 def _run_in_spark(
-    spark: SparkSession, group: Group, plan: Plan, data: Path, directory: Path, seconds: float
+    spark: SparkSession, trial: Trial, plan: Plan, data: Path, directory: Path, seconds: float
 ) -> Outcome:
     place = directory.absolute()
 
-    def work(item: Group) -> Outcome:
-        return run_group(item, plan, data, place, _tell_from_task, seconds)
+    def work(item: Trial) -> Outcome:
+        return run_trial(item, plan, data, place, _tell_from_task, seconds)
 
-    found: list[Outcome] = spark.sparkContext.parallelize([group], 1).map(work).collect()
+    found: list[Outcome] = spark.sparkContext.parallelize([trial], 1).map(work).collect()
     return found[0]
 
 
@@ -147,7 +147,7 @@ def _tell_from_task(text: str) -> None:
 
 @contextmanager
 def _spark(master: str | None) -> Iterator[SparkSession]:
-    """Return a session; each task is tried once, because a group that is tried again would be measured twice."""
+    """Return a session; each task is tried once, because a trial that is tried again would be measured twice."""
     from topicstore.spark import session
 
     settings: dict[str, object] = {"spark_master": master} if master else {}
@@ -162,32 +162,32 @@ def _spark(master: str | None) -> Iterator[SparkSession]:
             spark.stop()
 
 
-def _file(directory: Path, group: Group) -> Path:
-    return directory / "groups" / f"{group.name}.parquet"
+def _file(directory: Path, trial: Trial) -> Path:
+    return directory / "trials" / f"{trial.name}.parquet"
 
 
 def _skipped(directory: Path) -> Path:
-    return directory / "groups" / "skipped.parquet"
+    return directory / "trials" / "skipped.parquet"
 
 
 def _write_skipped(directory: Path, run: Run, data: dict[str, Dataset]) -> None:
     """Write the rows of contenders that take no part in anything, or not with one of the durabilities."""
     rows = []
-    for group in (group for group in run.plan.groups() if group.repetition == 1):
+    for trial in (trial for trial in run.plan.trials() if trial.repetition == 1):
         skipped = [(spec, run.skipped_contenders[spec.name]) for spec in run.left_out]
         skipped += [
-            (spec, f"it has no durability {group.durability!r}")
+            (spec, f"it has no durability {trial.durability!r}")
             for spec in run.plan.contenders
-            if group.durability not in spec.durabilities
+            if trial.durability not in spec.durabilities
         ]
-        rows += [skipped_row(spec, reason, group, data[group.workload], directory.name) for spec, reason in skipped]
+        rows += [skipped_row(spec, reason, trial, data[trial.workload], directory.name) for spec, reason in skipped]
     write_rows(rows, _skipped(directory))
 
 
 def write_results(directory: Path, plan: Plan) -> Path:
-    """Write the rows of all groups that are there into one file; return it."""
+    """Write the rows of all trials that are there into one file; return it."""
     files: Sequence[Path] = [
-        path for path in (*(_file(directory, group) for group in plan.groups()), _skipped(directory)) if path.exists()
+        path for path in (*(_file(directory, trial) for trial in plan.trials()), _skipped(directory)) if path.exists()
     ]
     tables = [pq.read_table(path, schema=SCHEMA) for path in files]
     making = directory / f".{RESULTS}"

@@ -36,7 +36,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that all cells share."""
+    """Return the versions of the packages that all workers share."""
     found = {}
     for name in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""One timed store and one timed replay of a contender, for the phases of a cell and the figures of layouts."""
+"""One timed store and one timed replay of a contender, for the phases of a worker and the figures of layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from topicstore_benchmarks.contenders.contender import Contender
-from topicstore_benchmarks.timing import drained
+from topicstore_benchmarks.timing import consume
 
 from .expected import ExpectedReplay
 
@@ -40,9 +40,9 @@ def replayed(contender: Contender, expected: ExpectedReplay) -> Replayed:
     """Replay everything that a request asks for. Raises `WrongReplayError` if the number of messages is wrong."""
     started = time.perf_counter()
     replay = iter(contender.replay(expected.topic_filter, expected.start))
-    count = drained(islice(replay, 1))
+    count = consume(islice(replay, 1))
     first = time.perf_counter()
-    count += drained(replay)
+    count += consume(replay)
     ended = time.perf_counter()
     expected.check_count(count)
     return Replayed(first - started, ended - started)

@@ -1,4 +1,4 @@
-"""The phases of a cell, and how each measures.
+"""The phases of a worker, and how each measures.
 
 **store**: batches, made before the clock starts, a part of the data at a time (none reaches from one part to the
 next, so those of large payloads are small). The first fiftieth, of five batches at most, warms up and isn't
@@ -32,14 +32,14 @@ from topicstore import Message
 from topicstore_benchmarks.contenders.contender import Contender
 from topicstore_benchmarks.contenders.limit import Limit
 from topicstore_benchmarks.results import DEVICE, LATE_START, REPLAY_ALL, STORE, compacted
-from topicstore_benchmarks.timing import drained, timed
+from topicstore_benchmarks.timing import consume, timed
 
 from .dataset import Dataset
 from .expected import ExpectedReplay
 from .measuring import replayed, stored
 from .plan import Settings
 
-__all__ = ["Measured", "Phases", "Skipped"]
+__all__ = ["PhaseResult", "Phases", "Skipped"]
 
 _WARM_UP_BATCHES, _WARM_UP_SHARE = 5, 0.02
 _MIXED_BATCH, _MIXED_BYTES = 100, 256 << 10
@@ -61,7 +61,7 @@ class Skipped(Exception):  # noqa: N818 - not an error
 
 
 @attrs.frozen
-class Measured:
+class PhaseResult:
     """The result of a phase."""
 
     values: dict[str, float]
@@ -79,7 +79,7 @@ class Phases:
         self._settings = settings
         self._compacted = False
 
-    def run(self, phase: str) -> Measured:
+    def run(self, phase: str) -> PhaseResult:
         """Run a phase. Raises `Skipped`, `WrongReplayError`, and whatever the contender raises."""
         others = {STORE: self._store, "reopen": self._reopen, "compact": self._compact, "mixed": self._mixed}
         if phase in others:
@@ -97,7 +97,7 @@ class Phases:
 
     # --- store ---
 
-    def _store(self) -> Measured:
+    def _store(self) -> PhaseResult:
         contender, counted, seconds = self._contender, 0, 0.0
         messages = self._data.about.messages
         batches_in_all = -(-messages // self._settings.batch)
@@ -115,11 +115,11 @@ class Phases:
         contender.close()
         values = {"seconds": seconds, "messages_per_second": counted / seconds, **self._disk(messages)}
         contender.open()
-        return Measured(values, counted)
+        return PhaseResult(values, counted)
 
     def _ready(self, batches: Sequence[list[Message]]) -> Sequence[Any]:
         """Return batches in the form in which they are stored: limits prepare them."""
-        return list(map(self._contender.ready, batches)) if isinstance(self._contender, Limit) else batches
+        return list(map(self._contender.encode, batches)) if isinstance(self._contender, Limit) else batches
 
     def _disk(self, messages: int) -> dict[str, float]:
         size = self._contender.disk_bytes()
@@ -127,7 +127,7 @@ class Phases:
 
     # --- replay ---
 
-    def _replays(self, request: str) -> Measured:
+    def _replays(self, request: str) -> PhaseResult:
         if request != REPLAY_ALL:
             self._need("start" if request == LATE_START else "filters")
         requests = self._data.about.expected[request]
@@ -144,7 +144,7 @@ class Phases:
         values = {"seconds": seconds, "messages_per_second": messages / seconds}
         if firsts:
             values["first_message_ms"] = statistics.median(firsts) * 1_000
-        return Measured(values, messages)
+        return PhaseResult(values, messages)
 
     def _replay(self, expected: ExpectedReplay) -> Iterator[Message]:
         return iter(self._contender.replay(expected.topic_filter, expected.start))
@@ -162,7 +162,7 @@ class Phases:
 
     # --- reopen and compact ---
 
-    def _reopen(self) -> Measured:
+    def _reopen(self) -> PhaseResult:
         self._need("start")
         (late,) = self._data.about.expected[LATE_START]
         taken: list[float] = []
@@ -171,12 +171,12 @@ class Phases:
             started = time.perf_counter()
             self._contender.open()
             replay = self._replay(late)
-            count = drained(islice(replay, 1))
+            count = consume(islice(replay, 1))
             taken.append(time.perf_counter() - started)
-            late.check_count(count + drained(replay))
-        return Measured({"seconds": statistics.median(taken)}, 1)
+            late.check_count(count + consume(replay))
+        return PhaseResult({"seconds": statistics.median(taken)}, 1)
 
-    def _compact(self) -> Measured:
+    def _compact(self) -> PhaseResult:
         started = time.perf_counter()
         self._compacted = self._contender.compact()
         seconds = time.perf_counter() - started
@@ -185,11 +185,11 @@ class Phases:
         self._contender.close()
         size = self._disk(self._data.about.messages)
         self._contender.open()
-        return Measured({"seconds": seconds, **size}, self._data.about.messages)
+        return PhaseResult({"seconds": seconds, **size}, self._data.about.messages)
 
     # --- mixed ---
 
-    def _mixed(self) -> Measured:
+    def _mixed(self) -> PhaseResult:
         self._need("mixed")
         devices = self._data.about.expected[DEVICE]
         self._contender.prepare([expected.topic_filter for expected in devices])
@@ -207,7 +207,7 @@ class Phases:
         self._check_all(done)
         messages = sum(map(len, done))
         values = {"seconds": seconds, "messages_per_second": messages / seconds}
-        return Measured(values | _latencies("store", latencies) | _latencies("read", reader.latencies), messages)
+        return PhaseResult(values | _latencies("store", latencies) | _latencies("read", reader.latencies), messages)
 
     def _new_batches(self, count: int) -> list[list[Message]]:
         """Return copies of the last messages with new times, one microsecond apart."""
@@ -266,7 +266,7 @@ class _Reader:
         try:
             for expected in cycle(self._devices):
                 started = time.perf_counter()
-                count = drained(self._contender.replay(expected.topic_filter, expected.start))
+                count = consume(self._contender.replay(expected.topic_filter, expected.start))
                 self.latencies.append(time.perf_counter() - started)
                 expected.check_count(min(count, expected.messages))  # new messages may be among them
                 if self._ending.is_set():

@@ -1,4 +1,4 @@
-"""The plan of a run, as stored in ``run.json``, and the groups that it consists of."""
+"""The plan of a run, as stored in ``run.json``, and the trials that it consists of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Durability
 
-__all__ = ["Group", "Plan", "PlanMismatchError", "Run", "Settings", "WorkloadPlan"]
+__all__ = ["Plan", "PlanMismatchError", "Run", "Settings", "Trial", "WorkloadPlan"]
 
 
 class PlanMismatchError(InvalidArgumentError):
@@ -25,16 +25,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1_000
     """The number of messages in a stored batch."""
     repeat: int = 5
-    """The most timed runs of a replay within a cell, whose median counts."""
+    """The most timed runs of a replay within a worker, whose median counts."""
     patience: float = 2.0
     """Seconds of timed runs of one phase after which no further run begins."""
     mixed_seconds: float = 10.0
     mixed_rate: float = 100.0
     """Batches that are due in each second of ``mixed``; `phases` says how large they are."""
     phase_timeout: float = 900.0
-    """Seconds after which a cell that doesn't answer is ended."""
+    """Seconds after which a worker that doesn't answer is ended."""
     budget: float | None = None
-    """Seconds that all groups may take together; what doesn't fit is left out. None: as long as it takes."""
+    """Seconds that all trials may take together; what doesn't fit is left out. None: as long as it takes."""
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,19 +58,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     repetitions: int
     settings: Settings
 
-    def groups(self) -> Iterator[Group]:
-        """Yield all groups: each repetition has every workload, so that an early end leaves some of all."""
+    def trials(self) -> Iterator[Trial]:
+        """Yield all trials: each repetition has every workload, so that an early end leaves some of all."""
         for repetition in range(1, self.repetitions + 1):
             for workload in self.workloads:
                 for durability in self.durabilities:
-                    yield Group(workload=workload.name, durability=durability, repetition=repetition)
+                    yield Trial(workload=workload.name, durability=durability, repetition=repetition)
 
     def differences(self, other: Plan) -> list[str]:
         """Return the names of the fields that differ."""
         return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """All contenders with one workload and durability, once."""
 
     workload: str
@@ -79,7 +79,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the group in its file name and rows."""
+        """The name of the trial in its file name and rows."""
         return f"{self.workload}-{self.durability}-{self.repetition}"
 
     def order(self, contenders: tuple[ContenderSpec, ...], repetitions: int) -> list[ContenderSpec]:

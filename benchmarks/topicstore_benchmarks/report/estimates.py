@@ -78,7 +78,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_ratio(ones: Mapping[str, float], others: Mapping[str, float]) -> Ratio | None:
-    """Return how many times the ones are the others, of positive values by what they share, such as a group.
+    """Return how many times the ones are the others, of positive values by what they share, such as a trial.
 
     Each ratio is taken within a pair, so that what slowed both cancels. None without a pair.
     """

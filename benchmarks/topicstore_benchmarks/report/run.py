@@ -1,4 +1,4 @@
-"""A run's rows, as the page and the comparison read them: values by what was measured, and then by group."""
+"""A run's rows, as the page and the comparison read them: values by what was measured, and then by trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topicstore_benchmarks.results import CELL, SCHEMA, compacted
+from topicstore_benchmarks.results import SCHEMA, WORKER, compacted
 
 __all__ = ["Contender", "Key", "MadeOf", "Problem", "Run", "Workload", "load"]
 
@@ -88,19 +88,19 @@ class Run:
     phases: tuple[str, ...]
     """All phases that some contender had, in their order."""
     values: Mapping[Key, Mapping[str, float]]
-    """The values by group: those of the same group were measured side by side."""
+    """The values by trial: those of the same trial were measured side by side."""
     problems: tuple[Problem, ...]
     machines: tuple[Mapping[str, Any], ...]
     made_of: Mapping[str, Mapping[str, MadeOf]]
     """The versions and settings of measured contenders, by contender and durability."""
     repetitions: int
-    groups: frozenset[str]
-    """The measured groups, whether they have values or failed."""
+    trials: frozenset[str]
+    """The measured trials, whether they have values or failed."""
     began: dt.datetime | None
-    """The time when the first cell started; None if there was none."""
+    """The time when the first worker started; None if there was none."""
 
     def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
-        """Return values by group, none if there are none."""
+        """Return values by trial, none if there are none."""
         return self.values.get(Key(workload, durability, contender, phase, metric), {})
 
     def requests(self) -> list[str]:
@@ -108,14 +108,14 @@ class Run:
         return [phase for phase in self.phases if compacted(phase) in self.phases]
 
     def missing(self) -> int:
-        """Return how many groups of the plan weren't measured yet; 0 where there is no plan."""
+        """Return how many trials of the plan weren't measured yet; 0 where there is no plan."""
         plan = self.asked.get("plan")
         if plan is None:
             return 0
         able = {durability for contender in plan["contenders"] for durability in contender["durabilities"]}
         durabilities = able.intersection(plan["durabilities"])
         planned: int = len(plan["workloads"]) * len(durabilities) * plan["repetitions"]
-        return planned - len(self.groups)
+        return planned - len(self.trials)
 
     def of_kind(self, *kinds: str) -> Iterator[Contender]:
         """Return the contenders of some kinds."""
@@ -133,7 +133,7 @@ def load(path: Path) -> Run:
     asked = json.loads(described.read_text()) if directory and described.exists() else {}
     rows = table.to_pylist()
     contenders = _contenders(rows)
-    phases = tuple(dict.fromkeys(row["phase"] for row in rows if row["phase"] != CELL))
+    phases = tuple(dict.fromkeys(row["phase"] for row in rows if row["phase"] != WORKER))
     return Run(
         name=_first(rows, "run") or path.stem,
         asked=asked,
@@ -141,12 +141,12 @@ def load(path: Path) -> Run:
         workloads=_workloads(rows),
         durabilities=tuple(sorted({row["durability"] for row in rows if row["status"] != "skipped"})),
         phases=phases,
-        values=_values(rows, (*phases, CELL)),
+        values=_values(rows, (*phases, WORKER)),
         problems=_problems(rows, phases) + tuple(_refused(asked, contenders)),
         machines=tuple(json.loads(text) for text in sorted({row["machine"] for row in rows})),
         made_of=_made_of(rows, contenders),
         repetitions=max((row["repetition"] for row in rows if row["status"] == "ok"), default=0),
-        groups=frozenset(row["group"] for row in rows if row["repetition"] > 0),
+        trials=frozenset(row["trial"] for row in rows if row["repetition"] > 0),
         began=min((row["started"] for row in rows), default=None),
     )
 
@@ -187,7 +187,7 @@ def _values(rows: Iterable[Row], order: Sequence[str]) -> dict[Key, dict[str, fl
     for row in rows:
         if row["repetition"] > 0 and row["status"] == "ok" and row["value"] is not None:
             key = Key(row["workload"], row["durability"], row["contender"], row["phase"], row["metric"])
-            found[key][row["group"]] = row["value"]
+            found[key][row["trial"]] = row["value"]
     return dict(sorted(found.items(), key=lambda item: order.index(item[0].phase)))
 
 
@@ -198,7 +198,7 @@ def _problems(rows: Iterable[Row], order: Sequence[str]) -> tuple[Problem, ...]:
             row["contender"],
             row["workload"],
             row["durability"],
-            "" if row["phase"] == CELL else row["phase"],
+            "" if row["phase"] == WORKER else row["phase"],
             (row["reason"] or "no reason given").strip(),
         )
         for row in rows

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from topicstore_benchmarks.results import CELL, STORE, compacted
+from topicstore_benchmarks.results import STORE, WORKER, compacted
 
 from .estimates import Ratio, Spread, paired_ratio, spread
 from .run import Contender, Problem, Run
@@ -46,7 +46,7 @@ def questions(run: Run) -> list[Question]:
         Question(name="Mixed, p99 of stores", phase="mixed", metric="store_p99_ms"),
         Question(name="Mixed, p99 of reads", phase="mixed", metric="read_p99_ms"),
         Question(name="Reopen", phase="reopen", metric="seconds"),
-        Question(name="Peak memory", phase=CELL, metric="peak_memory"),
+        Question(name="Peak memory", phase=WORKER, metric="peak_memory"),
     ]
 
 
@@ -57,7 +57,7 @@ class Entrant:
     contender: Contender
     compacted: bool
     values: Mapping[str, float]
-    """By group."""
+    """By trial."""
 
     @property
     def label(self) -> str:

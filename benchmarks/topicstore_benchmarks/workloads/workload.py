@@ -16,7 +16,7 @@ import pyarrow as pa
 from topicstore import TopicFilter
 from topicstore.contract.errors import InvalidArgumentError
 
-from topicstore_benchmarks.results import CELL, DEVICE, LATE_START, REPLAY_ALL, WILDCARD, phases
+from topicstore_benchmarks.results import DEVICE, LATE_START, REPLAY_ALL, WILDCARD, WORKER, phases
 
 __all__ = ["Workload", "WorkloadError", "WorkloadOptions"]
 
@@ -64,7 +64,7 @@ class Workload(ABC):
         self.beside = beside
         known = (REPLAY_ALL, WILDCARD, DEVICE, LATE_START)
         for name, filters in options.requests.items():
-            if name in phases(known) or name == CELL or not filters:
+            if name in phases(known) or name == WORKER or not filters:
                 raise WorkloadError(f"'requests' has {name!r}, which is a phase of its own or has no filters")
             for text in filters:
                 TopicFilter(text)  # raises

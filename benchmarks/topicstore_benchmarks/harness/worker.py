@@ -1,11 +1,11 @@
-"""A cell: the process in which one contender is measured, with nothing else in it.
+"""A worker: the process in which one contender is measured, with nothing else in it.
 
-``python -m topicstore_benchmarks.harness.cell`` reads lines of JSON on its standard input, a `CellPlan` and then
+``python -m topicstore_benchmarks.harness.worker`` reads lines of JSON on its standard input, a `WorkerPlan` and then
 one `Command` after the other, and answers each with a line on its standard output: a `Reply`, the first one when
 it is ready for commands. It ends when its input does, or with the process that started it. What a contender
 prints goes to standard error at once, so that it is there however the process ends.
 
-It doesn't restrict cores: engines may use all their threads, because only one cell works at a time.
+It doesn't restrict cores: engines may use all their threads, because only one worker works at a time.
 Its memory is that of Python with a part of the messages, and of the contender: ``memory_before`` is the former,
 measured before the contender was opened.
 """
@@ -27,7 +27,7 @@ import msgspec
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Contender, Durability
-from topicstore_benchmarks.results import CELL
+from topicstore_benchmarks.results import WORKER
 
 from .dataset import Dataset
 from .expected import WrongReplayError
@@ -35,7 +35,7 @@ from .hardware import peak_memory
 from .phases import Phases, Skipped
 from .plan import Settings
 
-__all__ = ["READY", "WRONG", "CellPlan", "Command", "Reply"]
+__all__ = ["READY", "WRONG", "Command", "Reply", "WorkerPlan"]
 
 READY = "ready"
 """The phase of the first reply."""
@@ -45,8 +45,8 @@ WRONG = "wrong replay"
 _PR_SET_PDEATHSIG = 1
 
 
-class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell is to measure."""
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is to measure."""
 
     contender: ContenderSpec
     path: str
@@ -58,7 +58,7 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase, one of `results.phases`, or `CELL`."""
+    """A phase, one of `results.phases`, or `WORKER`."""
 
     phase: str
 
@@ -77,8 +77,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
 
 
-class _Cell:
-    def __init__(self, plan: CellPlan) -> None:
+class _Worker:
+    def __init__(self, plan: WorkerPlan) -> None:
         data = Dataset.load(Path(plan.data))
         data.chunk(0)
         self._memory_before = peak_memory()
@@ -90,7 +90,7 @@ class _Cell:
         """Run a phase, and return its result or failure."""
         started = time.time()
         try:
-            if phase == CELL:
+            if phase == WORKER:
                 values, messages = self._memory(), 0
             else:
                 measured = self._phases.run(phase)
@@ -132,7 +132,7 @@ def _answer(stream: IO[bytes], reply: Reply) -> None:
 
 
 def main() -> None:
-    """Run a cell."""
+    """Run a worker."""
     parent = os.getppid()
     _end_with_parent()
     if os.getppid() != parent:
@@ -140,12 +140,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=CellPlan)
-    cell = _Cell(plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerPlan)
+    worker = _Worker(plan)
     _answer(replies, Reply(phase=READY, status="ok", started=time.time()))
     for line in sys.stdin.buffer:
-        _answer(replies, cell.run(msgspec.json.decode(line, type=Command).phase))
-    cell.close()
+        _answer(replies, worker.run(msgspec.json.decode(line, type=Command).phase))
+    worker.close()
     shutil.rmtree(plan.path, ignore_errors=True)
 
 

@@ -1,9 +1,9 @@
-"""A group: all contenders with one workload and one durability, a cell each, that take turns.
+"""A trial: all contenders with one workload and one durability, a worker each, that take turns.
 
-All cells are ready before the first begins. A phase runs in one after the other before the next phase begins, so
+All workers are ready before the first begins. A phase runs in one after the other before the next phase begins, so
 that what is compared was measured within moments, on a machine that was as fast for all. Who begins changes from
-repetition to repetition. A cell that ends, raises or takes too long has rows that say so; the others go on.
-When the time of a group is over, the phase that is under way counts for none of them, and the rows of that phase and of
+repetition to repetition. A worker that ends, raises or takes too long has rows that say so; the others go on.
+When the time of a trial is over, the phase that is under way counts for none of them, and the rows of that phase and of
 those after it say that they were left out.
 """
 
@@ -28,14 +28,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
-from topicstore_benchmarks.results import CELL, SCHEMA, STORE, UNITS, phases
+from topicstore_benchmarks.results import SCHEMA, STORE, UNITS, WORKER, phases
 
-from .cell import WRONG, CellPlan, Command, Reply
 from .dataset import Dataset
 from .hardware import machine
-from .plan import Group, Plan
+from .plan import Plan, Trial
+from .worker import WRONG, Command, Reply, WorkerPlan
 
-__all__ = ["LEFT_OUT", "SCRATCH", "WRONG", "Outcome", "run_group", "skipped_row", "write_rows"]
+__all__ = ["LEFT_OUT", "SCRATCH", "WRONG", "Outcome", "run_trial", "skipped_row", "write_rows"]
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
@@ -46,14 +46,14 @@ LEFT_OUT = "the time for the run was over"
 """The reason of what there was no time for."""
 _LAST_LINES = 5
 _ENDING = 300.0
-"""Seconds that a cell may take to close its contender."""
+"""Seconds that a worker may take to close its contender."""
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """The outcome of a group."""
+    """The outcome of a trial."""
 
-    group: str
+    trial: str
     seconds: float
     failed: tuple[str, ...]
     """Lines of text about failures: contender, phase, reason."""
@@ -61,10 +61,10 @@ class Outcome:
     """Phases for which there was no time."""
 
 
-class _CellProcess:
-    """A cell, as seen by the process that controls it."""
+class _WorkerProcess:
+    """A worker, as seen by the process that controls it."""
 
-    def __init__(self, plan: CellPlan, log: Path, deadline: float) -> None:
+    def __init__(self, plan: WorkerPlan, log: Path, deadline: float) -> None:
         self.spec = plan.contender
         self._deadline = deadline
         self._timeout = plan.settings.phase_timeout
@@ -72,10 +72,10 @@ class _CellProcess:
         self.versions: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
         self.over = False
-        """Whether the cell takes part in no more phases."""
+        """Whether the worker takes part in no more phases."""
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "topicstore_benchmarks.harness.cell"],
+                [sys.executable, "-m", "topicstore_benchmarks.harness.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -94,7 +94,7 @@ class _CellProcess:
 
     def run(self, phase: str) -> Reply:
         """Run a phase."""
-        with contextlib.suppress(BrokenPipeError):  # the cell has ended, so there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended, so there is no answer either
             self._say(Command(phase=phase))
         reply = self._reply(phase)
         self.versions = reply.versions or self.versions
@@ -104,10 +104,10 @@ class _CellProcess:
         return reply
 
     def _reply(self, phase: str) -> Reply:
-        """Return the answer; if there is none in time, end the process, which failed or came too late for its group."""
+        """Return the answer; if there is none in time, end the process, which failed or came too late for its trial."""
         output, started = self._process.stdout, time.time()
         assert output is not None  # noqa: S101 - it is a pipe
-        left = math.inf if phase == CELL else self._deadline - time.monotonic()
+        left = math.inf if phase == WORKER else self._deadline - time.monotonic()
         if _answers(output, max(0.0, min(self._timeout, left))):
             line = output.readline()
             if line.endswith(b"\n"):
@@ -157,8 +157,8 @@ def _answers(output: IO[bytes], seconds: float) -> bool:
     return bool(readable)
 
 
-def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell, seconds: float = math.inf) -> Outcome:
-    """Measure a group, in so many seconds, and write its file, by rename; ``directory`` is that of the run.
+def run_trial(trial: Trial, plan: Plan, data: Path, directory: Path, tell: Tell, seconds: float = math.inf) -> Outcome:
+    """Measure a trial, in so many seconds, and write its file, by rename; ``directory`` is that of the run.
 
     There is no file if there was no time for anything.
     """
@@ -166,67 +166,70 @@ def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell,
     deadline = started + seconds
     about = Dataset.load(data)
     (directory / SCRATCH).mkdir(exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=directory / SCRATCH, prefix=f"{group.name}-"))
-    cells: list[_CellProcess] = []
+    scratch = Path(tempfile.mkdtemp(dir=directory / SCRATCH, prefix=f"{trial.name}-"))
+    workers: list[_WorkerProcess] = []
     try:
-        for number, spec in enumerate(group.order(plan.contenders, plan.repetitions)):
+        for number, spec in enumerate(trial.order(plan.contenders, plan.repetitions)):
             place = scratch / f"{number:02}"
-            cells.append(_CellProcess(_cell_plan(spec, place, group, plan, data), place.with_suffix(".log"), deadline))
+            worker_plan = WorkerPlan(
+                contender=spec,
+                path=str(place),
+                durability=trial.durability,
+                data=str(data),
+                settings=plan.settings,
+            )
+            workers.append(_WorkerProcess(worker_plan, place.with_suffix(".log"), deadline))
         replies = list(
-            _take_turns(cells, phases(about.about.expected), deadline, lambda text: tell(f"{group.name}: {text}"))
+            _take_turns(workers, phases(about.about.expected), deadline, lambda text: tell(f"{trial.name}: {text}"))
         )
     finally:
-        for cell in cells:
-            cell.close()
-        for cell in cells:
-            cell.end()
+        for worker in workers:
+            worker.close()
+        for worker in workers:
+            worker.end()
         shutil.rmtree(scratch, ignore_errors=True)
-    rows = [row for cell, reply in replies for row in _rows(cell, reply, group, about, directory.name)]
+    rows = [row for worker, reply in replies for row in _rows(worker, reply, trial, about, directory.name)]
     if any(reply.reason != LEFT_OUT for _, reply in replies):
-        write_rows(rows, directory / "groups" / f"{group.name}.parquet")
+        write_rows(rows, directory / "trials" / f"{trial.name}.parquet")
     return Outcome(
-        group=group.name,
+        trial=trial.name,
         seconds=time.monotonic() - started,
         failed=tuple(
-            f"{cell.spec.name}, {reply.phase}: {reply.reason}" for cell, reply in replies if reply.status == "failed"
+            f"{worker.spec.name}, {reply.phase}: {reply.reason}"
+            for worker, reply in replies
+            if reply.status == "failed"
         ),
         left_out=tuple(dict.fromkeys(reply.phase for _, reply in replies if reply.reason == LEFT_OUT)),
     )
 
 
-def _cell_plan(spec: ContenderSpec, place: Path, group: Group, plan: Plan, data: Path) -> CellPlan:
-    return CellPlan(
-        contender=spec, path=str(place), durability=group.durability, data=str(data), settings=plan.settings
-    )
-
-
 def _take_turns(
-    cells: Sequence[_CellProcess], order: Sequence[str], deadline: float, tell: Tell
-) -> Iterator[tuple[_CellProcess, Reply]]:
+    workers: Sequence[_WorkerProcess], order: Sequence[str], deadline: float, tell: Tell
+) -> Iterator[tuple[_WorkerProcess, Reply]]:
     able = []
-    for cell in cells:
-        reply = cell.ready()
+    for worker in workers:
+        reply = worker.ready()
         if reply.status == "failed":
-            yield cell, reply
+            yield worker, reply
         else:
-            able.append(cell)
+            able.append(worker)
     for number, phase in enumerate(order):
         replies = []
         if time.monotonic() < deadline:
             tell(phase)
-            replies = [(cell, cell.run(phase)) for cell in able]
+            replies = [(worker, worker.run(phase)) for worker in able]
         if not replies or any(reply.reason == LEFT_OUT for _, reply in replies):
             # A contender that came to its turn would else win a phase that the others had no time for.
-            failed = [(cell, reply) for cell, reply in replies if reply.status == "failed"]
+            failed = [(worker, reply) for worker, reply in replies if reply.status == "failed"]
             yield from failed
-            told = [cell for cell, _ in failed]
+            told = [worker for worker, _ in failed]
             for name in order[number:]:
-                yield from ((cell, _left_out(name)) for cell in able if name != phase or cell not in told)
+                yield from ((worker, _left_out(name)) for worker in able if name != phase or worker not in told)
             return
         yield from replies
-        able = [cell for cell in able if not cell.over]
-    for cell in able:
-        yield cell, cell.run(CELL)
+        able = [worker for worker in able if not worker.over]
+    for worker in able:
+        yield worker, worker.run(WORKER)
 
 
 def _left_out(phase: str) -> Reply:
@@ -236,13 +239,13 @@ def _left_out(phase: str) -> Reply:
 # --- rows ---
 
 
-def _rows(cell: _CellProcess, reply: Reply, group: Group, data: Dataset, run: str) -> Iterator[Row]:
-    base = _base(cell.spec, group, data, run) | {
+def _rows(worker: _WorkerProcess, reply: Reply, trial: Trial, data: Dataset, run: str) -> Iterator[Row]:
+    base = _base(worker.spec, trial, data, run) | {
         "phase": reply.phase,
         "messages": reply.messages,
         "started": dt.datetime.fromtimestamp(reply.started, dt.UTC),
-        "versions": _json(cell.versions),
-        "settings": _json(cell.settings),
+        "versions": _json(worker.versions),
+        "settings": _json(worker.settings),
     }
     if reply.status != "ok":
         yield base | {"metric": "status", "unit": "", "status": reply.status, "reason": reply.reason}
@@ -250,28 +253,28 @@ def _rows(cell: _CellProcess, reply: Reply, group: Group, data: Dataset, run: st
         yield base | {"metric": metric, "value": value, "unit": UNITS[metric], "status": "ok"}
 
 
-def _base(spec: ContenderSpec, group: Group, data: Dataset, run: str) -> Row:
+def _base(spec: ContenderSpec, trial: Trial, data: Dataset, run: str) -> Row:
     return {
         "run": run,
-        "group": group.name,
+        "trial": trial.name,
         "contender": spec.name,
         "kind": spec.kind,
         "backend": spec.backend,
         "layout": spec.layout,
-        "durability": group.durability,
-        "workload": group.workload,
+        "durability": trial.durability,
+        "workload": trial.workload,
         "workload_messages": data.about.messages,
         "workload_topics": data.about.topics,
         "workload_bytes": data.about.bytes,
-        "repetition": group.repetition,
+        "repetition": trial.repetition,
         "machine": _json(machine()),
     }
 
 
-def skipped_row(spec: ContenderSpec, reason: str, group: Group, data: Dataset, run: str) -> Row:
-    """Return the row of a contender that takes no part in any repetition of a group; it is of repetition 0."""
-    return _base(spec, msgspec.structs.replace(group, repetition=0), data, run) | {
-        "phase": CELL,
+def skipped_row(spec: ContenderSpec, reason: str, trial: Trial, data: Dataset, run: str) -> Row:
+    """Return the row of a contender that takes no part in any repetition of a trial; it is of repetition 0."""
+    return _base(spec, msgspec.structs.replace(trial, repetition=0), data, run) | {
+        "phase": WORKER,
         "metric": "status",
         "unit": "",
         "status": "skipped",

@@ -1,4 +1,4 @@
-"""Groups: what is measured, that it was right, and what becomes of a contender that fails."""
+"""Trials: what is measured, that it was right, and what becomes of a contender that fails."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
-from topicstore_benchmarks.harness import group as groups
-from topicstore_benchmarks.harness.cell import CellPlan, Command, Reply
+from topicstore_benchmarks.harness import trial as trials
 from topicstore_benchmarks.harness.dataset import Dataset
-from topicstore_benchmarks.harness.group import Outcome, run_group
-from topicstore_benchmarks.harness.plan import Group, Plan, Settings
-from topicstore_benchmarks.results import CELL, SCHEMA, UNITS, phases
+from topicstore_benchmarks.harness.plan import Plan, Settings, Trial
+from topicstore_benchmarks.harness.trial import Outcome, run_trial
+from topicstore_benchmarks.harness.worker import Command, Reply, WorkerPlan
+from topicstore_benchmarks.results import SCHEMA, UNITS, WORKER, phases
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
@@ -41,7 +41,7 @@ def faulty(name: str) -> ContenderSpec:
 
 @pytest.fixture
 def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """Run a group of these contenders."""
+    """Run a trial of these contenders."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
@@ -53,10 +53,10 @@ def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         tell: Callable[[str], None] = lambda _: None,
     ) -> tuple[Outcome, list[Row]]:
         plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=2, settings=settings)
-        group = Group(workload="small", durability="commit", repetition=repetition)
-        outcome = run_group(group, plan, small.directory, tmp_path, tell, seconds)
+        trial = Trial(workload="small", durability="commit", repetition=repetition)
+        outcome = run_trial(trial, plan, small.directory, tmp_path, tell, seconds)
         assert [] == list((tmp_path / "scratch").iterdir())
-        return outcome, pq.read_table(tmp_path / "groups" / f"{group.name}.parquet", schema=SCHEMA).to_pylist()
+        return outcome, pq.read_table(tmp_path / "trials" / f"{trial.name}.parquet", schema=SCHEMA).to_pylist()
 
     return run
 
@@ -75,7 +75,7 @@ def test_what_is_measured(measure: Measure, small: Dataset) -> None:
     specs = catalogue()
     outcome, rows = measure(specs["rocksdb-block"], specs["sqlite"], specs["raw rocksdb"], specs["parquet"])
     assert () == outcome.failed
-    assert {*PHASES, "cell"} == set(status(rows, "rocksdb-block"))
+    assert {*PHASES, "worker"} == set(status(rows, "rocksdb-block"))
     assert {"ok"} == set(status(rows, "rocksdb-block").values())
     values = {(row["contender"], row["phase"], row["metric"]): row for row in rows}
     assert 0 < values["sqlite", "store", "messages_per_second"]["value"]
@@ -87,7 +87,7 @@ def test_what_is_measured(measure: Measure, small: Dataset) -> None:
         assert 0 < values["sqlite", phase, "first_message_ms"]["value"] <= taken * 1_000
     assert 0 < values["sqlite", "mixed", "store_p50_ms"]["value"] <= values["sqlite", "mixed", "store_p99_ms"]["value"]
     assert 1_000 < values["sqlite", "store", "disk_bytes"]["value"]
-    assert 10_000_000 < values["sqlite", "cell", "peak_memory"]["value"] < 10_000_000_000
+    assert 10_000_000 < values["sqlite", "worker", "peak_memory"]["value"] < 10_000_000_000
     for row in rows:
         assert (small.about.messages, small.about.topics) == (row["workload_messages"], row["workload_topics"])
         assert row["status"] != "ok" or UNITS[row["metric"]] == row["unit"]
@@ -102,7 +102,7 @@ def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
     outcome, rows = measure(limit)
     assert () == outcome.failed
     found = status(rows, name)
-    assert {"store", "replay all", "cell"} == {phase for phase, how in found.items() if how == "ok"}
+    assert {"store", "replay all", "worker"} == {phase for phase, how in found.items() if how == "ok"}
     assert "it has no filters" == reasons(rows, name)["wildcard"]
 
 
@@ -110,8 +110,8 @@ def test_a_group_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
     """It has no file, so that the next run goes on with it, and nothing is called a failure."""
     specs = (catalogue()["sqlite"], catalogue()["parquet"])
     plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=1, settings=SETTINGS)
-    group = Group(workload="small", durability="commit", repetition=1)
-    outcome = run_group(group, plan, small.directory, tmp_path, lambda _: None, 0.0)
+    trial = Trial(workload="small", durability="commit", repetition=1)
+    outcome = run_trial(trial, plan, small.directory, tmp_path, lambda _: None, 0.0)
     assert ((), PHASES) == (outcome.failed, outcome.left_out)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -119,8 +119,8 @@ def test_a_group_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
 def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for those either that came to their turn; what was measured before it stays."""
     jumped = [0.0]
-    monkeypatch.setattr(groups.time, "monotonic", lambda now=groups.time.monotonic: now() + jumped[0])
-    answers = groups._answers
+    monkeypatch.setattr(trials.time, "monotonic", lambda now=trials.time.monotonic: now() + jumped[0])
+    answers = trials._answers
 
     def ends_in_the_second_turn_of_wildcard(output: IO[bytes], seconds: float) -> bool:
         answered = answers(output, seconds)
@@ -129,7 +129,7 @@ def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch:
         return answered
 
     begun: list[str] = []
-    monkeypatch.setattr(groups, "_answers", ends_in_the_second_turn_of_wildcard)
+    monkeypatch.setattr(trials, "_answers", ends_in_the_second_turn_of_wildcard)
     outcome, rows = measure(
         catalogue()["sqlite"],
         catalogue()["rocksdb-block"],
@@ -142,7 +142,7 @@ def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch:
         found = status(rows, name)
         assert {"store": "ok", "replay all": "ok"}.items() <= found.items()
         assert {"skipped"} == {found[phase] for phase in outcome.left_out}
-        assert CELL not in found
+        assert WORKER not in found
 
 
 def test_who_begins_changes(measure: Measure) -> None:
@@ -181,7 +181,7 @@ def test_what_is_lost_while_reading_is_caught(measure: Measure) -> None:
 def test_a_cell_that_dies_does_not_take_the_others_along(
     measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row has its last lines, and how it ended, for which the group waits; what it had measured before stays."""
+    """Its row has its last lines, and how it ended, for which the trial waits; what it had measured before stays."""
     wait = subprocess.Popen.wait
 
     def let_end_and_wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
@@ -206,10 +206,10 @@ def test_a_cell_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypatc
 
     def answers(output: IO[bytes], seconds: float) -> bool:
         limits.append(seconds)
-        wait_until(lambda: there(output) or [*tmp_path.glob("scratch/*/hanging")], "an answer, or a cell that hangs")
+        wait_until(lambda: there(output) or [*tmp_path.glob("scratch/*/hanging")], "an answer, or a worker that hangs")
         return there(output)
 
-    monkeypatch.setattr(groups, "_answers", answers)
+    monkeypatch.setattr(trials, "_answers", answers)
     outcome, rows = measure(faulty("Hanging"), settings=Settings(batch=1_000, phase_timeout=1_234.0))
     assert {"store": "ok", "replay all": "failed"} == status(rows, "hanging")
     assert "no answer within 1,234 s" == reasons(rows, "hanging")["replay all"]
@@ -221,9 +221,9 @@ def test_an_answer_is_waited_for() -> None:
     """As long as it may take; the end of all answers counts as one."""
     receiving, sending = os.pipe()
     with os.fdopen(receiving, "rb") as output:
-        assert not groups._answers(output, 0.0)
+        assert not trials._answers(output, 0.0)
         os.close(sending)
-        assert groups._answers(output, PATIENCE)
+        assert trials._answers(output, PATIENCE)
 
 
 def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
@@ -258,18 +258,18 @@ def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the log of the cell, which is on the same disk, takes no traceback."""
+    """Though the log of the worker, which is on the same disk, takes no traceback."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    plan = CellPlan(
+    plan = WorkerPlan(
         contender=faulty("Refusing"),
         path=str(tmp_path / "files"),
         durability="commit",
         data=str(small.directory),
         settings=SETTINGS,
     )
-    lines = b"\n".join(map(msgspec.json.encode, (plan, Command(phase="store"), Command(phase=CELL))))
+    lines = b"\n".join(map(msgspec.json.encode, (plan, Command(phase="store"), Command(phase=WORKER))))
     with Path("/dev/full").open("wb") as full:
-        cell = [sys.executable, "-m", "topicstore_benchmarks.harness.cell"]
-        done = subprocess.run(cell, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=PATIENCE)
+        worker = [sys.executable, "-m", "topicstore_benchmarks.harness.worker"]
+        done = subprocess.run(worker, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=PATIENCE)
     _ready, store, _cell = (msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines())
     assert ("failed", "OSError: the disk is gone") == (store.status, store.reason)
