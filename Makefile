@@ -28,7 +28,7 @@ help:
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; what 5 minutes allow"
 	@echo "make bench        the same on the whole matrix, some hours; goes on where it was interrupted"
-	@echo "make bench-figures  the figures that we hold ourselves to, ten minutes (JSON=file writes all of them)"
+	@echo "make bench-figures  the figures that we hold ourselves to, half an hour (JSON=file writes all of them)"
 	@echo "make constraints  renew the versions that are installed, within what pyproject.toml allows"
 	@echo "make clean        remove the virtual environment and what tests and demos left"
 

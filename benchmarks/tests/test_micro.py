@@ -11,8 +11,10 @@ import pytest
 import topicstore
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import Constant
+from topicstore.contract.engine import KEYSPACES, WriteBatch
 from topicstore.contract.positions import commit_positions, message_positions
-from topicstore_conformance.subjects.pairs import layouts_on
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.subjects.pairs import layouts_on, make_backend
 from topicstore_layouts.block.compression import CODECS, Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -105,6 +107,45 @@ def test_match_streams(benchmark: BenchmarkFixture) -> None:
     assert sorted(streams) == benchmark(trie.match, TopicFilter("fleet/+/+/speed"))
 
 
+def flood() -> list[str]:
+    """Return topics without a common shape, the same ones in every run."""
+    source = random.Random(5)
+    tokens = [f"t{number}" for number in range(150)]
+    return ["/".join(source.choices(tokens, k=5)) for _ in range(10 * ROWS)]
+
+
+def test_learn_unrelated_topics(benchmark: BenchmarkFixture) -> None:
+    """Ten thousand topics without a common shape into an empty trie."""
+
+    def learn() -> LearnedTopics:
+        trie = LearnedTopics(1, (100, 20))
+        trie.learn_all(flood())
+        return trie
+
+    assert ROWS < len(benchmark(learn))
+
+
+@pytest.mark.parametrize("levels", range(6))
+def test_match_a_full_trie(benchmark: BenchmarkFixture, levels: int) -> None:
+    """A filter with more and more levels, against the streams of unrelated topics."""
+    trie, topics = LearnedTopics(1, (100, 20)), flood()
+    trie.learn_all(topics)
+    known = topics[0].split("/")[:levels]
+    found = benchmark(trie.match, TopicFilter("/".join(known if levels == 5 else [*known, "#"])))
+    assert trie.find(topics[0]) in found
+
+
+def test_load_topics(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """The trie of ten thousand unrelated topics, from an engine that costs next to nothing."""
+    trie = LearnedTopics(1, (100, 20))
+    trie.learn_all(flood())
+    engine, write = make_backend("memory").open_shard(tmp_path / "shard", KEYSPACES, create=True), WriteBatch()
+    trie.save(write)
+    engine.write(write)
+    assert len(trie) == len(benchmark(LearnedTopics.load, engine, 1, (100, 20)))
+    engine.close()
+
+
 @pytest.mark.parametrize("text", ["fleet/line-7/bus-7/speed", "fleet/+/+/speed", "fleet/line-7/#", "#"])
 def test_filter_matches(benchmark: BenchmarkFixture, text: str) -> None:
     """One filter against a thousand topics."""
@@ -164,3 +205,28 @@ def test_replay(benchmark: BenchmarkFixture, layout: str, text: str, tmp_path: P
         found = benchmark(lambda: list(db.replay(text)))
         expected = sum(map(TopicFilter(text).matches, TOPICS))
         assert 10 * expected == len(found)
+
+
+@every_layout
+def test_replay_into_arrow(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None:
+    """Everything, without objects."""
+    with stored(layout, tmp_path) as db:
+        assert 10 * ROWS == benchmark(lambda: sum(batch.num_rows for batch in db.replay_arrow("#")))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT topic, count(*) FROM messages GROUP BY topic",
+        "SELECT date_trunc('hour', time), count(*), avg(payload_bytes) FROM messages GROUP BY 1",
+        "SELECT client_id, count(*) FROM messages GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
+        "SELECT split_part(topic, '/', 2), count(DISTINCT topic), max(time) FROM messages GROUP BY 1",
+    ],
+)
+def test_sql(benchmark: BenchmarkFixture, statement: str, tmp_path: Path) -> None:
+    """Aggregates over ten thousand messages of `table`."""
+    need("duckdb")
+    with topicstore.open(tmp_path, backend="duckdb", layout="table") as db:
+        for _ in range(10):
+            db.store(messages())
+        assert 0 < benchmark(db.sql, statement).num_rows <= ROWS

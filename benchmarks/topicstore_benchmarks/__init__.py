@@ -8,5 +8,5 @@
 ``comparing``   what changed between two runs
 ``figures``     figures of one thing at a time, with promised bounds: ``topicstore bench figures``
 
-`timing` measures time within one process, `peak_memory` its highest use of memory.
+`timing` measures time within one process.
 """

@@ -46,13 +46,13 @@ def compacted(request: str) -> str:
     return f"{request}, compacted"
 
 
-def phases(requests: Iterable[str]) -> tuple[str, ...]:
+def phases(requests: Iterable[str], *, mixed: bool = True) -> tuple[str, ...]:
     """Return all phases with these requests, in the order in which they run.
 
     ``mixed`` is the last one because it stores more messages: all replays before it are of the same ones.
     """
     asked = tuple(requests)
-    return (STORE, *asked, "reopen", "compact", *map(compacted, asked), "mixed")
+    return (STORE, *asked, "reopen", "compact", *map(compacted, asked), *(["mixed"] if mixed else []))
 
 
 UNITS = {

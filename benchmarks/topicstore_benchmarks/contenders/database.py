@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -73,11 +72,3 @@ class DatabaseContender(Contender):
     def settings(self) -> Mapping[str, object]:
         """Return the arguments with which the database is opened."""
         return {"timestamps": "message", "auto_compact": False, **self._options}
-
-    def copy(self, name: str) -> DatabaseContender:
-        """Return a copy of the database, which must be closed."""
-        path = self.path.with_name(name)
-        shutil.copytree(self.path, path)
-        return DatabaseContender(
-            name, path, self._layout, self.durability, backend=self._backend, options=self._options
-        )

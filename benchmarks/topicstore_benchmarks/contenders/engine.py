@@ -43,7 +43,7 @@ class EngineLimit(Limit):
 
     def open(self) -> None:
         """Open the engine with a write buffer of 64 MiB, without compression."""
-        self._raw = RAW_ENGINES[self._backend](self.path, 0, sync=self.durability == "sync")
+        self._raw = RAW_ENGINES[self._backend](self.path, sync=self.durability == "sync")
 
     def encode(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
         """Return keys and values."""

@@ -1,4 +1,4 @@
-"""Engines alone: their put and their scan, with one uncompressed value of 190 bytes per message.
+"""Engines alone: writes of keys and values, and a scan.
 
 They are called through their own Python modules, without topicstore. Options are the fastest known ones, which
 topicstore uses, too: no compression, and a write buffer of 64 MiB.
@@ -6,28 +6,18 @@ topicstore uses, too: no compression, and a write buffer of 64 MiB.
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from topicstore_benchmarks.timing import check, consume, timed
-
 __all__ = ["BUFFER", "RAW_ENGINES", "RawEngine", "RawLeveldb", "RawRocksdb"]
 
-VALUE = 190
-BATCH = 1_000
 BUFFER = 64 << 20
 
 
 class RawEngine(ABC):
-    """One engine, with its put and its scan."""
-
-    def __init__(self, messages: int) -> None:
-        source = random.Random(7)  # noqa: S311 - the same values in every run
-        self._values = [source.randbytes(VALUE) for _ in range(BATCH)]
-        self._keys = [bytes(16) + number.to_bytes(8, "big") for number in range(messages)]
+    """One engine."""
 
     @abstractmethod
     def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
@@ -41,27 +31,13 @@ class RawEngine(ABC):
     def close(self) -> None:
         """Close it."""
 
-    def put(self) -> float:
-        """Write every message, in batches of 1,000; return the seconds."""
-
-        def write_all() -> None:
-            for start in range(0, len(self._keys), BATCH):
-                self.write(self._keys[start : start + BATCH], self._values)
-
-        return timed(write_all)
-
-    def scan(self) -> float:
-        """Read every key and value; return the seconds."""
-        return timed(lambda: check(consume(self.pairs()), len(self._keys)))
-
 
 class RawRocksdb(RawEngine):
     """RocksDB through rocksdict."""
 
-    def __init__(self, path: Path, messages: int, *, sync: bool = False) -> None:
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
         import rocksdict
 
-        super().__init__(messages)
         self._batch = rocksdict.WriteBatch
         self._how = rocksdict.WriteOptions()
         self._how.sync = sync
@@ -90,10 +66,9 @@ class RawRocksdb(RawEngine):
 class RawLeveldb(RawEngine):
     """LevelDB through plyvel, with verified checksums: without them damaged data would be returned."""
 
-    def __init__(self, path: Path, messages: int, *, sync: bool = False) -> None:
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
         import plyvel
 
-        super().__init__(messages)
         self._sync = sync
         self._db = plyvel.DB(str(path), create_if_missing=True, compression=None, write_buffer_size=BUFFER)
 

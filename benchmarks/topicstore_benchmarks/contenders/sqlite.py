@@ -85,15 +85,12 @@ class SqliteContender(Contender):
     """One SQLite file. Each thread has its own connection.
 
     ``#`` returns everything, including topics that begin with ``$``.
-
-    ``ways`` keeps the fastest way to answer each filter that was prepared, for the next round too.
     """
 
-    def __init__(
-        self, name: str, path: Path, durability: Durability = "commit", *, ways: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, path: Path, durability: Durability = "commit") -> None:
         super().__init__(name, path, durability)
-        self._ways = {} if ways is None else ways
+        self._ways: dict[str, str] = {}
+        """The fastest way to answer each filter that was prepared."""
 
     def open(self) -> None:
         """Open the file. Transactions are begun and ended explicitly."""

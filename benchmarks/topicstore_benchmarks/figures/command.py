@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -13,25 +13,19 @@ import click
 import msgspec
 from rich.console import Console
 from topicstore.plugins import missing_modules, registry
-from topicstore_conformance.subjects import datasets
 
-from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES
+from topicstore_benchmarks.harness.plan import Plan
+from topicstore_benchmarks.harness.serial import measure
 from topicstore_benchmarks.timing import machine, one_core
 
-from .cases import CASES, PAYLOADS
-from .comparison import Comparison, compare
+from . import layouts as layouts_plan
+from . import limits as limits_plan
+from .bounds import Bound, section_of
 from .figure import Section
-from .growth import Growth, growth_of
 from .http import measure_http
-from .layouts import compared_layouts, layouts_section
-from .limits import Outcome, limits_section, measure
-from .message_sets import FLEET_MESSAGES, SETS
 from .metrics import measure_metrics
 from .mqtt import Sizes, measure_mqtt
-from .opening import measure_opening, opening_section
 from .sessions import measure_sessions
-from .sql import measure_sql, sql_section
-from .trie import measure_trie
 
 _STARTED = time.monotonic()
 
@@ -81,92 +75,43 @@ def _document(sections: list[Section]) -> dict[str, object]:
     return {"machine": machine(), "figures": figures}
 
 
-@main.command()
-@click.option("--messages", default=1_000_000, show_default=True, help="Messages a round.")
-@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
-@click.option("--case", "wanted", multiple=True, type=click.Choice([case.name for case in CASES]), help="Only these.")
-@click.option("--payload", "payloads", multiple=True, type=click.Choice(list(PAYLOADS)), help="Only these.")
-@click.option("--compression", default="lz4", show_default=True, help="Of the block layout.")
-@click.option("--backend", "backends", multiple=True, type=click.Choice(list(RAW_ENGINES)), help="Only these.")
-def limits(
-    messages: int,
-    rounds: int,
-    wanted: tuple[str, ...],
-    payloads: tuple[str, ...],
-    compression: str,
-    backends: tuple[str, ...],
-) -> list[Section]:
-    """Measure `block` against the engine's own put and scan, and `table` against plain inserts."""
-    outcomes: list[Outcome] = []
-    everything = not (wanted or payloads or backends)
-    backends = backends or tuple(name for name in RAW_ENGINES if not missing_modules(registry().backend(name)))
-    for case in (case for case in CASES if not wanted or case.name in wanted):
-        for payload in payloads or PAYLOADS:
-            _tell(f"limits: {case.name}, {payload} payloads")
-            outcomes += measure(case, payload, compression, messages, rounds, backends)
-    return [limits_section(outcomes, compression), *(_sql(messages, rounds) if everything else [])]
+def _measured(
+    name: str, plan: Callable[[str, int, int], Plan], bounds: Sequence[Bound], workloads: Sequence[str], *counts: int
+) -> Iterator[Section]:
+    """Measure the trials of each workload whose messages are here."""
+    for workload in workloads:
+        planned = plan(workload, *counts)
+        (reason,) = (one.definition.make().why_missing() for one in planned.workloads)
+        if reason is None:
+            yield section_of(name, measure(planned, _tell), bounds)
+        else:
+            _tell(f"{name}: {workload} is left out: {reason}")
 
 
-def _sql(messages: int, rounds: int) -> list[Section]:
-    """Measure `table`, if its engine and the message set are available."""
-    missing = missing_modules(registry().backend("duckdb"))
-    if reason := datasets.why_absent("bus.parquet") or ", ".join(missing):
-        _tell(f"limits: sql is left out: {reason}")
-        return []
-    _tell("limits: sql, bus")
-    return [sql_section(measure_sql("bus", datasets.load("bus").slice(0, messages), rounds))]
-
-
-@main.command()
-@click.option("--messages", default=1_000_000, show_default=True, help="Messages in the database.")
-@click.option("--rounds", default=5, show_default=True, help="How often it is opened.")
-def opening(messages: int, rounds: int) -> list[Section]:
-    """Measure the time of opening a database of `block`."""
-    _tell(f"opening: {messages:,} messages")
-    return [opening_section(messages, measure_opening(messages, rounds))]
-
-
-@main.command()
-@click.option(
-    "--messages",
-    default=FLEET_MESSAGES,
-    show_default=True,
-    type=click.IntRange(min=1_000),
-    help="Most messages of a set.",
+_messages = click.option(
+    "--messages", default=1_000_000, show_default=True, type=click.IntRange(min=1_000), help="Most of a workload."
 )
-@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after a small one that warms up.")
-@click.option("--data", multiple=True, type=click.Choice(list(SETS)), help="Only this set.")
-def layouts(messages: int, rounds: int, data: tuple[str, ...]) -> list[Section]:
-    """Measure every layout against SQLite and the engine, with real and generated messages."""
-    comparisons: list[Comparison] = []
-    growth: dict[str, Growth] = {}
-    for name in data or SETS:
-        if name == "bus" and (reason := datasets.why_absent("bus.parquet")):
-            _tell(f"layouts: {name} is left out: {reason}")
-            continue
-        comparisons.append(compare(name, messages, compared_layouts(name), rounds, _tell))
-        if name == "fleet":
-            growth = _growth(messages)
-    return [layouts_section(comparisons, growth)]
-
-
-def _growth(messages: int) -> dict[str, Growth]:
-    found = {}
-    for layout in compared_layouts("fleet"):
-        _tell(f"fleet: memory of {layout}, in a process of its own")
-        grown = growth_of(layout, messages)
-        if grown is not None:
-            found[layout] = grown
-    return found
+_rounds = click.option("--rounds", default=2, show_default=True, type=click.IntRange(min=1), help="Trials of each.")
 
 
 @main.command()
-@click.option("--topics", default=1_000_000, show_default=True, help="Topics of each set.")
-@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
-def trie(topics: int, rounds: int) -> list[Section]:
-    """Measure the learned topic structure by itself."""
-    _tell(f"trie: {topics:,} topics")
-    return [measure_trie(topics, rounds)]
+@_messages
+@_rounds
+@click.option("--workload", "workloads", multiple=True, type=click.Choice(limits_plan.WORKLOADS), help="Only these.")
+def limits(messages: int, rounds: int, workloads: tuple[str, ...]) -> Iterator[Section]:
+    """Measure `block` against the engine's own put and scan."""
+    chosen = workloads or limits_plan.WORKLOADS
+    return _measured("limits", limits_plan.plan, limits_plan.BOUNDS, chosen, messages, rounds)
+
+
+@main.command()
+@_messages
+@_rounds
+@click.option("--workload", "workloads", multiple=True, type=click.Choice(layouts_plan.WORKLOADS), help="Only these.")
+def layouts(messages: int, rounds: int, workloads: tuple[str, ...]) -> Iterator[Section]:
+    """Measure every layout against SQLite and the engine, with real and generated messages."""
+    chosen = workloads or layouts_plan.WORKLOADS
+    return _measured("layouts", layouts_plan.plan, layouts_plan.BOUNDS, chosen, messages, rounds)
 
 
 @main.command()

@@ -24,9 +24,9 @@ import pyarrow as pa
 import topicstore
 
 from topicstore_benchmarks.timing import check, timed
+from topicstore_benchmarks.workloads.definition import read
 
 from .figure import Cell, Figure, Section, Sheet, shown
-from .message_sets import fleet_batches
 
 __all__ = ["measure_http"]
 
@@ -44,8 +44,9 @@ def measure_http(messages: int, rounds: int, tell: Callable[[str], None]) -> Sec
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         path = Path(directory) / "db"
         with topicstore.open(path, backend="rocksdb", layout="block", timestamps="message", late="lift") as db:
-            for batch in fleet_batches(messages):
-                db.store(batch)
+            fleet = read("fleet").make(messages)
+            for number in range(fleet.parts):
+                db.store(fleet.part(number))
             db.compact()
         grown = 0.0
         for number in range(rounds + 1):

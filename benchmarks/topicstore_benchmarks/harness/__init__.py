@@ -4,10 +4,10 @@
 ``plan``       what is to be measured; ``run.json``
 ``dataset``    the messages of a workload as Parquet, and the expected replays of its requests
 ``expected``   the messages that replays must return, and checks of replays
-``measuring``  one store and one replay, timed; the figures of layouts are made of it too
 ``phases``     the measurements of a worker
 ``worker``     the process in which one contender is measured
 ``trial``      the workers of a workload, a durability and a repetition, taking turns phase by phase
-``drive``      a whole run
+``drive``      a whole run, by Spark
+``serial``     the trials of a plan without Spark, for figures
 ``hardware``   the machine and versions of a measurement
 """

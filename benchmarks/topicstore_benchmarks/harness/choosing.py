@@ -105,16 +105,7 @@ def _plan(asked: RunOptions, definitions: Iterable[Definition], contenders: Iter
     wanted = {name: value for name in _OF_WORKERS if (value := getattr(asked, name)) is not None}
     settings = msgspec.structs.replace(_QUICK_SETTINGS if quick else Settings(), **wanted)
     return Plan(
-        workloads=tuple(
-            WorkloadPlan(
-                name=one.name,
-                source=one.source,
-                values=one.values,
-                messages=messages,
-                summary=one.make(messages).summary,
-            )
-            for one in definitions
-        ),
+        workloads=tuple(WorkloadPlan.of(one, messages) for one in definitions),
         durabilities=asked.durabilities or (("commit",) if quick else ("commit", "sync")),
         contenders=tuple(contenders),
         repetitions=asked.repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS),

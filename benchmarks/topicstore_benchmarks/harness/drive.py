@@ -23,7 +23,6 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.storage.directory_lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
-from topicstore_benchmarks.workloads.definition import Definition
 from topicstore_benchmarks.workloads.workload import WorkloadError
 
 from .dataset import Dataset, Tasks, make
@@ -88,8 +87,7 @@ def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: T
         data: dict[str, Dataset] = {}
         for workload in run.plan.workloads:
             tell(f"{workload.name}: messages")
-            definition = Definition(name=workload.name, source=workload.source, values=workload.values)
-            data[workload.name] = make(definition, workload.messages, cache, spark_tasks(spark))
+            data[workload.name] = make(workload.definition, workload.messages, cache, spark_tasks(spark))
         _write_skipped(directory, run, data)
         for number, trial in enumerate(missing):
             seconds = _share(deadline - time.monotonic(), missing[number:])

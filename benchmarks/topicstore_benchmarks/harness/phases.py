@@ -36,7 +36,6 @@ from topicstore_benchmarks.timing import consume, timed
 
 from .dataset import Dataset
 from .expected import ExpectedReplay
-from .measuring import replayed, stored
 from .plan import Settings
 
 __all__ = ["PhaseResult", "Phases", "Skipped"]
@@ -107,8 +106,8 @@ class Phases:
             batches = [chunk[at : at + self._settings.batch] for at in range(0, len(chunk), self._settings.batch)]
             warming, counting = batches[:left], batches[left:]
             left -= len(warming)
-            stored(contender, self._ready(warming))
-            seconds += stored(contender, self._ready(counting))
+            _stored(contender, self._ready(warming))
+            seconds += _stored(contender, self._ready(counting))
             counted += sum(map(len, counting))
         if isinstance(contender, Limit):
             seconds += timed(contender.finish)
@@ -151,9 +150,14 @@ class Phases:
 
     def _read(self, expected: ExpectedReplay, firsts: list[float]) -> float:
         """Replay everything that a request asks for; return the seconds."""
-        found = replayed(self._contender, expected)
-        firsts.append(found.first)
-        return found.all
+        started = time.perf_counter()
+        replay = self._replay(expected)
+        count = consume(islice(replay, 1))
+        firsts.append(time.perf_counter() - started)
+        count += consume(replay)
+        ended = time.perf_counter()
+        expected.check_count(count)
+        return ended - started
 
     def _scan(self, expected: ExpectedReplay, _: list[float]) -> float:
         contender = self._contender
@@ -238,6 +242,15 @@ class Phases:
             digests.add(batch)
         everything = ExpectedReplay.of(digests)
         everything.check(self._replay(everything))
+
+
+def _stored(contender: Contender, batches: Iterable[Any]) -> float:
+    """Store batches that are ready; return the seconds that it took."""
+    gc.collect()
+    started = time.perf_counter()
+    for batch in batches:
+        contender.store(batch)
+    return time.perf_counter() - started
 
 
 class _Reader:

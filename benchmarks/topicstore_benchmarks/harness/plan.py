@@ -11,6 +11,7 @@ from topicstore.contract.errors import InvalidArgumentError
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Durability
+from topicstore_benchmarks.workloads.definition import Definition
 
 __all__ = ["Plan", "PlanMismatchError", "Run", "Settings", "Trial", "WorkloadPlan"]
 
@@ -29,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 2.0
     """Seconds of timed runs of one phase after which no further run begins."""
     mixed_seconds: float = 10.0
+    """How long ``mixed`` takes; 0 leaves it out."""
     mixed_rate: float = 100.0
     """Batches that are due in each second of ``mixed``; `phases` says how large they are."""
     phase_timeout: float = 900.0
@@ -46,6 +48,22 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     messages: int | None
     summary: str = ""
     """One line for people, true of so many messages."""
+
+    @classmethod
+    def of(cls, definition: Definition, messages: int | None) -> WorkloadPlan:
+        """Return the plan of at most so many messages of a workload."""
+        return cls(
+            name=definition.name,
+            source=definition.source,
+            values=definition.values,
+            messages=messages,
+            summary=definition.make(messages).summary,
+        )
+
+    @property
+    def definition(self) -> Definition:
+        """The definition of the workload."""
+        return Definition(name=self.name, source=self.source, values=self.values)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,6 +165,7 @@ def run_trial(trial: Trial, plan: Plan, data: Path, directory: Path, tell: Tell,
     started = time.monotonic()
     deadline = started + seconds
     about = Dataset.load(data)
+    order = phases(about.about.expected, mixed=plan.settings.mixed_seconds > 0)
     (directory / SCRATCH).mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=directory / SCRATCH, prefix=f"{trial.name}-"))
     workers: list[_WorkerProcess] = []
@@ -179,9 +180,7 @@ def run_trial(trial: Trial, plan: Plan, data: Path, directory: Path, tell: Tell,
                 settings=plan.settings,
             )
             workers.append(_WorkerProcess(worker_plan, place.with_suffix(".log"), deadline))
-        replies = list(
-            _take_turns(workers, phases(about.about.expected), deadline, lambda text: tell(f"{trial.name}: {text}"))
-        )
+        replies = list(_take_turns(workers, order, deadline, lambda text: tell(f"{trial.name}: {text}")))
     finally:
         for worker in workers:
             worker.close()

@@ -123,12 +123,13 @@ class Run:
 
 
 def load(path: Path) -> Run:
-    """Read a run's directory, or a file of results alone.
+    """Read a run's directory, whose trials need not all be there yet, or a file of results alone.
 
     Raises `FileNotFoundError` where there is none, and `ValueError` for a file of another form.
     """
     directory = path.is_dir()
-    table = _table(path / "results.parquet" if directory else path)
+    trials, results = path / "trials", path / "results.parquet"
+    table = _table(trials if trials.is_dir() else results if directory else path)
     described = path / "run.json"
     asked = json.loads(described.read_text()) if directory and described.exists() else {}
     rows = table.to_pylist()

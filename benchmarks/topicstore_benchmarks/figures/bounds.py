@@ -1,0 +1,118 @@
+"""What contenders are held to in trials: a value by itself, or as a ratio within each trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from topicstore_benchmarks.report.estimates import paired_ratio, spread
+from topicstore_benchmarks.report.quantities import bare
+from topicstore_benchmarks.report.run import Run
+from topicstore_benchmarks.report.verdict import Question, entrants, questions
+from topicstore_benchmarks.results import UNITS, compacted
+
+from .figure import Cell, Figure, Section, Sheet
+
+__all__ = ["Bound", "section_of"]
+
+_DURABILITY = "commit"
+_COMPACTED = compacted("")
+
+
+@attrs.frozen(kw_only=True)
+class Bound:
+    """The least or the most of a value of some contenders with one workload, a median over the trials."""
+
+    workload: str
+    subjects: tuple[str, ...]
+    """Contenders; their compacted forms are named as `results.compacted` names phases."""
+    name: str
+    phase: str
+    metric: str = "messages_per_second"
+    other: str = ""
+    """The contender whose value the value is divided by; empty if not by another one's."""
+    other_phase: str = ""
+    """The phase whose value the value is divided by; empty if not by another one's."""
+    scale: float = 1.0
+    """What the value is multiplied by, such as seconds to give milliseconds."""
+    least: float | None = None
+    most: float | None = None
+
+    def figures(self, run: Run) -> Iterator[Figure]:
+        """Yield the figure of each subject that was measured."""
+        for subject in self.subjects:
+            value = self._value(run, subject)
+            if value is not None:
+                yield Figure(
+                    data=self.workload,
+                    subject=subject,
+                    name=self.name,
+                    value=value,
+                    least=self.least,
+                    most=self.most,
+                )
+
+    def _value(self, run: Run, subject: str) -> float | None:
+        mine = self._values(run, subject, self.phase)
+        if not mine:
+            return None
+        if not (self.other or self.other_phase):
+            return spread(list(mine.values())).median * self.scale
+        found = paired_ratio(mine, self._values(run, self.other or subject, self.other_phase or self.phase))
+        return None if found is None else found.median
+
+    def _values(self, run: Run, subject: str, phase: str) -> Mapping[str, float]:
+        contender = subject.removesuffix(_COMPACTED)
+        again = {"store": "compact"}.get(phase, compacted(phase))  # what is on disk is measured after both
+        return run.of(self.workload, _DURABILITY, contender, phase if contender == subject else again, self.metric)
+
+
+def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
+    """Return the medians of a run's trials and its bounds, as figures and as tables."""
+    measured = [
+        Figure(
+            data=workload,
+            subject=one.label,
+            name=question.name.lower(),
+            value=one.spread.median,
+            unit=UNITS[question.metric],
+        )
+        for workload in run.workloads
+        for question in questions(run)
+        for one in entrants(run, question, workload, _DURABILITY, *_KINDS)
+    ]
+    held = [figure for bound in bounds for figure in bound.figures(run)]
+    sheets = [_overview(run, workload) for workload in run.workloads]
+    if held:
+        columns = {"data": "data", "contender": "subject", "figure": "name"}
+        sheets.append(Sheet.listing("What we hold them to", columns, held, note="medians, of ratios within a trial"))
+    return Section(name=name, figures=[*measured, *held], sheets=sheets)
+
+
+_KINDS = ("limit", "peer", "topicstore")
+
+
+def _overview(run: Run, workload: str) -> Sheet:
+    """Return a sheet with one column per contender and one row per question, with the best of topicstore marked."""
+    columns: dict[str, None] = {}
+    rows = []
+    for question in questions(run):
+        found = {one.label: one for one in entrants(run, question, workload, _DURABILITY, *_KINDS)}
+        ours = [one.spread.median for one in found.values() if one.contender.kind == "topicstore"]
+        best = None if len(ours) < 2 else max(ours) if question.more_is_better else min(ours)
+        values = {label: _cell(question, one.spread.median, best) for label, one in found.items()}
+        if values:
+            columns |= dict.fromkeys(values)
+            rows.append((f"{question.name}, {UNITS[question.metric]}", values))
+    about = run.workloads[workload]
+    return Sheet(
+        title=f"{workload}: {about.messages:,} messages, {about.topics:,} topics",
+        columns=["", *columns],
+        rows=[[label, *(values.get(column, Cell("")) for column in columns)] for label, values in rows],
+        note="bold: the best layout",
+    )
+
+
+def _cell(question: Question, value: float, best: float | None) -> Cell:
+    return Cell(bare(question.metric, value), "best" if value == best else "")
