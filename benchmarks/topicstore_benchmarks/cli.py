@@ -182,8 +182,8 @@ def _report(directory: Path) -> None:
 
     try:
         path = write_report(directory)
-    except ValueError as nothing:
-        raise Failure(str(nothing), DAMAGED) from nothing
+    except (FileNotFoundError, ValueError) as nothing:
+        raise Failure(f"{directory} holds no measured value to report on", DAMAGED) from nothing
     click.echo(path)
 
 
@@ -192,13 +192,10 @@ def _report(directory: Path) -> None:
 def report(directory: Path) -> None:
     """Write the report of the run in DIRECTORY again, from the trials measured so far."""
     _check_installed(_REPORT)
-    from .harness.drive import write_results
     from .harness.plan import Run
 
-    found = Run.load(directory)
-    if found is None:
+    if Run.load(directory) is None:
         raise click.UsageError(f"there is no run in {directory}")
-    write_results(directory, found.plan)
     _report(directory)
 
 

@@ -6,6 +6,7 @@ A run's directory::
     <run>/trials/<name>.parquet  the rows of one trial: a workload, a durability and a repetition, all contenders;
                                  written whole, by rename, so that a run can continue with the missing ones
     <run>/results.parquet        the rows of all trials, `SCHEMA`
+    <run>/summary.parquet        the median, the least and the most of each value over the trials, by Spark SQL
     <run>/report.html            the report
     <run>/workloads/             the messages, unless they are kept elsewhere
     <run>/scratch/               the files of contenders while a trial is measured

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from topicstore.cli import cli
 from topicstore.storage.directory_lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness.choosing import RunOptions, new_run
-from topicstore_benchmarks.harness.drive import _share, begin
+from topicstore_benchmarks.harness.drive import begin, share
 from topicstore_benchmarks.harness.plan import Plan, Run, Settings, Trial, WorkloadPlan
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
@@ -84,6 +85,10 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
     assert {1, 2} == set(results["repetition"].to_pylist())
     assert {"ok", "skipped"} == set(results["status"].to_pylist())
     assert {"rocksdb-block", "sqlite"} == set(results["contender"].to_pylist())
+    for row in pq.read_table(directory / "summary.parquet").to_pylist():
+        values = dict(row["by_trial"])
+        assert (2, statistics.median(values.values())) == (row["trials"], pytest.approx(row["median"]))
+        assert (row["least"], row["most"]) == (min(values.values()), max(values.values()))
 
     again = asked("run", directory, "--no-report")
     assert (0, after) == (again.exit_code, times(directory)), again.stderr
@@ -103,10 +108,10 @@ def test_each_workload_has_time_before_any_is_repeated() -> None:
     first, second = (
         [Trial(workload=name, durability="commit", repetition=number) for name in ("a", "b")] for number in (1, 2)
     )
-    assert 120.0 == _share(240.0, [*first, *second])
-    assert 180.0 == _share(180.0, [first[1], *second])
-    assert 10.0 == _share(10.0, second)
-    assert math.inf == _share(math.inf, second)
+    assert 120.0 == share(240.0, [*first, *second])
+    assert 180.0 == share(180.0, [first[1], *second])
+    assert 10.0 == share(10.0, second)
+    assert math.inf == share(math.inf, second)
 
 
 def test_a_quick_run_has_a_budget_within_five_minutes() -> None:

@@ -1,4 +1,4 @@
-"""How a run is made: a plan, the data of its workloads, and trials of workers that Spark has run one by one.
+"""How a run is made: a plan, the data of its workloads, and trials of workers, which Spark runs as one job.
 
 ``choosing``   from the requested options to a plan
 ``plan``       what is to be measured; ``run.json``

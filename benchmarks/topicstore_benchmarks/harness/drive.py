@@ -1,23 +1,27 @@
-"""A run from its plan to its results: Spark makes the data, and runs the trials one after the other.
+"""A run from its plan to its results: Spark makes the messages, measures the trials, and summarises the results.
 
-A trial is a Spark job of one task, so that nothing else uses the machine meanwhile, and is tried once: a failure is a
-result. Each trial writes its own file; an interrupted run continues with the trials that have none. All machines that
-run tasks must see the directory of a run under the same path.
+All missing trials are one Spark job, a task each. A task takes all cores of an executor, and holds a lock of its
+machine, so that nothing else uses the machine meanwhile: one trial at a time on a machine, and on a cluster as many as
+it has machines. On one machine Spark isolates and resumes trials; it doesn't hasten them. A task is tried once: a
+failure is a result. Each trial writes its own file by rename, which is the checkpoint from which an interrupted run
+continues. Spark SQL joins and summarises the files. All machines must see the directory of a run under the same path.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.storage.directory_lock import DirectoryLock
@@ -27,14 +31,14 @@ from topicstore_benchmarks.workloads.workload import WorkloadError
 
 from .dataset import Dataset, Tasks, make
 from .plan import Plan, PlanMismatchError, Run, Trial
-from .trial import LEFT_OUT, SCRATCH, Outcome, run_trial, skipped_row, write_rows
+from .trial import LEFT_OUT, SCRATCH, run_trial, skipped_row, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["RESULTS", "begin", "drive", "spark_tasks", "write_results"]
+__all__ = ["RESULTS", "SUMMARY", "begin", "drive", "machine_lock", "share", "spark_tasks"]
 
-RESULTS = "results.parquet"
+RESULTS, SUMMARY = "results.parquet", "summary.parquet"
 
 Tell = Callable[[str], None]
 
@@ -70,35 +74,74 @@ def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell
     """
     lock = DirectoryLock(directory)
     try:
-        _measure(directory, run, cache, master, tell)
-        return write_results(directory, run.plan)
+        missing = [trial for trial in run.plan.trials() if not _file(directory, trial).exists()]
+        if missing or not (directory / RESULTS).exists():
+            _measure(directory.absolute(), run, missing, cache, master, tell)
+        return directory / RESULTS
     finally:
         lock.release()
 
 
-def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> None:
+def _measure(directory: Path, run: Run, missing: list[Trial], cache: Path, master: str | None, tell: Tell) -> None:
     shutil.rmtree(directory / SCRATCH, ignore_errors=True)
-    missing = [trial for trial in run.plan.trials() if not _file(directory, trial).exists()]
-    if not missing:
-        return
     budget = run.plan.settings.budget
-    deadline = math.inf if budget is None else time.monotonic() + budget
+    deadline = math.inf if budget is None else time.time() + budget
+    data: dict[str, Dataset] = {}
     with _spark(master) as spark:
-        data: dict[str, Dataset] = {}
         for workload in run.plan.workloads:
             tell(f"{workload.name}: messages")
             data[workload.name] = make(workload.definition, workload.messages, cache, spark_tasks(spark))
-        _write_skipped(directory, run, data)
-        for number, trial in enumerate(missing):
-            seconds = _share(deadline - time.monotonic(), missing[number:])
+        cores = spark.conf.get("spark.executor.cores", None) or spark.sparkContext.defaultParallelism
+    _write_skipped(directory, run, data)
+    places = {name: one.directory for name, one in data.items()}
+    with _spark(master, spark_task_cpus=cores) as spark:
+        if missing:
+            _run_all(spark, missing, run.plan, places, directory, deadline, tell)
+        tell("results")
+        _write_results(spark, directory)
+
+
+def _run_all(
+    spark: SparkSession,
+    missing: list[Trial],
+    plan: Plan,
+    data: Mapping[str, Path],
+    directory: Path,
+    deadline: float,
+    tell: Tell,
+) -> None:
+    """Measure trials as one job, in their order on each machine."""
+
+    def work(number: int) -> bool:
+        trial = missing[number]
+        with machine_lock():
+            seconds = share(deadline - time.time(), missing[number:])
             if seconds <= 0:
-                tell(f"{len(missing) - number} trials are left out: {LEFT_OUT}")
-                break
-            tell(f"trial {number + 1} of {len(missing)}: {trial.name}")
-            outcome = _run_in_spark(spark, trial, run.plan, data[trial.workload].directory, directory, seconds)
-            tell(f"{outcome.trial}: {outcome.seconds:.0f} s" + "".join(f"\n    {line}" for line in outcome.failed))
-            if outcome.left_out:
-                tell(f"{outcome.trial}: without {', '.join(outcome.left_out)}: {LEFT_OUT}")
+                return False
+            _tell_from_task(f"trial {number + 1} of {len(missing)}: {trial.name}")
+            outcome = run_trial(trial, plan, data[trial.workload], directory, _tell_from_task, seconds)
+        for line in outcome.lines():
+            _tell_from_task(line)
+        return True
+
+    tell(f"{len(missing)} trials")
+    measured = spark.sparkContext.parallelize(range(len(missing)), len(missing)).map(work).collect()
+    if not all(measured):
+        tell(f"{measured.count(False)} trials are left out: {LEFT_OUT}")
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """Wait until no other trial of this user is measured on this machine."""
+    path = Path(tempfile.gettempdir()) / f"topicstore-bench-{os.getuid()}.lock"
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def share(seconds: float, trials: Sequence[Trial]) -> float:
+    """Return what the first trial may take: in the first repetition as much as others, so that each has some."""
+    return seconds / max(1, sum(trial.repetition == 1 for trial in trials))
 
 
 def spark_tasks(spark: SparkSession) -> Tasks:
@@ -121,34 +164,17 @@ def spark_tasks(spark: SparkSession) -> Tasks:
     return run
 
 
-def _share(seconds: float, trials: Sequence[Trial]) -> float:
-    """Return what the first trial may take: in the first repetition as much as others, so that each has some."""
-    return seconds / max(1, sum(trial.repetition == 1 for trial in trials))
-
-
-def _run_in_spark(
-    spark: SparkSession, trial: Trial, plan: Plan, data: Path, directory: Path, seconds: float
-) -> Outcome:
-    place = directory.absolute()
-
-    def work(item: Trial) -> Outcome:
-        return run_trial(item, plan, data, place, _tell_from_task, seconds)
-
-    found: list[Outcome] = spark.sparkContext.parallelize([trial], 1).map(work).collect()
-    return found[0]
-
-
 def _tell_from_task(text: str) -> None:
     """Report progress: on a single machine, a task's standard error is that of the run."""
     print(f"          {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _spark(master: str | None) -> Iterator[SparkSession]:
+def _spark(master: str | None, **settings: object) -> Iterator[SparkSession]:
     """Return a session; each task is tried once, because a trial that is tried again would be measured twice."""
     from topicstore.spark import session
 
-    settings: dict[str, object] = {"spark_master": master} if master else {}
+    settings |= {"spark_master": master} if master else {}
     # Idle workers that are kept for reuse (https://github.com/apache/spark/pull/2259) end with a traceback.
     settings["spark.python.worker.reuse"] = False
     with warnings.catch_warnings():
@@ -182,13 +208,23 @@ def _write_skipped(directory: Path, run: Run, data: dict[str, Dataset]) -> None:
     write_rows(rows, _skipped(directory))
 
 
-def write_results(directory: Path, plan: Plan) -> Path:
-    """Write the rows of all trials that are there into one file; return it."""
-    files: Sequence[Path] = [
-        path for path in (*(_file(directory, trial) for trial in plan.trials()), _skipped(directory)) if path.exists()
-    ]
-    tables = [pq.read_table(path, schema=SCHEMA) for path in files]
-    making = directory / f".{RESULTS}"
-    pq.write_table(pa.concat_tables(tables) if tables else SCHEMA.empty_table(), making)
-    making.rename(directory / RESULTS)
-    return directory / RESULTS
+_RESULTS = "SELECT * FROM results ORDER BY repetition, trial, started"
+_SUMMARY = """
+SELECT workload, durability, contender, phase, metric, unit, count(*) AS trials, percentile(value, 0.5) AS median,
+  min(value) AS least, max(value) AS most, map_from_entries(collect_list(struct(trial, value))) AS by_trial
+FROM results WHERE status = 'ok'
+GROUP BY workload, durability, contender, phase, metric, unit
+ORDER BY workload, durability, min(started), contender, metric
+"""
+
+
+def _write_results(spark: SparkSession, directory: Path) -> None:
+    """Join the rows of all trials that are there into one file, and write the median and range of each value."""
+    spark.read.parquet(str(directory / "trials")).createOrReplaceTempView("results")
+    for name, table in (
+        (SUMMARY, spark.sql(_SUMMARY).toArrow()),
+        (RESULTS, spark.sql(_RESULTS).toArrow().cast(SCHEMA)),
+    ):
+        making = directory / f".{name}"
+        pq.write_table(table, making)
+        making.rename(directory / name)

@@ -60,6 +60,13 @@ class Outcome:
     left_out: tuple[str, ...]
     """Phases for which there was no time."""
 
+    def lines(self) -> Iterator[str]:
+        """Yield what people are told."""
+        yield f"{self.trial}: {self.seconds:.0f} s"
+        yield from (f"    {line}" for line in self.failed)
+        if self.left_out:
+            yield f"{self.trial}: without {', '.join(self.left_out)}: {LEFT_OUT}"
+
 
 class _WorkerProcess:
     """A worker, as seen by the process that controls it."""
