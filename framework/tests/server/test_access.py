@@ -245,6 +245,19 @@ async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None
         assert 6 == len(plugin.asked)
 
 
+def test_without_plugins_nothing_is_waited_for() -> None:
+    """A decision is there at once, also of what is no filter; without settings this machine may do everything."""
+    with closing(made(LISTED)) as access:
+        permissions = access.permissions(someone())
+        assert permissions.decided("publish", "a/x") is True
+        assert permissions.decided("subscribe", "b/x") is False
+        assert permissions.decided("subscribe", "a#") is False
+    with closing(made()) as access:
+        near = access.permissions(someone(loopback=True))
+        assert near.unrestricted
+        assert near.decided("publish", "a") is True
+
+
 def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
     """When the server starts; as is one that isn't there."""
     with pytest.raises(ts.PluginError, match="'plugin-0' doesn't implement topicstore_authorize"):
