@@ -6,6 +6,7 @@
 ``results``     the output of a run: one Parquet row for each value
 ``report``      the page that a person reads first
 ``comparing``   what changed between two runs
+``recommend``   the layout for a user's own messages, by one trial: ``topicstore recommend``
 ``figures``     figures of one thing at a time, with promised bounds: ``topicstore bench figures``
 
 `timing` measures time within one process.

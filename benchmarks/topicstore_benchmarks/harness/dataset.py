@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from topicstore_benchmarks.workloads.workload import Workload, WorkloadError
 
 from .expected import ExpectedReplay
 
-__all__ = ["About", "Dataset", "Tasks", "make"]
+__all__ = ["About", "Dataset", "Tasks", "make", "write"]
 
 Tasks = Callable[[Callable[[int], Any], Sequence[int]], Sequence[Any]]
 """Runs a function over numbers, as `map` does, wherever; returns the results in order."""
@@ -105,11 +105,28 @@ def make(definition: Definition, messages: int | None, cache: Path, tasks: Tasks
         try:
             times = tasks(lambda number: _make_part(definition, messages, number, making), range(workload.parts))
             _check_order(definition, times)
-            _describe(making, definition.name, workload, np.concatenate(times))
+            about = _describe(making, definition.name, workload, np.concatenate(times))
+            for one in chain.from_iterable(about.expected.values()):
+                if not one.messages:
+                    raise WorkloadError(f"no message matches {one.topic_filter!r}, which is a requested filter")
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
         making.rename(directory)
+    return Dataset.load(directory)
+
+
+def write(workload: Workload, name: str, directory: Path) -> Dataset:
+    """Write messages that are in order of time, and their description, into a new directory.
+
+    Topics may begin with ``$``, and requests may match nothing.
+    """
+    directory.mkdir()
+    batches = [workload.part(number) for number in range(workload.parts)]
+    for number, batch in enumerate(batches):
+        pq.write_table(pa.Table.from_batches([batch]), _part(directory, number))
+    times = [batch.column("timestamp").cast(pa.int64()).to_numpy() for batch in batches]
+    _describe(directory, name, workload, np.concatenate(times))
     return Dataset.load(directory)
 
 
@@ -145,7 +162,7 @@ def _messages(directory: Path, number: int) -> list[Message]:
     return MessageBatch.from_arrow(batches[0]).to_messages()
 
 
-def _describe(making: Path, name: str, workload: Workload, times: Any) -> None:
+def _describe(making: Path, name: str, workload: Workload, times: Any) -> About:
     """Write the description of the messages, and the expected replays."""
     late = int(times[int(len(times) * _LATE)])
     everything, last_ones, size = TopicDigests(), TopicDigests(), 0
@@ -154,10 +171,12 @@ def _describe(making: Path, name: str, workload: Workload, times: Any) -> None:
         size += sum(len(message.topic.encode()) + len(message.payload) for message in chunk)
         everything.add(chunk)
         last_ones.add(message for message in chunk if (message.timestamp or 0) >= late)
-    expected = {REPLAY_ALL: [ExpectedReplay.of(everything)]}
-    for request, filters in workload.requests().items():
-        expected[request] = [_matching(text, everything) for text in filters]
-    expected[LATE_START] = [ExpectedReplay.of(last_ones, start=late)]
+    requests = {REPLAY_ALL: ("#",), **workload.requests()}
+    expected = {
+        request: [ExpectedReplay.of(everything.matching(text), text) for text in filters]
+        for request, filters in requests.items()
+    }
+    expected[LATE_START] = [ExpectedReplay.of(last_ones.matching("#"), start=late)]
     about = About(
         name=name,
         summary=workload.summary,
@@ -175,10 +194,4 @@ def _describe(making: Path, name: str, workload: Workload, times: Any) -> None:
     }
     pq.write_table(pa.table(topics), making / _TOPICS)
     (making / _ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
-
-
-def _matching(text: str, everything: TopicDigests) -> ExpectedReplay:
-    found = everything.matching(text)
-    if not found.counts:
-        raise WorkloadError(f"no message matches {text!r}, which is a requested filter")
-    return ExpectedReplay.of(found, text)
+    return about

@@ -50,7 +50,6 @@ _COMMANDS = {
     "compact": "commands.compact:compact",
     "delete": "commands.delete:delete",
     "checkpoint": "commands.checkpoint:checkpoint",
-    "recommend": "commands.recommend:recommend",
     "plugins": "commands.plugins:plugins",
     "demo": "demo.demo:demo",
 }

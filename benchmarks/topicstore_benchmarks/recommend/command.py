@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
-
 from topicstore import (
     ImportSourceError,
     InvalidFilterError,
@@ -31,7 +30,8 @@ from topicstore.cli.terminal.options import PATH, arguments_of, json_option
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.times import format_time
 from topicstore.plugins import load_target, registry
-from topicstore.recommend import Comparison, Question, compare, representative_filters
+
+from .choosing import Comparison, Question, compare, representative_filters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,11 +92,11 @@ def recommend(
 ) -> None:
     """Measure all layouts on SAMPLE, a file of your own messages that `import` takes, and say which is best.
 
-    Each layout gets a temporary database with the same messages, and replays each filter several times,
-    the layouts in turns. The smallest total over the filters wins: give a filter twice if it counts twice.
-    Layouts within 10 %, or nearer than 5 ms or twice the standard error, can't be told apart; of these, the
-    one wins that needs the least time times bytes to store a message. `reference` is measured too, because
-    the others must return what it returns, but it is never recommended.
+    Each layout gets a process and a temporary database with the same messages, sorted by time, and replays
+    each filter several times, the layouts in turns. The smallest total over the filters wins: give a filter
+    twice if it counts twice. Layouts within 10 %, or nearer than 5 ms, can't be told apart; of these, the one
+    wins that needs the least time times bytes to store a message. `reference` is measured too, but never
+    recommended. All must return what was stored.
 
     Replays are measured after `compact`. Where a layout merges (block), the filters are measured before it
     too: narrow ones can take many times as long until what was stored is merged, which happens in the
@@ -193,7 +193,6 @@ def _status() -> Iterator[Callable[[str], None]]:
         return
     from rich.console import Console
     from rich.text import Text
-
     from topicstore.cli.terminal.display import visible
 
     with Console(stderr=True).status("measuring") as status:
