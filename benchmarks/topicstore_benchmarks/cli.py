@@ -22,8 +22,8 @@ __all__ = ["bench"]
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
 
-_SPARK, _REPORT = ("pyspark",), ("altair", "jinja2", "vl_convert")
-"""Modules that a run needs, and its report."""
+_ENGINE, _SPARK, _REPORT = ("rocksdict",), ("pyspark",), ("altair", "jinja2", "vl_convert")
+"""Modules that figures need, a run, and its report."""
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _STARTED = time.monotonic()
 
@@ -51,9 +51,12 @@ class _Bench(click.Group):
             return super().get_command(ctx, cmd_name)
         module, _, name = _ELSEWHERE[cmd_name].partition(":")
         try:
+            _check_installed(_ENGINE if cmd_name == "figures" else ())
             command: click.Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as missing:
             return _unusable(cmd_name, _not_installed(str(missing.name)))
+        except Failure as reason:
+            return _unusable(cmd_name, reason)
         return command
 
 
