@@ -114,6 +114,17 @@ def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock:
     assert ({}, (1,)) == (report.deleted, report.dropped)
 
 
+def test_filters_that_change_begin_at_the_oldest_again(db: ts.Database, clock: Clock) -> None:
+    """What was spared before may go now."""
+    db.retention.set(filters={"a/#": 10, "a/b": 50})
+    put(db, "a/b", "a/c")
+    clock.now += 20 * SECOND
+    assert {"a/#": 1} == db.retention.run().deleted
+    db.retention.set(filters={"a/#": 10})
+    assert {"a/#": 1} == db.retention.run().deleted
+    assert set() == stored(db)
+
+
 def test_what_is_archived_is_left_alone(db: ts.Database, clock: Clock, tmp_path: Path) -> None:
     """Debug messages go before; what stays longer is in the archive, as everything is; nothing of that is deleted."""
     db.retention.set(max_age=100, rotate_every=20, archive_to=str(tmp_path / "cold"), filters=FILTERS)

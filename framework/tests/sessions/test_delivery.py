@@ -207,6 +207,16 @@ def test_what_is_no_packet_id_is_refused(sessions: Sessions, publish: Publishing
     assert 1 == session.puback(1)
 
 
+def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Publishing) -> None:
+    """There is nothing to release."""
+    session = opened(sessions, qos=2)
+    publish("1", qos=2)
+    assert [1] == ids(session.deliver())
+    assert session.pubrec(1, accepted=False)
+    assert [] == session.deliver()
+    assert 0 == session.status().in_flight
+
+
 def test_a_repeated_pubrec_is_answered_again(sessions: Sessions, publish: Publishing) -> None:
     """Whether or not its PUBREL was lost."""
     session = opened(sessions, qos=2)

@@ -39,13 +39,19 @@ def close(sessions: Sessions, _: Clock) -> None:
     sessions.close()
 
 
-ENDS = [kick, expire, take_over, fall_silent, close]
+ENDS = {
+    kick: Ended.KICKED,
+    expire: Ended.EXPIRED,
+    take_over: Ended.TAKEN_OVER,
+    fall_silent: Ended.KEEP_ALIVE,
+    close: Ended.CLOSED,
+}
 End = Callable[[Sessions, Clock], None]
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Clock, end: End) -> None:
-    """It is told in the thread that ended the session, and other threads can use the sessions meanwhile."""
+    """It is told why, in the thread that ended the session, and other threads can use the sessions meanwhile."""
     told: list[tuple[Ended, threading.Thread]] = []
 
     def on_end(session: Session, why: Ended) -> None:
@@ -56,7 +62,7 @@ def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Cloc
 
     sessions.open("client", keep_alive=10, on_end=on_end)
     end(sessions, clock)
-    assert [threading.current_thread()] == [thread for _, thread in told]
+    assert [(ENDS[end], threading.current_thread())] == told
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -243,7 +243,7 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
 def test_connected_clients_mind_no_clock_that_is_set(
     sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash, days: tuple[int, ...]
 ) -> None:
-    """One who talks stays, one who is silent is lost, and PUBACKs are committed, when it is time."""
+    """A client that talks stays, a silent one is lost, and PUBACKs are committed, when it is time."""
     talks, silent = (sessions.open(name, expiry_interval=60, keep_alive=10) for name in ("talks", "silent"))
     talks.subscribe("a/#")
     publish("1", "2")
