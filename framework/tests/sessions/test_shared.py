@@ -185,6 +185,20 @@ def test_a_slow_member_s_slices_go_to_others(
     assert [(32, 32), (32, 32)] == [m.slices for m in next(iter(sessions.groups)).members]
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_comes_back_has_the_qos_of_who_gets_it(
+    sessions: Sessions, spread: Callable[..., list[bytes]], qos: int
+) -> None:
+    """Not that by which the member had it that is gone."""
+    gone = member(sessions, "a", expiry_interval=0)
+    spread(10, qos=2)
+    gone.deliver()
+    member(sessions, "b", qos)
+    gone.disconnect()
+    items = [item for _, some in sessions.deliver() for item in some]
+    assert [qos] * 10 == [item.qos for item in items]  # type: ignore[union-attr]
+
+
 def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
     """After `handover_after` seconds others get the messages of QoS 1, and the client does not get them again."""
     sessions.groups.handover_after = 30
