@@ -100,6 +100,8 @@ class Membership:
     """The time since which it has been away, or was found to be; None: it is connected."""
     handed_back: bool = False
     """Whether the messages that it had in flight when it went away were taken back."""
+    told: int = 0
+    """How many of the group's dropped generations were noted before it was last disconnected."""
 
 
 class _Move(NamedTuple):
@@ -173,7 +175,8 @@ class Group:
 
     def attach(self, member: Member) -> None:
         """Give a connected member its share."""
-        self.members[member.client_id] = Membership(member.number, None)
+        before = self.members.get(member.client_id)
+        self.members[member.client_id] = Membership(member.number, None, told=before.told if before else 0)
         if self._channel is None:
             self._channel = self._channels.channel_locked(self.filter.topic_filter)
         self.connected[member] = None
@@ -187,6 +190,7 @@ class Group:
         membership = self.members.get(member.client_id)
         if membership is not None:
             membership.since, membership.handed_back = self._channels.steady(), False
+            membership.told = len(self.dropped)
         self.rewind(member)
         member.drafting = False
         for shard, number in np.argwhere(member.mine).tolist():

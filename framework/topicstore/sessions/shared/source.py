@@ -239,8 +239,9 @@ class SharedSource(Source):
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """Return the generations that were dropped before the group had read them."""
-        return self.group.dropped
+        """Return the generations that were dropped before the group had read them, of which it was not told before."""
+        membership = self.group.members.get(self.client_id)
+        return self.group.dropped[membership.told if membership else 0 :]
 
     def unread(self) -> list[int]:
         """Return the shards in which there may be something to read."""
