@@ -31,11 +31,11 @@ from topicstore.contract.columns import to_iterable
 from topicstore.contract.times import format_time
 from topicstore.plugins import load_target, registry
 
-from .choosing import Comparison, Question, compare, representative_filters
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from .choosing import Comparison, Question
 
 __all__ = ["recommend"]
 
@@ -112,6 +112,8 @@ def recommend(
       topicstore recommend messages.jsonl.gz --filters filters.txt --limit 500000 --json
     """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
+
+    from .choosing import representative_filters
 
     load_target(registry().backend(backend))  # a missing requirement is reported before the sample is read
     wanted = [*filters, *(() if file is None else _read_filters(file))]
@@ -202,6 +204,8 @@ def _status() -> Iterator[Callable[[str], None]]:
 def _compare(
     sample: _Sample, filters: list[str], place: Path, backend: str, options: dict[str, Any], say: Callable[[str], None]
 ) -> Comparison:
+    from .choosing import compare
+
     try:
         return compare(sample.batches, filters, place, backend=backend, progress=say, **options)
     except PluginError as wrong:
