@@ -60,10 +60,9 @@ class M:
 # --- changing methods ------------------------------------------------------------------------
 
 
-def changed(function: Callable[..., Any], change: Change) -> Callable[..., Any]:
-    """Return a function that does what a change makes of it. The first argument is its object, unless it has none."""
+def changed(function: Callable[..., Any], change: Change, *, method: bool) -> Callable[..., Any]:
+    """Return a function that does what a change makes of it. The first argument of a method is its object."""
     signature = inspect.signature(function)
-    method = "." in function.__qualname__
 
     @functools.wraps(function)
     def instead(*arguments: Any, **named: Any) -> Any:
@@ -90,7 +89,7 @@ def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
         owners = getattr(table, owner)
         for kind in owners if isinstance(owners, tuple) else (owners,):
             found = inspect.getattr_static(kind, name)
-            made = changed(getattr(found, "__func__", found), change)
+            made = changed(getattr(found, "__func__", found), change, method=inspect.isclass(kind))
             patch.setattr(kind, name, classmethod(made) if isinstance(found, classmethod) else made)
 
 
