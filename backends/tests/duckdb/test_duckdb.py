@@ -470,31 +470,23 @@ def test_an_engine_closes_though_a_cursor_is_in_use_at_that_moment(
     """A thread that got it just before may be in a call; the engine closes when that has ended."""
     engine = open_engine(tmp_path / "shard")
     cursor = engine._instance.connect()
+    busy, go = threading.Event(), threading.Event()
 
-    def count() -> None:
-        statement = "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"
-        with contextlib.suppress(duckdb.InterruptException):
-            while True:
-                with contextlib.suppress(duckdb.ResourceInUseException):  # the look below was quicker
-                    cursor.execute(statement).fetchall()
+    def wait() -> bool:
+        busy.set()
+        return go.wait(PATIENCE)
 
-    counting = begin(count)
-
-    def in_use() -> bool:
-        try:
-            cursor.execute("SELECT 1")
-        except duckdb.ResourceInUseException:
-            return True
-        return False
+    cursor.create_function("wait", wait, [], bool, side_effects=True)
+    waiting = begin(lambda: cursor.execute("SELECT wait()").fetchall())
+    assert busy.wait(PATIENCE)
 
     def refused(_: float) -> None:
-        wait_until(lambda: cursor.interrupt() or counting.done(), "the other thread to end")  # it may be between calls
-        counting.result(PATIENCE)
+        go.set()
+        assert waiting.result(PATIENCE) == [(True,)]
 
-    wait_until(in_use, "the other thread to be in its call")
     monkeypatch.setattr(instance_module, "time", SimpleNamespace(sleep=refused))
     engine.close()
-    assert counting.done()
+    assert waiting.done()
     open_engine(tmp_path / "shard", create=False).close()
 
 
