@@ -145,8 +145,9 @@ class Concurrency(Fixtures):
                 return dropped
 
             def look() -> int:
-                looks = 0
-                while not done.wait(MOMENT):
+                looks, last = 0, False
+                while not last:
+                    last = done.wait(MOMENT)  # and once more at the end
                     looks += 1
                     numbers = [info.number for info in db.generations()]
                     assert sorted(set(numbers)) == numbers
