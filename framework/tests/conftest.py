@@ -1,12 +1,16 @@
-"""Processes that are killed on purpose: at a step that is counted, never when a clock says so."""
+"""Processes that are killed at a step that is counted, never when a clock says so; and a plugin that hides payloads."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
+import attrs
 import pytest
+import topicstore as ts
+from topicstore.contract.requests import ReadResult, StoreRequest, StoreResult
+from topicstore.plugins import registry
 from topicstore_conformance.faults.killing import ENDS, received
 from topicstore_conformance.faults.threads import PATIENCE
 
@@ -70,6 +74,29 @@ def run_until(death: tuple[int, str] | None, code: str, *arguments: object) -> l
         child.close()
         ours.close()
     return said
+
+
+class _Reversing:
+    @ts.hookimpl(wrapper=True)
+    def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
+        request.batch = _reversed(request.batch)
+        return (yield)
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_read(self, request: object) -> Generator[None, ReadResult, ReadResult]:
+        result = yield
+        return attrs.evolve(result, batch=_reversed(result.batch))
+
+
+def _reversed(batch: ts.MessageBatch) -> ts.MessageBatch:
+    return batch.replace(payloads=[bytes(payload)[::-1] for payload in batch.payloads])
+
+
+@pytest.fixture
+def reversing(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a plugin that stores payloads reversed, and hands them out as they were."""
+    monkeypatch.setitem(registry().plugins, "reversing", _Reversing())
+    return "reversing"
 
 
 @pytest.fixture(name="run_until")

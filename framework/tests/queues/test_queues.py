@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore.contract.errors import QuotaExceededError
-from topicstore.contract.requests import ReadResult, StoreRequest, StoreResult
-from topicstore.plugins import registry
 from topicstore.queues import queue as queues
 from topicstore.queues.queue import Overflow
 from topicstore.storage.generations import generation_infos
@@ -411,29 +409,10 @@ def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
         assert [1, 2, 3, 1] == numbers(db.queues.open("q").read())
 
 
-class Flipping:
-    """Hides payloads from the disk."""
-
-    @ts.hookimpl(wrapper=True)
-    def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
-        request.batch = flipped(request.batch)
-        return (yield)
-
-    @ts.hookimpl(wrapper=True)
-    def topicstore_read(self, request: object) -> Generator[None, ReadResult, ReadResult]:
-        result = yield
-        return attrs.evolve(result, batch=flipped(result.batch))
-
-
-def flipped(batch: ts.MessageBatch) -> ts.MessageBatch:
-    return batch.replace(payloads=[payload[::-1] for payload in batch.payloads])
-
-
-def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_see_what_is_queued(tmp_path: Path, reversing: str) -> None:
     """An encrypting plugin of the database keeps queued topics and payloads from the disk."""
-    monkeypatch.setitem(registry().plugins, "flipping", Flipping())
     message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
-    with ts.open(tmp_path / "db", plugins=["flipping"]) as db:
+    with ts.open(tmp_path / "db", plugins=[reversing]) as db:
         db.queues.open("q").append([message])
         db.queues.open("q")._storage.flush()
     files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
