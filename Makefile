@@ -96,7 +96,7 @@ RESULTS := bench-results
 # Measures anew each time; the whole run goes on with what is missing.
 bench-quick: $(ALL)
 	@rm -rf $(RESULTS)/quick
-	$(BIN)/python -m topicstore.cli bench run --quick $(RESULTS)/quick
+	$(BIN)/python -m topicstore.cli bench run --preset quick $(RESULTS)/quick
 
 bench: $(ALL)
 	$(BIN)/python -m topicstore.cli bench run $(RESULTS)/full

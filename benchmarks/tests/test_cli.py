@@ -26,10 +26,9 @@ def bench(folder: Path, *arguments: str, missing: list[str]) -> subprocess.Compl
 @pytest.mark.parametrize(
     ("arguments", "missing"),
     [
-        (["run", "results", "--quick"], ["pyspark"]),
-        (["run", "results", "--quick"], ["altair", "vl_convert"]),
-        (["run", "results", "--quick"], ["pyspark", "altair", "jinja2", "vl_convert"]),
-        (["run", "results", "--no-report"], ["pyspark"]),
+        (["run", "results", "--preset", "quick"], ["pyspark"]),
+        (["run", "results", "--preset", "quick"], ["altair", "vl_convert"]),
+        (["run", "results", "--preset", "quick"], ["pyspark", "altair", "jinja2", "vl_convert"]),
         (["report", "."], ["jinja2"]),
         (["figures", "--json", "figures.json"], ["rocksdict"]),
         (["figures", "--help"], ["rocksdict"]),
@@ -43,7 +42,7 @@ def test_what_is_missing_is_told_at_once(tmp_path: Path, arguments: list[str], m
     assert [] == list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["workloads"], ["contenders"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["run", "--help"]])
 def test_looking_around_needs_nothing(tmp_path: Path, arguments: list[str]) -> None:
     """What there is to measure can be read where nothing can be measured."""
     done = bench(tmp_path, *arguments, missing=["pyspark", "altair", "jinja2", "vl_convert", "rocksdict", "plyvel"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from topicstore.cli.terminal.completion import backend_names, layout_names
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 _ENGINE, _SPARK, _REPORT = ("rocksdict",), ("pyspark",), ("altair", "jinja2", "vl_convert")
 """Modules that figures need, a run, and its report."""
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 _STARTED = time.monotonic()
 
 
@@ -79,6 +77,15 @@ def _unusable(name: str, reason: Failure) -> click.Command:
     return click.Command(name, callback=fail, help=reason.message, context_settings=anything)
 
 
+def _named(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return names and values, of which a name may have several."""
+    pairs = [text.partition("=") for text in given]
+    for text, (name, equals, value) in zip(given, pairs, strict=True):
+        if not (name and equals and value):
+            raise click.BadParameter(f"{text!r} is not {param.make_metavar(ctx)}", ctx, param)
+    return [(name, value) for name, _, value in pairs]
+
+
 @click.group(cls=_Bench)
 def bench() -> None:
     """Measure topicstore beside what else keeps messages."""
@@ -86,60 +93,50 @@ def bench() -> None:
 
 @bench.command()
 @click.argument("directory", type=_DIRECTORY)
-@click.option("--quick", is_flag=True, help="A small matrix. What doesn't fit into five minutes is left out.")
+@click.option(
+    "--preset",
+    type=click.Choice(["quick", "full"]),
+    default="full",
+    help="quick: a small matrix; what doesn't fit into five minutes is left out.  [default: full]",
+)
 @click.option("--workload", "workloads", multiple=True, metavar="NAME|FILE.toml", help="Only these.  [default: all]")
 @click.option("--data", type=_PARQUET, help="Your own messages, in order of time, as a workload.")
-@click.option("--wildcard", help="With --data: a filter to ask for.  [default: one that about half match]")
-@click.option("--device", "devices", multiple=True, metavar="FILTER", help="With --data: filters of single devices.")
 @click.option(
-    "--backend",
-    "backends",
+    "--request",
+    "requests",
     multiple=True,
-    metavar="NAME",
-    shell_complete=backend_names,
-    help="Of topicstore, only on these.",
+    metavar="NAME=FILTER",
+    callback=_named,
+    help="With --data: what to replay. 'wildcard' and 'one device' replace those that are chosen by default.",
 )
 @click.option(
-    "--layout", "layouts", multiple=True, metavar="NAME", shell_complete=layout_names, help="Of topicstore, only these."
+    "--contender",
+    "contenders",
+    multiple=True,
+    metavar="GLOB",
+    help="Only those with such names: rocksdb-*, 'raw *', sqlite.  [default: all]",
 )
-@click.option("--contender", "contenders", multiple=True, metavar="NAME", help="Only these, by their names.")
-@click.option("--peers/--no-peers", default=True, help="Whether to measure other stores.  [default: yes]")
-@click.option("--limits/--no-limits", default=True, help="Whether to measure bare engines and files.  [default: yes]")
 @click.option("--durability", "durabilities", multiple=True, type=click.Choice(["commit", "sync"]))
 @click.option("--messages", type=click.IntRange(min=1_000), help="Most messages of a workload.  [default: 300000]")
 @click.option("--repetitions", type=click.IntRange(min=1), help="How often each trial is measured.  [default: 3]")
-@click.option("--batch", type=click.IntRange(min=1), help="Messages of a batch that is stored.  [default: 1000]")
-@click.option("--repeat", type=click.IntRange(min=1), help="Most runs of each replay within a worker.  [default: 5]")
-@click.option("--mixed-seconds", type=_POSITIVE, help="How long to read and write at the same time.  [default: 10]")
 @click.option(
-    "--mixed-rate", type=_POSITIVE, help="Batches of 100 messages that are stored a second then.  [default: 100]"
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_named,
+    help="How to measure: batch=1000, repeat=5, patience=2 (s), mixed_seconds=10 (0: not), mixed_rate=100 (batches/s), "
+    "phase_timeout=900 (s), budget=3600 (s for all).",
 )
-@click.option("--phase-timeout", type=_POSITIVE, help="Seconds that a phase may take.  [default: 900]")
-@click.option(
-    "--budget",
-    type=_POSITIVE,
-    help="Seconds for all of it; what doesn't fit is left out.  [default: no limit]",
-)
-@click.option("--cache", type=_DIRECTORY, help="Where the messages of workloads are kept.  [default: in DIRECTORY]")
 @click.option("--spark-master", metavar="URL", help="A cluster; all its machines must see DIRECTORY.")
-@click.option("--report/--no-report", default=True, help="Whether to write the report at the end.  [default: yes]")
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    directory: Path,
-    *,
-    cache: Path | None,
-    spark_master: str | None,
-    report: bool,
-    **asked: Any,
-) -> None:
+def run(ctx: click.Context, /, directory: Path, *, spark_master: str | None, **asked: Any) -> None:
     """Measure into DIRECTORY, or continue the run that it holds.
 
     Without options, it continues the run in DIRECTORY. The exit code is 1 if anything failed, such as a replay
     that returned other messages than were stored.
     """
-    _check_installed((*_SPARK, *(_REPORT if report else ())))
+    _check_installed((*_SPARK, *_REPORT))
     from .harness.choosing import RunOptions, new_run
     from .harness.drive import begin, drive
 
@@ -147,10 +144,8 @@ def run(
     found = _there(ctx, directory) or begin(directory, new_run(directory.name, _command(), RunOptions(**asked)))
     for name, reason in {**found.skipped_workloads, **found.skipped_contenders}.items():
         _tell(f"{name} is left out: {reason}")
-    results = drive(directory, found, cache or directory / "workloads", spark_master, _tell)
-    failed = _tell_failures(results)
-    if report:
-        _report(directory)
+    failed = _tell_failures(drive(directory, found, spark_master, _tell))
+    _report(directory)
     if failed:
         ctx.exit(DAMAGED)
 
@@ -174,7 +169,7 @@ def _there(ctx: click.Context, directory: Path) -> Run | None:
     from .harness.plan import Run
 
     source = click.core.ParameterSource.DEFAULT
-    elsewhere = ("directory", "cache", "spark_master", "report")
+    elsewhere = ("directory", "spark_master")
     given = [name for name in ctx.params if name not in elsewhere and ctx.get_parameter_source(name) != source]
     return None if given else Run.load(directory)
 
@@ -202,32 +197,25 @@ def report(directory: Path) -> None:
     _report(directory)
 
 
-@bench.command()
-def workloads() -> None:
-    """List the built-in workloads, and the kinds that a TOML file may name."""
+@bench.command("list")
+def list_() -> None:
+    """List contenders, built-in workloads, and the kinds of workloads that a TOML file may name."""
     from topicstore.cli.terminal.display import console, make_table
     from topicstore.plugins import registry
 
+    from .contenders.catalogue import catalogue
     from .workloads.definition import built_in, read
 
-    found = [(name, read(name).make()) for name in built_in()]
-    rows = [(name, one.options.kind, one.options.messages, one.why_missing(), one.summary) for name, one in found]
     out = console()
-    out.print(make_table("workload", "kind", "messages>", "why absent~", "summary~", rows=rows))
+    rows = [(spec.name, spec.kind, spec.why_missing() or "ready") for spec in catalogue().values()]
+    out.print(make_table("contender", "kind", "state~", rows=rows))
+    out.print()
+    found = [(name, read(name).make()) for name in built_in()]
+    about = [(name, one.options.kind, one.options.messages, one.why_missing(), one.summary) for name, one in found]
+    out.print(make_table("workload", "kind", "messages>", "why absent~", "summary~", rows=about))
     out.print()
     kinds = [(spec.name, spec.summary) for spec in registry().workloads().values()]
     out.print(make_table("kind", "summary~", rows=kinds))
-
-
-@bench.command()
-def contenders() -> None:
-    """List the contenders, with the reason if one can't take part here."""
-    from topicstore.cli.terminal.display import console, make_table
-
-    from .contenders.catalogue import catalogue
-
-    rows = [(spec.name, spec.kind, spec.why_missing() or "ready") for spec in catalogue().values()]
-    console().print(make_table("contender", "kind", "state~", rows=rows))
 
 
 def _command() -> list[str]:

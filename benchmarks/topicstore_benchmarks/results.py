@@ -8,7 +8,7 @@ A run's directory::
     <run>/results.parquet        the rows of all trials, `SCHEMA`
     <run>/summary.parquet        the median, the least and the most of each value over the trials, by Spark SQL
     <run>/report.html            the report
-    <run>/workloads/             the messages, unless they are kept elsewhere
+    <run>/workloads/             the messages
     <run>/scratch/               the files of contenders while a trial is measured
     <run>/LOCK                   held by the measuring process
 """

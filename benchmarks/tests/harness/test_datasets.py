@@ -57,7 +57,7 @@ def own(path: Path, times: list[int], topic: str = "a") -> Definition:
         "payload": [b""] * len(times),
     }
     pq.write_table(pa.table(columns), path / "own.parquet")
-    return from_parquet(path / "own.parquet", None, ())
+    return from_parquet(path / "own.parquet")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_messages_that_can_not_be_measured(times: list[int], topic: str, says: s
 def test_a_request_that_finds_nothing_is_refused(tmp_path: Path) -> None:
     """Its time would say nothing."""
     definition = own(tmp_path, [1, 2])
-    asking = from_parquet(Path(definition.source), "b/+", ())
+    asking = from_parquet(Path(definition.source), {"wildcard": ["b/+"]})
     with pytest.raises(WorkloadError, match="no message matches 'b/\\+'"):
         make(asking, None, tmp_path / "cache")

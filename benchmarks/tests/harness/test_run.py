@@ -31,7 +31,7 @@ from topicstore_conformance.faults.threads import PATIENCE
 pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent
-SMALL = ("--messages", "1500", "--mixed-seconds", "0.1", "--durability", "commit", "--no-report")
+SMALL = ("--messages", "1500", "--set", "mixed_seconds=0.1", "--durability", "commit")
 
 
 def command(*arguments: object) -> list[str]:
@@ -73,8 +73,8 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
     before = times(directory)
     assert "small-commit-1.parquet" in before
 
-    done = bench("run", directory, "--no-report")
-    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    done = bench("run", directory)
+    assert (0, f"{directory / 'report.html'}\n") == (done.returncode, done.stdout), done.stderr
     assert "trial 1 of 1: small-commit-2" in done.stderr
     after = times(directory)
     assert before["small-commit-1.parquet"] == after["small-commit-1.parquet"]
@@ -90,15 +90,16 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
         assert (2, statistics.median(values.values())) == (row["trials"], pytest.approx(row["median"]))
         assert (row["least"], row["most"]) == (min(values.values()), max(values.values()))
 
-    again = asked("run", directory, "--no-report")
+    again = asked("run", directory)
     assert (0, after) == (again.exit_code, times(directory)), again.stderr
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out(small_toml: Path, tmp_path: Path) -> None:
-    """Whole trials too; that is told, is no failure, and the next run goes on with them."""
-    options = ("--workload", small_toml, "--contender", "sqlite", *SMALL, "--repetitions", "2", "--budget", "0.001")
+    """Whole trials too; that is told, and the next run goes on with them. If nothing is left, there is no report."""
+    options = ("--workload", small_toml, "--contender", "sqlite", *SMALL, "--repetitions", "2", "--set", "budget=0.001")
     done = bench("run", tmp_path / "run", *options)
-    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    assert (1, "") == (done.returncode, done.stdout), done.stderr
+    assert done.stderr.endswith(f"error: {tmp_path / 'run'} holds no measured value to report on\n")
     assert "2 trials are left out: the time for the run was over" in done.stderr
     assert {} == times(tmp_path / "run")
 
@@ -117,7 +118,7 @@ def test_each_workload_has_time_before_any_is_repeated() -> None:
 def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
     """However busy the machine is; a whole run takes as long as it takes."""
     quick, whole = (
-        new_run("run", [], RunOptions(quick=one, contenders=("sqlite",))).plan.settings for one in (True, False)
+        new_run("run", [], RunOptions(preset=one, contenders=("sqlite",))).plan.settings for one in ("quick", "full")
     )
     assert quick.budget is not None
     assert quick.budget < 300
@@ -177,28 +178,28 @@ def test_two_do_not_measure_in_the_same_directory(small_toml: Path, tmp_path: Pa
 
 def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None:
     """On standard error, in the results, and by the exit code."""
-    done = bench("run", prepared(tmp_path, small_toml, "Losing"), "--no-report")
+    done = bench("run", prepared(tmp_path, small_toml, "Losing"))
     assert 1 == done.returncode, done.stderr
     assert "failed: small-sync-1, faulty, replay all: wrong replay: a replay of '#' from 0 gave 1,499 of" in done.stderr
     assert "WRONG: a replay gave other messages than were stored" in done.stderr
     rows = pq.read_table(tmp_path / "results.parquet").to_pylist()
     assert ["it has no durability 'sync'"] == [row["reason"] for row in rows if row["contender"] == "parquet"]
     assert "replay all" in {row["phase"] for row in rows if row["status"] == "failed"}
-    assert done.returncode == bench("run", tmp_path, "--no-report").returncode
+    assert done.returncode == bench("run", tmp_path).returncode
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--contender", "oracle"], "there is no contender 'oracle'; there are: duckdb-block, "),
-        (["--wildcard", "#"], "filters to ask for go with messages of your own"),
-        (["--data", __file__, "--wildcard", "a/#/b"], "filter 'a/#/b': '#' must be alone in the last level"),
+        (["--request", "wildcard=#"], "requests go with messages of your own"),
+        (["--data", __file__, "--request", "#"], "'#' is not NAME=FILTER"),
+        (["--data", __file__, "--request", "store=#"], "'requests' has 'store', which is a phase of its own"),
+        (["--data", __file__, "--request", "mine=a/#/b"], "filter 'a/#/b': '#' must be alone in the last level"),
         (["--workload", "nope"], "'nope' is neither a workload nor a TOML file"),
-        (
-            ["--no-peers", "--no-limits", "--backend", "mars"],
-            "there is no backend 'mars'; there are: duckdb, leveldb, rocksdb",
-        ),
-        (["--layout", "flat"], "there is no layout 'flat'; there are: block, "),
+        (["--contender", "rocksdb-*", "--contender", "mars-*"], "there is no contender 'mars-*'; there are: "),
+        (["--set", "speed=9"], "there is no setting 'speed'; there are: batch, budget, "),
+        (["--set", "batch=many"], "settings: Expected `int`, got `str` - at `$.batch`"),
         (
             ["--workload", "fleet", "--contender", "parquet", "--durability", "sync"],
             "there is nothing to measure: parquet: it has no durability 'sync'",
@@ -229,7 +230,5 @@ def test_there_is_no_report_before_anything_was_measured(small_toml: Path, tmp_p
 
 def test_workloads_and_contenders_are_listed() -> None:
     """With what they are, and whether they are there."""
-    assert "fleet" in asked("workloads").stdout
-    listed = asked("contenders").stdout
-    assert "rocksdb-block" in listed
-    assert "sqlite" in listed
+    listed = asked("list").stdout
+    assert all(name in listed for name in ("fleet", "rocksdb-block", "sqlite"))

@@ -174,7 +174,7 @@ def _make(
     rows = [edit(row) for row in maker.rows(workloads, durabilities, repetitions)]
     table = pa.Table.from_pylist([row for row in rows if row is not None], schema=SCHEMA)
     pq.write_table(table, run / "results.parquet")
-    asked = {"command": ["bench", "run", name, "--quick"], "versions": {"topicstore": "0.1.0"}}
+    asked = {"command": ["bench", "run", name, "--preset", "quick"], "versions": {"topicstore": "0.1.0"}}
     (run / "run.json").write_text(json.dumps(asked))
     return run
 

@@ -97,7 +97,7 @@ def test_the_digest_names_the_messages(tmp_path: Path) -> None:
         pq.write_table(
             pa.table({"timestamp": pa.array([0] * rows, pa.timestamp("us", "UTC"))}), tmp_path / "own.parquet"
         )
-        own = from_parquet(tmp_path / "own.parquet", None, ())
+        own = from_parquet(tmp_path / "own.parquet")
         digests.add(own.digest(own.make()))
     assert 5 == len(digests)
 
@@ -107,7 +107,7 @@ def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
     digests = set()
     for middle in (b"0", b"1"):
         (tmp_path / "own.parquet").write_bytes(bytes(2 << 20) + middle + bytes(2 << 20))
-        own = from_parquet(tmp_path / "own.parquet", None, ())
+        own = from_parquet(tmp_path / "own.parquet")
         digests.add(own.digest(own.make()))
     assert 2 == len(digests)
 
@@ -178,7 +178,7 @@ def test_braces_that_are_no_placeholders_stay() -> None:
         ("[load]\n", "`load`"),
         ('[workload]\nkind = "maid"', "there is no kind of workload 'maid'; there are: made, file"),
         ('[workload]\nkind = "file"', "missing required field `path`"),
-        ('[workload]\nkind = "file"\npath = "a"\nwildcrad = "#"', "`wildcrad`.* there are: .*wildcard, devices"),
+        ('[workload]\nkind = "file"\npath = "a"\nwildcrad = "#"', "`wildcrad`.* there are: .*requests, path"),
         ('[workload]\nkind = "file"\npath = 5', "Expected `str`, got `int` - at `workload.path`"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     """Whatever its row groups are; what it lacks has the values of `Message`."""
     rows = 120_500
     path = own(tmp_path, timestamp=times(rows), topic=[f"a/{n % 7}" for n in range(rows)], payload=[b"x"] * rows)
-    whole = table(from_parquet(path, None, ()).make(120_001))
+    whole = table(from_parquet(path).make(120_001))
     assert list(range(120_001)) == whole["timestamp"].cast(pa.int64()).to_pylist()
     assert topicstore.SCHEMA == whole.schema
     assert {""} == set(whole["client_id"].to_pylist())
@@ -297,14 +297,14 @@ def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
 )
 def test_a_file_that_has_no_messages_is_refused(columns: dict[str, Any], says: str, tmp_path: Path) -> None:
     """With its name, and what is wrong."""
-    workload = from_parquet(own(tmp_path, **columns), None, ()).make()
+    workload = from_parquet(own(tmp_path, **columns)).make()
     with pytest.raises(WorkloadError, match=rf"own\.parquet.*{says}"):
         workload.part(workload.parts - 1)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """Is a reason not to measure."""
-    reason = from_parquet(tmp_path / "gone.parquet", None, ()).make().why_missing()
+    reason = from_parquet(tmp_path / "gone.parquet").make().why_missing()
     assert f"there is no gone.parquet in {tmp_path} or {datasets.folder()}; TOPICSTORE_DATA names the latter" == reason
 
 
@@ -318,6 +318,6 @@ def test_the_busiest_wildcard() -> None:
 def test_what_is_asked_of_a_file_can_be_chosen(tmp_path: Path) -> None:
     """Instead of being found."""
     path = own(tmp_path, timestamp=times(9), topic=[f"a/{n}" for n in range(9)], payload=[b""] * 9)
-    requests = from_parquet(path, "a/+", ("a/1",)).make().requests()
-    assert {"wildcard": ("a/+",), "one device": ("a/1",)} == requests
-    assert ("a/2", "a/3", "a/4", "a/5", "a/6") == from_parquet(path, None, ()).make().requests()["one device"]
+    requests = from_parquet(path, {"wildcard": ["a/+"], "mine": ["a/1", "a/2"]}).make().requests()
+    found = ("a/2", "a/3", "a/4", "a/5", "a/6")
+    assert {"wildcard": ("a/+",), "one device": found, "mine": ("a/1", "a/2")} == requests

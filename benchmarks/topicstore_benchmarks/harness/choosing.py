@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import msgspec
@@ -22,7 +24,10 @@ __all__ = ["ChoiceError", "RunOptions", "new_run"]
 _FULL_REPETITIONS, _QUICK_REPETITIONS = 3, 2
 _FULL_MESSAGES, _QUICK_MESSAGES = 300_000, 40_000
 _QUICK_WORKLOADS = ("fleet", "hot-topic")
-_QUICK_PAIRS = (
+_QUICK_CONTENDERS = (
+    "sqlite",
+    "raw *",
+    "parquet",
     "rocksdb-block",
     "rocksdb-skipstream",
     "rocksdb-wildcard_optimized",
@@ -30,8 +35,6 @@ _QUICK_PAIRS = (
     "leveldb-block",
     "duckdb-table",
 )
-_OF_WORKERS = ("batch", "repeat", "mixed_seconds", "mixed_rate", "phase_timeout", "budget")
-"""Names that `RunOptions` has as `Settings` has them."""
 _QUICK_SETTINGS = Settings(repeat=3, patience=0.5, mixed_seconds=1.0, phase_timeout=120.0, budget=240.0)
 """Five minutes, of which one is for beginning, ending and the report."""
 
@@ -42,27 +45,25 @@ class ChoiceError(InvalidArgumentError):
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """The requested options. Empty ones and None stand for the defaults, those of ``quick`` or of a full run."""
+    """The requested options. Empty ones and None stand for the defaults of the preset."""
 
-    quick: bool = False
+    preset: Literal["quick", "full"] = "full"
     workloads: tuple[str, ...] = ()
     data: Path | None = None
-    wildcard: str | None = None
-    devices: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+    requests: Sequence[tuple[str, str]] = ()
+    """Names and filters of ``data``."""
     contenders: tuple[str, ...] = ()
-    peers: bool = True
-    limits: bool = True
+    """Patterns of names."""
     durabilities: tuple[Durability, ...] = ()
     messages: int | None = None
     repetitions: int | None = None
-    batch: int | None = None
-    repeat: int | None = None
-    mixed_seconds: float | None = None
-    mixed_rate: float | None = None
-    phase_timeout: float | None = None
-    budget: float | None = None
+    settings: Sequence[tuple[str, str]] = ()
+    """Names of fields of `Settings`, and their values as texts."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether a small matrix is measured."""
+        return self.preset == "quick"
 
 
 def new_run(name: str, command: list[str], asked: RunOptions) -> Run:
@@ -102,22 +103,32 @@ def _why_unable(spec: ContenderSpec, durabilities: Iterable[Durability]) -> str 
 def _plan(asked: RunOptions, definitions: Iterable[Definition], contenders: Iterable[ContenderSpec]) -> Plan:
     quick = asked.quick
     messages = asked.messages or (_QUICK_MESSAGES if quick else _FULL_MESSAGES)
-    wanted = {name: value for name in _OF_WORKERS if (value := getattr(asked, name)) is not None}
-    settings = msgspec.structs.replace(_QUICK_SETTINGS if quick else Settings(), **wanted)
     return Plan(
         workloads=tuple(WorkloadPlan.of(one, messages) for one in definitions),
         durabilities=asked.durabilities or (("commit",) if quick else ("commit", "sync")),
         contenders=tuple(contenders),
         repetitions=asked.repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS),
-        settings=settings,
+        settings=_settings(asked),
     )
+
+
+def _settings(asked: RunOptions) -> Settings:
+    values = msgspec.to_builtins(_QUICK_SETTINGS if asked.quick else Settings())
+    _check((name for name, _ in asked.settings), "setting", values)
+    try:
+        return msgspec.convert({**values, **dict(asked.settings)}, Settings, strict=False)
+    except msgspec.ValidationError as bad:
+        raise ChoiceError(f"settings: {bad}") from bad
 
 
 def _definitions(asked: RunOptions) -> list[Definition]:
     """Return the requested workloads."""
-    if asked.data is None and (asked.wildcard or asked.devices):
-        raise ChoiceError("filters to ask for go with messages of your own")
-    own = [] if asked.data is None else [from_parquet(asked.data, asked.wildcard, asked.devices)]
+    if asked.data is None and asked.requests:
+        raise ChoiceError("requests go with messages of your own")
+    requests: dict[str, list[str]] = {}
+    for name, text in asked.requests:
+        requests.setdefault(name, []).append(text)
+    own = [] if asked.data is None else [from_parquet(asked.data, requests)]
     names = asked.workloads or (() if own else _QUICK_WORKLOADS if asked.quick else built_in())
     found = [*own, *map(read, names)]
     if len({one.name for one in found}) < len(found):
@@ -127,24 +138,11 @@ def _definitions(asked: RunOptions) -> list[Definition]:
 
 def _contenders(asked: RunOptions, known: Mapping[str, ContenderSpec]) -> list[ContenderSpec]:
     """Return the requested contenders."""
-    if asked.contenders:
-        _check(asked.contenders, "contender", known)
-        return [known[name] for name in dict.fromkeys(asked.contenders)]
-    kinds = {"topicstore": True, "peer": asked.peers, "limit": asked.limits}
-    fits = _pair_chooser(asked, known)
-    return [spec for spec in known.values() if kinds[spec.kind] and (spec.kind != "topicstore" or fits(spec))]
-
-
-def _pair_chooser(asked: RunOptions, known: Mapping[str, ContenderSpec]) -> Callable[[ContenderSpec], bool]:
-    """Return a function that says whether a pair of layout and backend was requested."""
-    pairs = [spec for spec in known.values() if spec.kind == "topicstore"]
-    _check(asked.backends, "backend", {str(spec.backend) for spec in pairs})
-    _check(asked.layouts, "layout", {str(spec.layout) for spec in pairs})
-    if asked.quick and not (asked.backends or asked.layouts):
-        return lambda spec: spec.name in _QUICK_PAIRS
-    return lambda spec: (
-        (not asked.backends or spec.backend in asked.backends) and (not asked.layouts or spec.layout in asked.layouts)
-    )
+    patterns = asked.contenders or (_QUICK_CONTENDERS if asked.quick else ("*",))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise ChoiceError(f"there is no contender {pattern!r}; there are: {', '.join(sorted(known))}")
+    return [spec for name, spec in known.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _check(names: Iterable[str], kind: str, known: Iterable[str]) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RESULTS", "SUMMARY", "begin", "drive", "machine_lock", "share", "spark_tasks"]
 
-RESULTS, SUMMARY = "results.parquet", "summary.parquet"
+RESULTS, SUMMARY, WORKLOADS = "results.parquet", "summary.parquet", "workloads"
 
 Tell = Callable[[str], None]
 
@@ -67,7 +67,7 @@ def begin(directory: Path, run: Run) -> Run:
     return run
 
 
-def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> Path:
+def drive(directory: Path, run: Run, master: str | None, tell: Tell) -> Path:
     """Measure the trials that are missing; return the file with the rows of all.
 
     Raises `WorkloadError`, and `DatabaseLockedError` while another process measures there.
@@ -76,13 +76,13 @@ def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell
     try:
         missing = [trial for trial in run.plan.trials() if not _file(directory, trial).exists()]
         if missing or not (directory / RESULTS).exists():
-            _measure(directory.absolute(), run, missing, cache, master, tell)
+            _measure(directory.absolute(), run, missing, master, tell)
         return directory / RESULTS
     finally:
         lock.release()
 
 
-def _measure(directory: Path, run: Run, missing: list[Trial], cache: Path, master: str | None, tell: Tell) -> None:
+def _measure(directory: Path, run: Run, missing: list[Trial], master: str | None, tell: Tell) -> None:
     shutil.rmtree(directory / SCRATCH, ignore_errors=True)
     budget = run.plan.settings.budget
     deadline = math.inf if budget is None else time.time() + budget
@@ -90,7 +90,9 @@ def _measure(directory: Path, run: Run, missing: list[Trial], cache: Path, maste
     with _spark(master) as spark:
         for workload in run.plan.workloads:
             tell(f"{workload.name}: messages")
-            data[workload.name] = make(workload.definition, workload.messages, cache, spark_tasks(spark))
+            data[workload.name] = make(
+                workload.definition, workload.messages, directory / WORKLOADS, spark_tasks(spark)
+            )
         cores = spark.conf.get("spark.executor.cores", None) or spark.sparkContext.defaultParallelism
     _write_skipped(directory, run, data)
     places = {name: one.directory for name, one in data.items()}

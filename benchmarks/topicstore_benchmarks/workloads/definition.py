@@ -16,7 +16,9 @@ from __future__ import annotations
 import importlib
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -133,11 +135,7 @@ def read(name: str) -> Definition:
     return Definition(name=path.stem, source=str(path.resolve()), values=found.workload)
 
 
-def from_parquet(path: Path, wildcard: str | None, devices: tuple[str, ...]) -> Definition:
-    """Return the workload of a Parquet file, without a TOML file."""
-    values: dict[str, Any] = {"kind": "file", "path": path.name, "summary": f"the messages of {path.name}"}
-    if wildcard is not None:
-        values["wildcard"] = wildcard
-    if devices:
-        values["devices"] = list(devices)
+def from_parquet(path: Path, requests: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Definition:
+    """Return the workload of a Parquet file with these requests, without a TOML file."""
+    values = {"kind": "file", "path": path.name, "summary": f"the messages of {path.name}", "requests": dict(requests)}
     return Definition(name=path.stem, source=str(path.resolve()), values=values)

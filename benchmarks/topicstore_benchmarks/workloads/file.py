@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
-from topicstore import TopicFilter
 from topicstore.contract.batch import MessageBatch
 from topicstore_conformance.subjects import datasets
 
@@ -31,22 +30,14 @@ class FileOptions(WorkloadOptions, frozen=True, kw_only=True):
     """With the columns of `topicstore.SCHEMA`, of which ``client_id``, ``qos``, ``retain`` and ``properties`` may
     be absent, in order of ``timestamp``. A relative path starts where the TOML file lies, or else in the folder
     of the real sets (`topicstore_conformance.subjects.datasets`)."""
-    wildcard: str | None = None
-    """The filter to replay. None stands for the one that `busiest_wildcard` finds."""
-    devices: tuple[str, ...] = ()
-    """The filters to replay, one after the other. If empty, the topics around the median in messages."""
 
 
 class FileWorkload(Workload):
     """The first messages of a file."""
 
     Options = FileOptions
+    replaceable = (WILDCARD, DEVICE)
     options: FileOptions
-
-    def __init__(self, options: FileOptions, beside: Path) -> None:
-        super().__init__(options, beside)
-        for text in filter(None, (options.wildcard, *options.devices)):
-            TopicFilter(text)  # raises
 
     @cached_property
     def _path(self) -> Path:
@@ -114,13 +105,10 @@ class FileWorkload(Workload):
         return self._file.read_row_groups(groups).slice(first - skipped, rows)
 
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """Return the filters of the options, or such as fit the messages."""
+        """Return the filters of the options, and such as fit the messages for requests that every workload has."""
         counts = Counter(self._file.read(columns=["topic"]).column("topic")[: self._rows].to_pylist())
-        return {
-            WILDCARD: (self.options.wildcard or busiest_wildcard(counts),),
-            DEVICE: self.options.devices or _around_the_median(counts),
-            **self.options.requests,
-        }
+        chosen = {WILDCARD: (busiest_wildcard(counts),), DEVICE: _around_the_median(counts)}
+        return {**chosen, **self.options.requests}
 
 
 def busiest_wildcard(counts: Counter[str]) -> str:

@@ -58,13 +58,15 @@ class Workload(ABC):
     """
 
     Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
+    replaceable: ClassVar[tuple[str, ...]] = ()
+    """Names of requests that every workload has, and for which the options' ``requests`` may give other filters."""
 
     def __init__(self, options: WorkloadOptions, beside: Path) -> None:
         self.options = options
         self.beside = beside
         known = (REPLAY_ALL, WILDCARD, DEVICE, LATE_START)
         for name, filters in options.requests.items():
-            if name in phases(known) or name == WORKER or not filters:
+            if not filters or name == WORKER or name in set(phases(known)).difference(self.replaceable):
                 raise WorkloadError(f"'requests' has {name!r}, which is a phase of its own or has no filters")
             for text in filters:
                 TopicFilter(text)  # raises

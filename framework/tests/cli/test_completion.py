@@ -26,7 +26,6 @@ def completed(words: list[str], incomplete: str) -> list[str]:
         ["import", "data"],
         ["recommend", "sample.jsonl"],
         ["conformance"],
-        ["bench", "run", "results"],
     ],
     ids=" ".join,
 )
@@ -43,7 +42,6 @@ def test_backends(words: list[str]) -> None:
         ["import", "data"],
         ["generations", "add", "data"],
         ["conformance"],
-        ["bench", "run", "results"],
     ],
     ids=" ".join,
 )
