@@ -101,7 +101,8 @@ class Past:
             self.instance.take_back(self.reader)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "calls"):  # otherwise a signal's handler ended its construction
+            self.close()
 
 
 def _iterator(reader: Any, span: tuple[bytes, bytes | None], reverse: bool) -> Any:
@@ -119,6 +120,8 @@ def values_of(reader: Any, hidden: HiddenRanges, keys: Sequence[bytes]) -> list[
 class Scan(Iterator[list[Pair]]):
     """The pairs of one range, a list at a time."""
 
+    _iterator: Any = None  # an object has none either whose construction a signal's handler ended
+
     def __init__(
         self, source: Present | Past, space: Space, span: tuple[bytes, bytes], reverse: bool, limit: int | None
     ) -> None:
@@ -129,7 +132,6 @@ class Scan(Iterator[list[Pair]]):
         self._left = limit
         self._lock = Lock()
         """Held while the iterator is used: plyvel's iterators must not be used by two threads at a time."""
-        self._iterator: Any = None
         self._hidden = HiddenRanges()
         self._bare = False
         self._ahead: list[Pair] = []
@@ -172,7 +174,8 @@ class Scan(Iterator[list[Pair]]):
             self._source.instance.take_back(iterator)
 
     def __del__(self) -> None:
-        self.close()
+        if self._iterator is not None:
+            self.close()
 
     def _take(self) -> list[Pair]:
         """Collect pairs up to the end of the range, the limit, or the size of a list."""
