@@ -362,6 +362,12 @@ def expect(reader: Reader, model: dict[Key, bytes]) -> None:
     assert [model.get(key) for key in keys] == reader.get_many(DATA, keys) == [reader.get(DATA, key) for key in keys]
 
 
+@pytest.mark.parametrize("kind", [scans.Scan, scans.Past])
+def test_what_a_signal_kept_from_being_made_is_collected(kind: type[Any]) -> None:
+    """Its construction may have ended before its first attribute was set."""
+    kind.__new__(kind).__del__()
+
+
 @pytest.fixture
 def wide(tmp_path: Path) -> Iterable[LeveldbEngine]:
     """Return an engine with 60,000 keys, written out to table files and in the buffer."""

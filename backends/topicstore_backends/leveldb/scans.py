@@ -120,7 +120,7 @@ def values_of(reader: Any, hidden: HiddenRanges, keys: Sequence[bytes]) -> list[
 class Scan(Iterator[list[Pair]]):
     """The pairs of one range, a list at a time."""
 
-    _iterator: Any = None  # an object has none either whose construction a signal's handler ended
+    _iterator: Any = None  # for `__del__` too of an object whose construction a signal's handler ended
 
     def __init__(
         self, source: Present | Past, space: Space, span: tuple[bytes, bytes], reverse: bool, limit: int | None
