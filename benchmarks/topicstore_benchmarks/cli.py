@@ -78,12 +78,18 @@ def _unusable(name: str, reason: Failure) -> click.Command:
 
 
 def _named(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return names and values, of which a name may have several."""
+    """Return pairs of a name and a value. A name may be in several of them."""
     pairs = [text.partition("=") for text in given]
     for text, (name, equals, value) in zip(given, pairs, strict=True):
         if not (name and equals and value):
             raise click.BadParameter(f"{text!r} is not {param.make_metavar(ctx)}", ctx, param)
     return [(name, value) for name, _, value in pairs]
+
+
+def _contender_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    from .contenders.catalogue import catalogue
+
+    return [name for name in catalogue() if name.startswith(incomplete)]
 
 
 @click.group(cls=_Bench)
@@ -114,6 +120,7 @@ def bench() -> None:
     "contenders",
     multiple=True,
     metavar="GLOB",
+    shell_complete=_contender_names,
     help="Only those with such names: rocksdb-*, 'raw *', sqlite.  [default: all]",
 )
 @click.option("--durability", "durabilities", multiple=True, type=click.Choice(["commit", "sync"]))

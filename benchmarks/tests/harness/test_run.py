@@ -199,6 +199,10 @@ def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None
         (["--workload", "nope"], "'nope' is neither a workload nor a TOML file"),
         (["--contender", "rocksdb-*", "--contender", "mars-*"], "there is no contender 'mars-*'; there are: "),
         (["--set", "speed=9"], "there is no setting 'speed'; there are: batch, budget, "),
+        (["--set", "batch=0"], "settings: Expected `int` >= 1 - at `$.batch`"),
+        (["--set", "mixed_seconds=-1"], "settings: Expected `float` >= 0.0 - at `$.mixed_seconds`"),
+        (["--set", "budget=nan"], "settings: Expected `float` "),
+        (["--set", "budget=inf"], "settings: Expected `float` "),
         (["--set", "batch=many"], "settings: Expected `int`, got `str` - at `$.batch`"),
         (
             ["--workload", "fleet", "--contender", "parquet", "--durability", "sync"],

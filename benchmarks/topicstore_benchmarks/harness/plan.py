@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from topicstore.contract.errors import InvalidArgumentError
@@ -20,22 +20,26 @@ class PlanMismatchError(InvalidArgumentError):
     """The directory has a different run from the requested one. Nothing was measured."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # and finite: JSON has no infinity
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the measurement, the same for all contenders."""
 
-    batch: int = 1_000
+    batch: _Count = 1_000
     """The number of messages in a stored batch."""
-    repeat: int = 5
+    repeat: _Count = 5
     """The most timed runs of a replay within a worker, whose median counts."""
-    patience: float = 2.0
+    patience: _Positive = 2.0
     """Seconds of timed runs of one phase after which no further run begins."""
-    mixed_seconds: float = 10.0
+    mixed_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 10.0
     """How long ``mixed`` takes; 0 leaves it out."""
-    mixed_rate: float = 100.0
+    mixed_rate: _Positive = 100.0
     """Batches that are due in each second of ``mixed``; `phases` says how large they are."""
-    phase_timeout: float = 900.0
+    phase_timeout: _Positive = 900.0
     """Seconds after which a worker that doesn't answer is ended."""
-    budget: float | None = None
+    budget: _Positive | None = None
     """Seconds that all trials may take together; what doesn't fit is left out. None: as long as it takes."""
 
 

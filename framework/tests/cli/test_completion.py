@@ -52,6 +52,12 @@ def test_layouts(words: list[str]) -> None:
     assert [] == completed([*words, "--layout"], "nothing")
 
 
+def test_contenders() -> None:
+    """Those of `topicstore bench run` whose names begin so, without the signs of a pattern."""
+    words = ["bench", "run", "results", "--contender"]
+    assert [name for name in completed(words, "") if name.startswith("raw")] == completed(words, "raw") != []
+
+
 def test_commands_and_options() -> None:
     """Those that the help lists."""
     assert ["retained", "retention"] == completed([], "ret")
