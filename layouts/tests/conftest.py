@@ -7,6 +7,31 @@ from pathlib import Path
 
 import pytest
 from topicstore.contract.engine import KEYSPACES, Engine
+from topicstore_layouts.block import compaction, deletion, reading, segments, slab, writing
+from topicstore_layouts.shared import name_table
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make blocks, segments and tables of names so small that few messages meet every case."""
+    for module, values in {
+        writing: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 30, "_MOST_BYTES": 2_000},
+        slab: {"_ENOUGH": 10},
+        deletion: {"_LOOKED_AT": 2},
+        compaction: {
+            "SEGMENT_ROWS": 50,
+            "SEGMENT_BYTES": 200_000,
+            "FRAME_ROWS": 8,
+            "FRAME_BYTES": 1_000,
+            "WORTH_ROWS": 25,
+            "MOST_BLOCKS": 12,
+        },
+        segments: {"_ROWS_A_TOPIC": 2},
+        reading: {"_FEW_FRAMES": 1},
+        name_table: {"CAPACITY": 12, "LONGEST": 50},
+    }.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture

@@ -1,15 +1,24 @@
-"""The layouts of this package hold what `topicstore.contract.layout` promises."""
+"""The layouts of this package hold what `topicstore.contract.layout` promises, also where few messages fill all."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import pytest
+from topicstore.contract.engine import Engine
+from topicstore.contract.layout import Slab
 from topicstore_conformance import LayoutSubject, LayoutSuite
 from topicstore_conformance.conditions.capabilities import declaring
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.pairs import make_backend, make_layout
 from topicstore_layouts.plugin import topicstore_layouts
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.skipstream import entries
+from topicstore_layouts.skipstream import slab as skipstream
+from topicstore_layouts.skipstream.layout import SkipstreamLayout, SkipstreamOptions
+from topicstore_layouts.wildcard_optimized import slab as wildcard_optimized
+from topicstore_layouts.wildcard_optimized import streams
+from topicstore_layouts.wildcard_optimized.layout import WildcardOptimizedLayout, WildcardOptimizedOptions
 
 CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_layouts()}
 
@@ -26,6 +35,14 @@ class TestBlock(LayoutSuite):
         return subject_of("block")
 
 
+class TestBlockOfFewRows(TestBlock):
+    """With blocks, frames, segments and tables of names that few messages fill."""
+
+    @pytest.fixture
+    def subject(self, tiny_blocks: None) -> LayoutSubject:
+        return subject_of("block")
+
+
 @declaring(CAPABILITIES["reference"])
 class TestReference(LayoutSuite):
     @pytest.fixture
@@ -38,6 +55,26 @@ class TestSkipstream(LayoutSuite):
     @pytest.fixture
     def subject(self) -> LayoutSubject:
         return subject_of("skipstream")
+
+
+class Crowded(SkipstreamLayout):
+    """Learns so little, and hashes to so few values, that most topics share both."""
+
+    def open(self, engine: Engine, shard: int, generation: int) -> Slab:
+        trie = LearnedTopics.load(engine, generation, self.options.thresholds, capacity=12)
+        return skipstream.SkipstreamSlab(engine, shard, generation, trie, hash_bits=1)
+
+
+class TestSkipstreamOfFewHashes(TestSkipstream):
+    """With index entries that many topics share, and where little is read and remembered at once."""
+
+    @pytest.fixture
+    def subject(self, monkeypatch: pytest.MonkeyPatch) -> LayoutSubject:
+        for name, value in {"_LEAST_READ": 4, "_FETCHED_FIRST": 2, "_FETCHED_MOST": 5, "_LOOKED_AT": 20}.items():
+            monkeypatch.setattr(skipstream, name, value)
+        monkeypatch.setattr(entries, "_KNOWN_TOPICS", 10)
+        options = SkipstreamOptions(thresholds=(1, 0))
+        return LayoutSubject(make=partial(Crowded, options), capabilities=CAPABILITIES["skipstream"])
 
 
 @declaring(CAPABILITIES["table"])
@@ -58,3 +95,16 @@ class TestWildcardOptimized(LayoutSuite):
     @pytest.fixture
     def subject(self) -> LayoutSubject:
         return subject_of("wildcard_optimized")
+
+
+class TestWildcardOptimizedOfFewBits(TestWildcardOptimized):
+    """With hashes of one bit, short epochs, and where little is remembered, and deleted at once."""
+
+    @pytest.fixture
+    def subject(self, monkeypatch: pytest.MonkeyPatch) -> LayoutSubject:
+        monkeypatch.setattr(wildcard_optimized, "_LOOKED_AT", 40)
+        monkeypatch.setattr(streams, "_CACHED", 10)
+        options = WildcardOptimizedOptions(bits_per_topic_level=1, epoch_bits=0, topic_index_bytes=1, thresholds=(1,))
+        return LayoutSubject(
+            make=partial(WildcardOptimizedLayout, options), capabilities=CAPABILITIES["wildcard_optimized"]
+        )

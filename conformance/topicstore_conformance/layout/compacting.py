@@ -76,6 +76,21 @@ class Compacting(Fixtures):
             assert stored.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
         stored.check_all()
 
+    def test_deletes_between_steps_of_a_compaction(self, stored: Stored) -> None:
+        """What is deleted between two steps of a compaction is gone after it, and all other messages are there."""
+        topics = [f"t/{number}" for number in range(20)]
+        for half in range(2):
+            for _ in range(30):
+                stored.put(numbered(topics[::-1], 10 + half))
+            if half == 0:
+                stored.compact()
+        for step in stored.slab.compact(stored.last, whole=True):
+            stored.engine.write(step.write)
+            stored.delete(topics.pop() if topics else "#")
+        stored.check_all()
+        stored.reopen()
+        stored.check_all()
+
     @staticmethod
     def _commit(stored: Stored, step: CompactStep, readers: list[Reader]) -> None:
         """Commit a step while stores and reads go on."""

@@ -1,12 +1,14 @@
-"""Promises about threads: readers beside a writer, and beside compaction."""
+"""Promises about what happens at the same time: readers beside a writer, compaction and deletes."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from threading import Event, Lock
 from typing import Any
 
+import pytest
 from topicstore import TopicFilter
 from topicstore.contract.engine import WriteBatch
 
@@ -33,7 +35,7 @@ def ending(work: Callable[[], None], done: Event) -> Callable[[], None]:
 
 
 class Concurrency(Fixtures):
-    """Promises about threads."""
+    """Promises about readers while others write."""
 
     def test_readers_beside_a_writer_and_compaction(self, stored: Stored) -> None:
         """Readers beside a writer and a compaction get all messages committed before they began, each of them once."""
@@ -74,6 +76,37 @@ class Concurrency(Fixtures):
         stored.check_all()
         stored.reopen()
         stored.check_all()
+
+    @pytest.mark.parametrize("change", ["compact", "delete"])
+    def test_a_change_at_any_moment_of_a_read(self, fresh: Callable[[], Stored], change: str) -> None:
+        """A reader during whose engine reads a slab is compacted, or deleted from, gets all that stays, once."""
+        for text, limit in (("#", 7), ("f/+/+/t", 4), ("#", 1_000)):
+            moment, acted = 0, True
+            while acted:
+                stored = fresh()
+                for count in (15, 16, 17, 18):
+                    stored.put(numbered(TOPICS, count))
+                    if count == 16:
+                        stored.compact()
+                acted = self._changed_at(moment, stored, change, text, limit)
+                moment += 1 if "fast_seek" in stored.subject.backend_capabilities else 9
+            assert moment >= 3
+
+    @staticmethod
+    def _changed_at(moment: int, stored: Stored, change: str, text: str, limit: int) -> bool:
+        """Read while a slab is changed; return whether that came before the end."""
+        stored.end_epoch()
+        everything, engine = stored.wanted(text), stored.act()
+        readers = [Reader(stored, stream, text) for stream in stored.slab.cover(TopicFilter(text))]
+        engine.arm(moment, stored.compact if change == "compact" else partial(stored.delete, "f/x/#"))
+        for reader in readers:
+            while not reader.exhausted:
+                left, before = {position for position, _ in stored.rows}, len(reader.got)
+                reader.step(stored.last, limit=limit)
+                assert left >= {position for position, _ in reader.got[before:]}, "deleted before the call"
+        left, got = {position for position, _ in stored.rows}, [row for reader in readers for row in reader.got]
+        assert [row for row in everything if row[0] in left or row in got] == sorted(got, key=lambda row: row[0])
+        return engine.left < 0
 
     @staticmethod
     def _store(stored: Stored, messages: list[Any], gap: int, commit: Lock) -> None:

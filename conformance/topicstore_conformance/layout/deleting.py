@@ -66,6 +66,7 @@ class Deleting(Fixtures):
         for topic_filter in stored.everything():
             stored.delete(topic_filter)
         assert stored.rows == []
+        assert stored.pairs() == []
         stored.check_all()
         stored.put(numbered(TOPICS, 50))
         stored.reopen()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import attrs
 import msgspec
@@ -138,6 +138,7 @@ class Stored:
         """Delete from the slab and from the list all matches except those of ``spare``; return how many."""
         last, before, size, deleted = self.last if last is None else last, len(self.rows), self.size(), 0
         for step in self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)]):
+            assert step.messages or not step.write, "a step that deletes nothing writes"
             self.engine.write(step.write)
             deleted += step.messages
             size -= step.freed
@@ -155,10 +156,10 @@ class Stored:
 
         self.rows = [row for row in self.rows if not goes(row[0], row[1].topic)]
 
-    def compact(self, *, whole: bool = True) -> int:
+    def compact(self, bound: int | None = None, *, whole: bool = True) -> int:
         """Take all steps of a compaction; return how many messages were rewritten."""
         rewritten, size = 0, self.size()
-        for step in self.slab.compact(self.last, whole=whole):
+        for step in self.slab.compact(self.last if bound is None else bound, whole=whole):
             assert step.write
             self.engine.write(step.write)
             rewritten += step.messages
@@ -211,6 +212,13 @@ class Stored:
 
     # --- around the slab ---
 
+    def act(self) -> Acting:
+        """Open the slab on an engine that can act during reads; return the engine."""
+        acting = Acting(self.engine)
+        self.engine = cast("Engine", acting)
+        self.reopen()
+        return acting
+
     def pairs(self, keyspaces: Iterable[Keyspace[Any]] = VALUES) -> list[tuple[Keyspace[Any], Key, bytes]]:
         """Return the values that the slab keeps in the engine."""
         return [
@@ -247,6 +255,8 @@ class Reader:
         self.place = stored.slab.begin(stream, self.filter, first)
         assert type(self.place) is bytes
         self.got: list[Row] = []
+        self.calls: list[int] = []
+        """The number of rows that each call returned."""
         self.exhausted = False
         self.highest = -1
 
@@ -264,6 +274,7 @@ class Reader:
         assert [message.topic for _, message in rows if not match(self.text, message.topic)] == [], "they don't match"
         self.place, self.exhausted = step.place, step.exhausted
         self.got += rows
+        self.calls.append(len(rows))
         self._check_order(rows)
         return step
 
@@ -287,6 +298,56 @@ class Reader:
         for position, _ in rows:
             assert self.highest // epoch <= position // epoch, "not in order"
             self.highest = max(self.highest, position)
+
+
+class Acting:
+    """An engine, or a view of it, that takes an action once, before or after one of its reads.
+
+    It doesn't act when learned structure is read: a slab may hold a lock meanwhile.
+    """
+
+    def __init__(self, inner: Any, engine: Acting | None = None) -> None:
+        self.inner, self.engine = inner, engine or self
+        self.left = -1
+        """The moments, two a read, that come before the action; below zero if it was taken, or there is none."""
+        self.action: Callable[[], object] = bool
+
+    def arm(self, moments: int, action: Callable[[], object]) -> None:
+        """Take an action after so many moments."""
+        self.left, self.action = moments, action
+
+    def moment(self, *arguments: Any) -> None:
+        """Take the action if its moment has come."""
+        if META not in arguments:
+            self.engine.left -= 1
+            if self.engine.left == -1:
+                self.engine.action()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name not in ("get", "get_many", "snapshot", "sql"):
+            return found
+
+        def read(*arguments: Any, **options: Any) -> Any:
+            self.moment(*arguments)
+            value = found(*arguments, **options)
+            self.moment(*arguments)
+            return Acting(value, self.engine) if name == "snapshot" else value
+
+        return read
+
+    def scan(self, *arguments: Any, **options: Any) -> Iterator[list[tuple[Key, bytes]]]:
+        """Scan; each chunk is a read."""
+        self.moment(*arguments)
+        for chunk in self.inner.scan(*arguments, **options):
+            self.moment(*arguments)
+            yield chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.inner.close()
 
 
 class Fixtures:

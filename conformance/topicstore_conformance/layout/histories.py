@@ -1,4 +1,4 @@
-"""Random histories: stores that succeed and fail, deletes, compactions and reopenings, against a plain list."""
+"""Random histories: stores and commits that fail, deletes, compactions, damage and reopenings, against a list."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.subject import LayoutSubject
 
+from .damage import FINE, flipped, outcome
 from .fixtures import Fixtures, Reader, Stored
 
 __all__ = ["Histories", "SlabMachine"]
@@ -32,8 +33,11 @@ class SlabMachine(RuleBasedStateMachine):
     def start(self, first: list[Message]) -> None:
         """Make a slab with some messages in it."""
         self.stored = type(self).make()
+        self.engine = self.stored.act()
         self.readers: list[Reader] = []
         self.deleted: set[int] = set()
+        self.sealed: list[Stored] = []
+        """The slabs of the generations before."""
         self.failed = False
         """Whether streams may be listed that no commit has stored yet; no reader begins with those."""
         self.stored.put(first)
@@ -42,10 +46,15 @@ class SlabMachine(RuleBasedStateMachine):
         """Check that everything is as the list has it, and that readers get to the end."""
         if not hasattr(self, "stored"):
             return
-        self.stored.check_all()
-        self.stored.reopen()
-        self.stored.check_all()
+        for stored in (*self.sealed, self.stored):
+            stored.check_all()
+            stored.reopen()
+            stored.check_all()
         self.finish()
+
+    def _position(self, data: st.DataObject) -> int:
+        """Draw the last position or that of some message."""
+        return data.draw(st.sampled_from([self.stored.last, *(position for position, _ in self.stored.rows)]))
 
     def _filter(self, data: st.DataObject) -> str:
         """Draw a filter, usually one that some stored message matches."""
@@ -78,10 +87,40 @@ class SlabMachine(RuleBasedStateMachine):
         self.stored.delete(self._filter(data), first, last)
         self.deleted |= before - {position for position, _ in self.stored.rows}
 
+    @rule(data=st.data(), whole=st.booleans())
+    def compact(self, data: st.DataObject, whole: bool) -> None:
+        """Take all steps of a compaction, up to some position."""
+        self.stored.compact(self._position(data), whole=whole)
+
     @rule(whole=st.booleans())
-    def compact(self, whole: bool) -> None:
-        """Take all steps of a compaction."""
-        self.stored.compact(whole=whole)
+    def lose_a_step(self, whole: bool) -> None:
+        """Ask for a step of a compaction, and never commit it."""
+        next(self.stored.slab.compact(self.stored.last, whole=whole), None)
+
+    @rule(data=st.data(), moment=st.integers(0, 30), limit=st.sampled_from((1, 3, 1_000)))
+    def compact_during_a_read(self, data: st.DataObject, moment: int, limit: int) -> None:
+        """Take all steps of a compaction before or after some engine read of readers."""
+        self.engine.arm(moment, self.stored.compact)
+        self.stored.check(self._filter(data), limit=limit)
+        self.engine.arm(-1, bool)
+
+    @rule(data=st.data())
+    def flip(self, data: st.DataObject) -> None:
+        """Invert a bit of some value, and have everything read and verified, before it is mended."""
+        if pairs := [pair for pair in self.stored.pairs() if pair[2]]:
+            keyspace, key, value = data.draw(st.sampled_from(pairs))
+            at, bit = data.draw(st.integers(0, len(value) - 1)), data.draw(st.integers(0, 7))
+            assert outcome(self.stored, (keyspace, key, flipped(value, at, bit))) in FINE
+
+    @precondition(lambda self: len(self.sealed) < 3)
+    @rule()
+    def add_generation(self) -> None:
+        """Continue in a new generation, which inherits what this one learned."""
+        self.finish()
+        self.sealed.append(self.stored)
+        heir = Stored(self.stored.subject, self.stored.engine, self.stored.generation + 1, self.stored.last)
+        heir.create(self.stored.slab)
+        self.stored, self.readers, self.deleted, self.failed = heir, [], set(), False
 
     @rule()
     def reopen(self) -> None:
@@ -95,11 +134,9 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.sampled_from((1, 3, 1_000)), late=st.booleans())
     def read(self, data: st.DataObject, limit: int, late: bool) -> None:
-        """Read the messages of some filter, from the beginning or from the middle."""
-        first = 0
-        if late and self.stored.rows:
-            first = data.draw(st.sampled_from([position for position, _ in self.stored.rows]))
-        self.stored.check(self._filter(data), first, limit=limit)
+        """Read the messages of some filter, everything or from one position to another."""
+        first, bound = (self._position(data), self._position(data)) if late else (0, None)
+        self.stored.check(self._filter(data), first, bound, limit=limit)
 
     @precondition(lambda self: len(self.readers) < 12 and not self.failed)
     @rule(data=st.data())
@@ -111,12 +148,16 @@ class SlabMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), limit=st.sampled_from((1, 2, 5, 1_000)), deadline=st.sampled_from((None, 0.0)))
     def advance(self, data: st.DataObject, limit: int, deadline: float | None) -> None:
-        """Let a reader go on, as far as messages are visible."""
+        """Let a reader go on, as far as messages are visible or to some position before that."""
         reader = data.draw(st.sampled_from(self.readers))
-        before = len(reader.got)
-        reader.step(self.stored.slab.visible(reader.stream, self.stored.last), limit=limit, deadline=deadline)
+        before, visible = len(reader.got), self.stored.slab.visible(reader.stream, self.stored.last)
+        bound = min(visible, self._position(data))
+        reader.step(bound, limit=limit, deadline=deadline)
         live = dict(self.stored.rows)
         assert [live.get(position) for position, _ in reader.got[before:]] == [m for _, m in reader.got[before:]]
+        if reader.exhausted:
+            fresh = Reader(self.stored, reader.stream, reader.text).read(bound)
+            assert {position for position, _ in fresh} <= {position for position, _ in reader.got}
 
     def finish(self) -> None:
         """Check that each reader gets every message of its stream that was not deleted, once."""

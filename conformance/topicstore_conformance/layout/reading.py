@@ -63,6 +63,12 @@ class Reading(Fixtures):
                 filled.check(topic_filter, first, limit=50)
         filled.check("#", positions[-1] + 1)
         filled.check("#", positions[150], positions[150])
+        first = filled.last + 9
+        readers = [Reader(filled, stream, "g", first) for stream in filled.slab.cover(TopicFilter("g"))]
+        assert [[]] * len(readers) == [reader.read(filled.last) for reader in readers]
+        filled.put(numbered(["g"], 20))
+        filled.end_epoch()
+        assert filled.wanted("g", first) == [row for reader in readers for row in reader.read(filled.last)]
 
     def test_a_deadline_that_is_past(self, filled: Stored) -> None:
         """A call after its deadline returns what it has, having advanced; the calls together miss nothing."""
