@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from topicstore.contract.engine import KEYSPACES, Engine
 from topicstore_layouts.block import compaction, deletion, reading, segments, slab, writing
 from topicstore_layouts.shared import name_table
 
@@ -32,13 +28,3 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
-
-
-@pytest.fixture
-def open_rocksdb(tmp_path: Path) -> Callable[[], Engine]:
-    """Open one database of RocksDB, made by the first call, as often as it was closed."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
-
-    backend, path = RocksdbBackend(RocksdbOptions()), tmp_path / "shard"
-    return lambda: backend.open_shard(path, KEYSPACES, create=not path.exists())

@@ -1,80 +1,24 @@
-"""Merging blocks into segments: nothing that anybody reads changes, whatever happens meanwhile."""
+"""Merging blocks into segments: how much is done and when, and what comes of names, payloads and damage."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import topicstore as ts
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from topicstore import Message
 from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
 from topicstore.contract.layout import CompactStep
-from topicstore_conformance.conditions.profiles import MACHINE, tries
-from topicstore_conformance.conditions.skipping import need
-from topicstore_conformance.database.state_machine import DatabaseMachine
-from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle.checks import drain
-from topicstore_conformance.subjects.pairs import Pair, known
-from topicstore_layouts.block import compaction, deletion, reading, segments, slab, writing
+from topicstore_layouts.block import compaction
 from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.slab import BlockSlab
 from topicstore_layouts.shared import name_table
 
-every_block, every_persistent = (
-    pytest.mark.parametrize(
-        "pair",
-        [
-            pytest.param(pair, marks=[] if pair.backend in ("memory", "rocksdb") else [pytest.mark.slow])
-            for pair in found
-            if pair.layout == "block"
-        ],
-        ids=str,
-        indirect=True,
-    )
-    for found in (known(), known("persistent"))
-)
 LONG = "l/" + "x" * 60
 TOPICS = ["a", "b", "a/b", "a/c", "$x/a", "$y/a", "/", "//", LONG, *(f"t/{n}/{k}" for n in range(6) for k in "uv")]
-
-
-@pytest.fixture
-def pair(request: pytest.FixtureRequest) -> Pair:
-    found: Pair = request.param
-    need(found)
-    return found
-
-
-def shrink(patch: pytest.MonkeyPatch) -> None:
-    """Make everything so small that few messages meet every case."""
-    for module, values in {
-        writing: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 30, "_MOST_BYTES": 2_000},
-        slab: {"_ENOUGH": 10},
-        deletion: {"_LOOKED_AT": 2},
-        compaction: {
-            "SEGMENT_ROWS": 50,
-            "SEGMENT_BYTES": 200_000,
-            "FRAME_ROWS": 8,
-            "FRAME_BYTES": 1_000,
-            "WORTH_ROWS": 25,
-            "MOST_BLOCKS": 12,
-        },
-        segments: {"_ROWS_A_TOPIC": 2},
-        reading: {"_FEW_FRAMES": 1},
-        name_table: {"CAPACITY": 12, "LONGEST": 50},
-    }.items():
-        for name, value in values.items():
-            patch.setattr(module, name, value)
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    shrink(monkeypatch)
 
 
 @pytest.fixture
@@ -90,9 +34,9 @@ def slab_of(db: ts.Database, generation: int = 1) -> BlockSlab:
     return found
 
 
-def segments_of(db: ts.Database, generation: int = 1, shard: int = 0) -> list[Segment]:
-    engine = db.storage.shards[shard].engine()
-    return list(Segments(engine, shard, generation).between(engine, 0, 2**64 - 1))
+def segments_of(db: ts.Database, generation: int = 1) -> list[Segment]:
+    engine = db.storage.shards[0].engine()
+    return list(Segments(engine, 0, generation).between(engine, 0, 2**64 - 1))
 
 
 def numbered(start: int, rows: int, topics: list[str] = TOPICS, size: int = 8) -> list[Message]:
@@ -116,71 +60,6 @@ def everything(db: ts.Database) -> list[int]:
     return sorted(numbers([*found, *db.replay("$x/#"), *db.replay("$y/#")]))
 
 
-# --- any sequence -------------------------------------------------------------------
-
-
-class Machine(DatabaseMachine):
-    """Merges as well, whole and as far as it is worth it, and loses steps on the way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        shrink(self.patch)
-
-    def teardown(self) -> None:
-        """Put everything back."""
-        super().teardown()
-        self.patch.undo()
-
-    @rule(
-        rows=st.sampled_from([1, 8, 40, 120]),
-        topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=6),
-        size=st.sampled_from([0, 4, 300]),
-    )
-    def store_many(self, rows: int, topics: list[str], size: int) -> None:
-        """Store a batch of another size."""
-        messages = [Message(topics[n % len(topics)], bytes((n,)) * size, f"c{n % 4}") for n in range(rows)]
-        assert [row.id for row in self.model.store(messages, self.now)] == self.db.store(messages).ids
-
-    @rule()
-    def compact_some(self) -> None:
-        """Merge what is worth it."""
-        for shard in self.db.storage.shards:
-            shard.compact(whole=False)
-
-    @rule(steps=st.integers(0, 2))
-    def stop_compacting(self, steps: int) -> None:
-        """Merge for a few steps; the rest is for others."""
-        for shard in self.db.storage.shards:
-            left = iter(range(steps))
-            shard.compact(whole=True, stop=lambda left=left: next(left, None) is None)  # type: ignore[misc]
-
-    @rule(whole=st.booleans())
-    def lose_a_step(self, whole: bool) -> None:
-        """A merge is made, and never committed."""
-        for shard in self.db.storage.shards:
-            next(shard.slab(shard.current).compact(shard.watermark, whole=whole), None)
-
-    @invariant()
-    def segments_are_small(self) -> None:
-        """Neither rows nor bytes beyond what one may have."""
-        if not hasattr(self, "db"):
-            return
-        for shard in self.db.storage.shards:
-            for record in shard.generations():
-                for segment in segments_of(self.db, record.number, shard.number) if record.layout == "block" else ():
-                    assert segment.messages <= compaction.SEGMENT_ROWS
-                    assert segment.raw_bytes < compaction.SEGMENT_BYTES + 5_000 or segment.messages == 1
-
-
-@every_block
-def test_machine(pair: Pair) -> None:
-    """Any sequence of operations leaves what the model says. Merging is the same on all engines: one tries most."""
-    quick = 8 if "persistent" in pair.capabilities else 60
-    machine = type("BlockMachine", (Machine,), {"pair": pair})
-    run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(quick, 100, pair.capabilities)))
-
-
 # --- how much is done, and when ------------------------------------------------------
 
 
@@ -192,7 +71,7 @@ def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
         yield step
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_nothing_is_done_for_little(db: ts.Database) -> None:
     """Unless it is asked for: then all is merged, and the next time there is nothing to do."""
     assert 0 == db.storage.shards[0].compact(whole=False) == db.compact().messages
@@ -210,7 +89,7 @@ def test_nothing_is_done_for_little(db: ts.Database) -> None:
     assert list(range(75)) == everything(db)
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize(
     ("most", "size", "blocks", "times"),
     [(1, 8, 6, 5.0), (1, 8, 99, 2.0), (20, 8, 99, 2.0), (80, 8, 99, 2.0), (20, 9_000, 99, 2.0)],
@@ -231,7 +110,7 @@ def test_each_message_is_rewritten_a_few_times(
     assert list(range(stored)) == everything(db)
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
     """What came before it is merged though it is little, and it is a segment by itself."""
     for number in range(12):
@@ -241,7 +120,7 @@ def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
     assert list(range(12)) == everything(db)
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
     """Neighbours, as many as fit into one; and once they are, that is that."""
     for start in range(0, 400, 10):
@@ -274,7 +153,7 @@ def grouped(sizes: list[int]) -> list[int]:
     return groups
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_emptied_segments_are_gone(db: ts.Database) -> None:
     """With all that they had, whether one by one or at once; what is stored later is merged as ever."""
     db.store(numbered(0, 200))
@@ -290,7 +169,7 @@ def test_emptied_segments_are_gone(db: ts.Database) -> None:
     assert db.verify().ok
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
     """And the next one begins anew."""
     db.store(numbered(0, 70))
@@ -304,7 +183,7 @@ def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
     assert db.verify().ok
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("first", range(40, 51))
 def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
     """Also not where it has a block of one stream, and others behind that: segments don't overlap."""
@@ -384,7 +263,7 @@ def check_topics(db: ts.Database, topics: list[str]) -> None:
     assert [(topic, topic) for topic in topics] == [(m.topic, m.client_id) for m in db.replay("#", order="time")]
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_an_exact_topic_that_was_never_stored(db: ts.Database) -> None:
     """Nothing is read for it as long as it would have a number; then it may be among the texts."""
     db.store([Message("t/1/u", b""), Message("t/1/v", b"")])
@@ -407,60 +286,7 @@ def covered(db: ts.Database, text: str) -> int:
 # --- what breaks off -----------------------------------------------------------------
 
 
-@every_persistent
-@pytest.mark.usefixtures("tiny")
-def test_a_step_that_is_never_committed(pair: Pair, tmp_path: Path) -> None:
-    """Whoever comes next finds everything where it was; nothing is left out of the next merge."""
-    path = tmp_path / "db"
-    with pair.open(path, auto_compact=False) as db:
-        for start in range(0, 120, 10):
-            db.store(numbered(start, 10))
-            if start % 40 == 10:
-                assert next(slab_of(db).compact(db.storage.shards[0].watermark, whole=True)).messages
-            if start % 40 == 30:
-                db.storage.shards[0].compact(whole=True, stop=once())
-            assert list(range(start + 10)) == everything(db)
-            assert db.verify().ok
-        db.store(numbered(120, 10))
-        assert next(slab_of(db).compact(db.storage.shards[0].watermark, whole=True)).messages
-    with pair.open(path, auto_compact=False) as db:
-        assert list(range(130)) == everything(db)
-        db.store(numbered(130, 10))
-        db.compact()
-        assert list(range(140)) == everything(db)
-        assert (140, True) == (sum(segment.messages for segment in segments_of(db)), db.verify().ok)
-
-
-def once() -> Callable[[], bool]:
-    """Return what lets a compaction make one step."""
-    left = [False]
-    return lambda: not left or left.pop()
-
-
-@pytest.mark.usefixtures("tiny")
-def test_deletes_between_the_steps_of_a_merge(db: ts.Database) -> None:
-    """A step knows nothing of what the segments were before: it reads them again."""
-    topics = [f"t/{number}" for number in range(20)]
-    for start in range(0, 600, 10):
-        db.store(numbered(start, 10, topics))
-    db.compact()
-    for topic in topics[:9]:
-        db.delete(topic)
-    left = iter(topics[9:])
-    gone: list[str] = topics[:9]
-
-    def delete_one() -> bool:
-        gone.append(next(left))
-        db.delete(gone[-1])
-        return False
-
-    db.storage.shards[0].compact(whole=True, stop=delete_one)
-    assert 11 < len(gone) < 20
-    assert [n for n in range(600) if topic_of(n, topics) not in gone] == everything(db)
-    assert db.verify().ok
-
-
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny_blocks")
 def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
     """It stops there, and has changed nothing; what it could not read is not passed over later either."""
     for start in range(0, 40, 10):
@@ -483,100 +309,3 @@ def put(engine: Engine, key: Key, value: bytes) -> None:
     write = WriteBatch()
     write.put(DATA, key, value)
     engine.write(write)
-
-
-# --- threads -------------------------------------------------------------------------
-
-
-def few_of(pair: Pair) -> int:
-    """Return how many messages are few: more where each read costs milliseconds."""
-    return 1 if "fast_seek" in pair.capabilities else 6
-
-
-SEEN = [topic for topic in TOPICS if topic[0] != "$"]
-
-
-@every_block
-@pytest.mark.usefixtures("tiny")
-def test_readers_beside_merges_and_a_writer(pair: Pair, tmp_path: Path) -> None:
-    """Nothing is missing, nothing comes twice, and all in order of position, for every kind of reader."""
-    few = few_of(pair)
-    total, stored, source = 1_200 // few, [0], random.Random(2)
-    with pair.open(tmp_path / "db", auto_compact=False) as db:
-        saved, followed = [db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0).to_bytes()], list[int]()
-
-        def read_all(limit: int) -> None:
-            there = stored[0]
-            found = [message for _, message in drain(db, db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0), limit)[0]]
-            assert list(range(len(found))) == numbers(found)
-            assert there <= len(found)
-
-        def read_some() -> None:
-            there = stored[0]
-            expected = [number for number in range(there) if topic_of(number, SEEN)[:2] == "t/"]
-            found = numbers(list(db.replay("t/+/+", order="time", batch_size=9 * few)))
-            assert expected == found[: len(expected)]
-            assert sorted(set(found)) == found
-
-        def follow() -> None:
-            result = db.read(ts.Cursor.from_bytes(saved[-1]), few * (1 + len(followed) % 3))
-            followed.extend(numbers(result.batch.to_messages()))
-            saved.append(result.cursor.to_bytes())
-
-        def merge() -> None:
-            db.storage.shards[0].compact(whole=source.random() < 0.5)
-
-        def verify() -> None:
-            assert [] == db.verify().damages
-
-        with Beside(merge, verify, lambda: read_all(7 * few), lambda: read_all(1_000), read_some, follow) as beside:
-            while stored[0] < total and not beside.failed:
-                rows = source.choice([1, 2, 13, 40])
-                db.store(numbered(stored[0], rows, SEEN))
-                stored[0] += rows
-        while len(followed) < stored[0]:
-            follow()
-        assert list(range(stored[0])) == followed
-        db.compact()
-        read_all(100)
-        assert db.verify().ok
-
-
-@pytest.mark.slow
-@every_block
-@pytest.mark.usefixtures("tiny")
-def test_readers_beside_merges_and_deletes(pair: Pair, tmp_path: Path) -> None:
-    """What stays is always there, once; what was deleted is in no batch that was fetched afterwards."""
-    topics = ["keep", *(f"go/{number}" for number in range(24))]
-    with pair.open(tmp_path / "db", auto_compact=False) as db:
-        for start in range(0, 600, 30):
-            db.store(numbered(start, 30, topics))
-        kept = [number for number in range(600) if topic_of(number, topics) == "keep"]
-        deleted: set[str] = set()
-
-        def read(limit: int) -> None:
-            cursor, caught_up, found = db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0), False, list[int]()
-            while not caught_up:
-                gone = set(deleted)
-                result = db.read(cursor, limit)
-                messages = result.batch.to_messages()
-                assert not gone & {message.topic for message in messages}
-                found += numbers([message for message in messages if message.topic == "keep"])
-                cursor, caught_up = result.cursor, result.caught_up
-            assert kept == found
-
-        more = count(600, 5)  # however many merges fit into the time that the deletes take
-
-        def merge() -> None:
-            start = next(more)
-            db.store([Message("other", b"")] * 5)
-            db.storage.shards[0].compact(whole=start % 2 == 0)
-
-        few = few_of(pair)
-        with Beside(lambda: read(3 * few), lambda: read(40 * few), lambda: read(1_000), merge) as beside:
-            for topic in topics[1::few]:
-                if not beside.failed:
-                    db.delete(topic)
-                    deleted.add(topic)
-        read(100)
-        assert db.verify().ok

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -212,18 +212,13 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
         assert [] == list(names.verify(stream_of))
 
 
-def test_reopening_finds_them_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
-    """With a real engine between, and names of every length that gets a number."""
-    engine = open_rocksdb()
+def test_names_of_every_length_come_back(engine: MemoryEngine) -> None:
+    """Those that get a number, with characters of every length."""
     learn = ["", "a", "\U0001f68c/é", "\U0001f68c" * LONGEST, *map(str, range(300))]
     filled(engine, learn)
-    engine.close()
-    engine = open_rocksdb()
-    names = table(engine)
-    assert learn == to_list(names.names(np.arange(len(learn))))
+    assert learn == to_list(table(engine).names(np.arange(len(learn))))
     assert list(range(len(learn))) == to_list(table(engine).encode(learn))
-    assert [] == list(names.verify(stream_of))
-    engine.close()
+    assert [] == list(table(engine).verify(stream_of))
 
 
 # --- memory -------------------------------------------------------------------------
