@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-from topicstore import TopicFilter
 from topicstore.contract.layout import CompactStep
 
 from .fixtures import Fixtures, Reader, Stored, numbered
@@ -64,16 +63,13 @@ class Compacting(Fixtures):
         draw = random.Random(1)
         for _ in range(20):
             stored.put(numbered(TOPICS, 60), draw.choice([1, 20]))
-        stored.end_epoch()
-        readers = [Reader(stored, s, t) for t in FILTERS for s in stored.slab.cover(TopicFilter(t))]
+        readers = stored.readers(FILTERS)
         for step in stored.slab.compact(stored.last, whole=True):
             self._commit(stored, step, readers)
         stored.end_epoch()
         for reader in readers:
             reader.read(stored.last, limit=50)
-        for topic_filter in FILTERS:
-            got = [row for reader in readers if reader.text == topic_filter for row in reader.got]
-            assert stored.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
+        stored.check_read(readers)
         stored.check_all()
 
     def test_deletes_between_steps_of_a_compaction(self, stored: Stored) -> None:

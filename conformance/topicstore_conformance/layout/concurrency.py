@@ -95,9 +95,7 @@ class Concurrency(Fixtures):
     @staticmethod
     def _changed_at(moment: int, stored: Stored, change: str, text: str, limit: int) -> bool:
         """Read while a slab is changed; return whether that came before the end."""
-        stored.end_epoch()
-        everything, engine = stored.wanted(text), stored.act()
-        readers = [Reader(stored, stream, text) for stream in stored.slab.cover(TopicFilter(text))]
+        everything, engine, readers = stored.wanted(text), stored.act(), stored.readers([text])
         engine.arm(moment, stored.compact if change == "compact" else partial(stored.delete, "f/x/#"))
         for reader in readers:
             while not reader.exhausted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 from topicstore import TopicFilter
 
@@ -76,10 +78,7 @@ class Deleting(Fixtures):
         """A delete of much takes several steps, each of which looks at a bounded number of blocks or keys."""
         for _ in range(300):
             stored.put(numbered(["a", "b"], 20))
-        steps = []
-        for step in stored.slab.delete(TopicFilter("a"), 0, stored.last):
-            stored.engine.write(step.write)
-            steps.append(step.messages)
+        steps = stored.commit(stored.slab.delete(TopicFilter("a"), 0, stored.last))
         assert sum(steps) == 3_000
         assert max(steps) <= 2_000
         stored.forget("a", 0, stored.last)
@@ -103,20 +102,9 @@ class Deleting(Fixtures):
         """A delete that ended after some of its steps has removed their messages, and a second one removes the rest."""
         for _ in range(150):
             stored.put(numbered(["a", "b", "c/d"], 20))
-        gone = 0
-        for _, step in zip(range(taken), stored.slab.delete(TopicFilter("b"), 0, stored.last), strict=False):
-            stored.engine.write(step.write)
-            gone += step.messages
+        gone = stored.commit(islice(stored.slab.delete(TopicFilter("b"), 0, stored.last), taken))
         stored.reopen()
-        rest = sum(self._apply(stored, "b"))
-        assert len(stored.wanted("b")) == gone + rest
+        rest = stored.commit(stored.slab.delete(TopicFilter("b"), 0, stored.last))
+        assert len(stored.wanted("b")) == sum(gone) + sum(rest)
         stored.forget("b", 0, stored.last)
         stored.check_all()
-
-    @staticmethod
-    def _apply(stored: Stored, topic_filter: str) -> list[int]:
-        removed = []
-        for step in stored.slab.delete(TopicFilter(topic_filter), 0, stored.last):
-            stored.engine.write(step.write)
-            removed.append(step.messages)
-        return removed

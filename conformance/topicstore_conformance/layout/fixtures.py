@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -25,7 +25,7 @@ from topicstore.contract.engine import (
     WriteBatch,
 )
 from topicstore.contract.engine import encode_generation as prefix
-from topicstore.contract.layout import Damage, Slab, SlabStep
+from topicstore.contract.layout import CompactStep, Damage, DeleteStep, Slab, SlabStep
 
 from topicstore_conformance.conditions.capabilities import check_capabilities
 from topicstore_conformance.conditions.directories import quick_directory
@@ -136,16 +136,22 @@ class Stored:
 
     def delete(self, topic_filter: str, first: int = 0, last: int | None = None, spare: Sequence[str] = ()) -> int:
         """Delete from the slab and from the list all matches except those of ``spare``; return how many."""
-        last, before, size, deleted = self.last if last is None else last, len(self.rows), self.size(), 0
-        for step in self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)]):
-            assert step.messages or not step.write, "a step that deletes nothing writes"
-            self.engine.write(step.write)
-            deleted += step.messages
-            size -= step.freed
+        last, before = self.last if last is None else last, len(self.rows)
+        deleted = sum(self.commit(self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)])))
         self.forget(topic_filter, first, last, spare)
         assert before - len(self.rows) == deleted
-        assert size == self.size() or self.as_rows, "what was freed is miscounted"
         return deleted
+
+    def commit(self, steps: Iterable[DeleteStep | CompactStep]) -> list[int]:
+        """Commit the steps of a delete or a compaction; return the number of messages of each."""
+        size, counts = self.size(), []
+        for step in steps:
+            assert step.messages or not step.write, "a step without messages writes"
+            self.engine.write(step.write)
+            counts.append(step.messages)
+            size -= step.freed
+        assert size == self.size() or self.as_rows, "what was freed is miscounted"
+        return counts
 
     def forget(self, topic_filter: str, first: int, last: int, spare: Sequence[str] = ()) -> None:
         """Delete from the list alone."""
@@ -158,14 +164,7 @@ class Stored:
 
     def compact(self, bound: int | None = None, *, whole: bool = True) -> int:
         """Take all steps of a compaction; return how many messages were rewritten."""
-        rewritten, size = 0, self.size()
-        for step in self.slab.compact(self.last if bound is None else bound, whole=whole):
-            assert step.write
-            self.engine.write(step.write)
-            rewritten += step.messages
-            size -= step.freed
-        assert size == self.size() or self.as_rows, "what was freed is miscounted"
-        return rewritten
+        return sum(self.commit(self.slab.compact(self.last if bound is None else bound, whole=whole)))
 
     # --- reading ---
 
@@ -182,6 +181,19 @@ class Stored:
         for stream in self.slab.cover(TopicFilter(topic_filter), first):
             got += Reader(self, stream, topic_filter, first).read(bound, **limits)
         assert self.wanted(topic_filter, first, bound) == sorted(got, key=lambda row: row[0])
+
+    def readers(self, filters: Iterable[str]) -> list[Reader]:
+        """Return a reader of each stream that covers a filter, for each filter."""
+        self.end_epoch()
+        return [Reader(self, stream, text) for text in filters for stream in self.slab.cover(TopicFilter(text))]
+
+    def check_read(self, readers: Sequence[Reader], deleted: Collection[int] = ()) -> None:
+        """Compare what all readers of each filter got, except what was deleted, with the list; nothing came twice."""
+        for text in {reader.text for reader in readers}:
+            got = [row for reader in readers if reader.text == text for row in reader.got]
+            assert len({position for position, _ in got}) == len(got)
+            left = [row for row in got if row[0] not in deleted]
+            assert self.wanted(text) == sorted(left, key=lambda row: row[0])
 
     def read_all(self) -> None:
         """Compare everything that readers get with the list."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from topicstore import TopicFilter
 
@@ -13,12 +15,7 @@ __all__ = ["Places"]
 
 def half_read(stored: Stored) -> list[Reader]:
     """Return readers that stopped in the middle of the messages."""
-    stored.end_epoch()
-    readers = [
-        Reader(stored, stream, topic_filter)
-        for topic_filter in FILTERS
-        for stream in stored.slab.cover(TopicFilter(topic_filter))
-    ]
+    readers = stored.readers(FILTERS)
     for number, reader in enumerate(readers):
         for _ in range(1 + number % 3):
             if not reader.exhausted:
@@ -26,16 +23,12 @@ def half_read(stored: Stored) -> list[Reader]:
     return readers
 
 
-def finish(stored: Stored, readers: list[Reader], deleted: set[int] | None = None) -> None:
+def finish(stored: Stored, readers: list[Reader], deleted: Collection[int] = ()) -> None:
     """Read on; check that each message that was not deleted came once."""
     stored.end_epoch()
     for reader in readers:
         reader.read(stored.last, limit=29)
-    for topic_filter in FILTERS:
-        got = [row for reader in readers if reader.text == topic_filter for row in reader.got]
-        left = [row for row in got if row[0] not in (deleted or set())]
-        assert stored.wanted(topic_filter) == sorted(left, key=lambda row: row[0])
-        assert len({position for position, _ in got}) == len(got)
+    stored.check_read(readers, deleted)
 
 
 class Places(Fixtures):
