@@ -61,7 +61,7 @@ class Crowded(SkipstreamLayout):
     """Learns so little, and hashes to so few values, that most topics share both."""
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        trie = LearnedTopics.load(engine, generation, self.options.thresholds, capacity=12)
+        trie = LearnedTopics.load(engine, generation, self.options.thresholds, capacity=4)
         return skipstream.SkipstreamSlab(engine, shard, generation, trie, hash_bits=1)
 
 

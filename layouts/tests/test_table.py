@@ -217,11 +217,7 @@ def test_a_delete_looks_at_so_many_rows_a_step(stored: Stored, monkeypatch: pyte
     """Whether they match or not."""
     monkeypatch.setattr(table, "_DELETED", 10)
     stored.put(plain(35))
-    removed = []
-    for step in stored.slab.delete(TopicFilter("a"), START + 6, START + 35):
-        stored.engine.write(step.write)
-        removed.append(step.messages)
-    assert [5, 5, 5] == removed
+    assert [5, 5, 5] == stored.commit(stored.slab.delete(TopicFilter("a"), START + 6, START + 35))
     stored.forget("a", START + 6, START + 35)
     stored.check_all()
 

@@ -405,20 +405,6 @@ def test_missing_frames(merged: Merged) -> None:
     check_stopped(merged, *named(segment, 0))
 
 
-@pytest.mark.parametrize("other", [0, 1])
-def test_frames_that_changed_places(merged: Merged, other: int) -> None:
-    """Within a segment, and with the same number in another one."""
-    here, there = (1, merged.segments[1].end, 1), (1, merged.segments[other].end, 2 if other == 1 else 1)
-    mine, foreign = merged.get(DATA, here), merged.get(DATA, there)
-    merged.put(DATA, here, foreign)
-    merged.put(DATA, there, mine)
-    places = sorted(named(merged.segments[1], 1) + named(merged.segments[other], there[2]))
-    good, found = merged.verified()
-    assert places == sorted(found)
-    assert 200 - sum(int(merged.segments[n].rows[key[2]]) for n, key in ((1, here), (other, there))) == good
-    assert merged.read()[1] in places
-
-
 @pytest.mark.parametrize("at", [1, 5, 9, 12, 20, -1])
 def test_a_damaged_index(merged: Merged, at: int) -> None:
     """It is named, and its segment is not passed over; the segments and blocks behind it are verified."""
@@ -444,14 +430,6 @@ def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, t
     matches = ts.TopicFilter(text).matches
     assert [message for message in SENT[:60] if matches(message.topic)] == step.batch.to_messages()
     assert (True, first.end + 1) == (step.exhausted, int.from_bytes(step.place, "big"))
-
-
-def test_an_index_of_another_segment(merged: Merged) -> None:
-    """It doesn't describe this one, and its checksum says so."""
-    first, second, _ = merged.segments
-    merged.put(INDEX, (1, second.end, 0), merged.get(INDEX, (1, first.end, 0)))
-    assert (140, [*named(second), TOTAL]) == merged.verified()
-    check_stopped(merged, *named(second))
 
 
 def test_a_missing_index(merged: Merged) -> None:

@@ -96,41 +96,6 @@ class Model:
 # --- learning -----------------------------------------------------------------------
 
 
-def test_the_token_that_reaches_the_threshold_stays_static() -> None:
-    """It is the last one with a node of its own; the next ones share one."""
-    trie = learned([], 3)
-    assert ["a", "b", "c", "+", "+"] == patterns(trie, "abcde")
-    assert ["a", "b", "c"] == patterns(trie, "abc")
-    assert 4 == len(trie)
-
-
-def test_each_depth_has_its_threshold() -> None:
-    """The last one serves all deeper levels."""
-    trie = learned([], 2, 1)
-    taught = ["a/1/x", "a/2/y", "b/1/x", "b/1/y", "b/1/z", "c/1/x"]
-    assert ["a/1/x", "a/+/y", "b/1/x", "b/1/+", "b/1/+", "+/1/x"] == patterns(trie, taught)
-
-
-def test_each_node_counts_its_own_children() -> None:
-    """A level that is full below one parent is not full below another."""
-    trie = learned([], 9, 1)
-    assert ["a/1", "a/+", "b/1", "b/+"] == patterns(trie, ["a/1", "a/2", "b/1", "b/2"])
-
-
-def test_exact_beats_plus() -> None:
-    """A token that has a node keeps it after the others began to share one."""
-    trie = learned(["a/x", "b/x", "c/x"], 2, 9)
-    before = trie.learn("a/x")
-    assert ["a/x", "b/x", "+/x", "a/y", "+/y"] == patterns(trie, ["a/x", "b/x", "d/x", "a/y", "d/y"])
-    assert before == trie.learn("a/x")
-
-
-def test_threshold_0_makes_plus_at_once() -> None:
-    """No token gets a node of its own."""
-    trie = learned([], 5, 0)
-    assert ["a/+", "a/+", "b/+/+"] == patterns(trie, ["a/1", "a/2", "b/1/2"])
-
-
 def test_dollar_topics_grow_from_a_root_of_their_own() -> None:
     """They count apart, and filters that begin with a wildcard don't see them."""
     trie = learned([], 1)
@@ -152,13 +117,6 @@ def test_the_end_of_a_topic_is_no_child() -> None:
     assert ["a", "a/b", "a/c", "a/+"] == patterns(trie, ["a", "a/b", "a/c", "a/d"])
     assert [1, 2, 3, 4] == trie.match(TopicFilter("a/#"))
     assert [1] == trie.match(TopicFilter("a"))
-
-
-def test_plus_is_no_child() -> None:
-    """A threshold counts the tokens alone: with as many as it allows, `+` beside them changes nothing."""
-    trie = learned("abcdef", 2)
-    assert 3 == len(trie)
-    assert 2 + 3 == trie.nodes
 
 
 @pytest.mark.parametrize(("shape", "above"), [("fleet/{}", 1), ("fleet/eu/{}/speed", 2), ("$SYS/a/b/c/{}/d", 4)])
@@ -272,19 +230,6 @@ def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], capacit
     for topic, stream in found.items():
         again = learned(taught, *limits, capacity=capacity)
         assert ([] if stream is None else [stream]) == again.match(TopicFilter(topic))
-
-
-def test_match_of_an_exact_filter_is_its_one_stream() -> None:
-    """A static token's topics are not looked for under `+`, and others' not under a static token."""
-    trie = learned(["a/x", "b/x", "c/x"], 1, 9)
-    assert [[1], [2], [2], []] == [trie.match(TopicFilter(text)) for text in ("a/x", "b/x", "never/x", "a/y")]
-    assert [1, 2] == trie.match(TopicFilter("+/x"))
-
-
-def test_rest_matches_the_level_above() -> None:
-    """By MQTT 5, `a/#` matches `a` too."""
-    trie = learned(["a", "a/b", "b"], 9)
-    assert [1, 2] == trie.match(TopicFilter("a/#"))
 
 
 @given(st.lists(topics(), max_size=20), thresholds, capacities)
@@ -535,17 +480,6 @@ def test_unsaved_is_put_again_until_saved() -> None:
     assert not third
 
 
-def test_saved_is_what_was_put_last() -> None:
-    """What was learned after that is put the next time."""
-    trie = learned(["a"], 9)
-    trie.save(WriteBatch())
-    trie.learn("b")
-    trie.saved()
-    write = WriteBatch()
-    trie.save(write)
-    assert [EDGE + u32(0) + b"b", LEAF + u32(3)] == [key for _, key, _ in write.operations]
-
-
 def test_tokens_of_every_kind_come_back() -> None:
     """Empty and long ones, with characters of every length."""
     engine, trie = MemoryEngine(KEYSPACES), learned(EDGE_TOPICS, 9, 2)
@@ -553,17 +487,6 @@ def test_tokens_of_every_kind_come_back() -> None:
     save(trie, engine)
     loaded = LearnedTopics.load(engine, GENERATION, (9, 2))
     assert known == {topic: loaded.learn(topic) for topic in EDGE_TOPICS}
-
-
-def test_generations_keep_apart() -> None:
-    """A trie loads what was saved under its own generation alone."""
-    engine = MemoryEngine(KEYSPACES)
-    for generation, topic in ((2, "a"), (3, "b/c"), (4, "d")):
-        trie = LearnedTopics(generation, (9,))
-        trie.learn(topic)
-        save(trie, engine)
-    loaded = LearnedTopics.load(engine, 3, (9,))
-    assert ["b/c"] == [loaded.pattern(stream) for stream in loaded.match(TopicFilter("#"))]
 
 
 # --- inheriting ---------------------------------------------------------------------
@@ -586,14 +509,6 @@ def test_only_learned_wildcards_are_inherited() -> None:
     of_dollar = ["+", "$SYS", "$SYS/+", "$SYS/1", "$SYS/1/+", "$SYS/+/+"]
     assert (0, 2 + len(own) + len(of_dollar)) == (len(child), child.nodes)
     assert ["a/+", "+/+", "+/+", "$SYS/1/+"] == patterns(child, ["a/b", "c/d", "z/d", "$SYS/1/x"])
-
-
-def test_what_was_static_is_learned_anew() -> None:
-    """A parent without wildcards leaves nothing; its topics are counted from zero."""
-    parent = learned([f"t/{number}" for number in range(5)], 9)
-    child = inherited(parent, 9)
-    assert (0, 2) == (len(child), child.nodes)
-    assert ["t/4"] == patterns(child, ["t/4"])
 
 
 def test_levels_beyond_the_32nd_are_not_inherited() -> None:

@@ -73,13 +73,6 @@ def test_times_of_positions_take_no_room() -> None:
     assert 8 == len(own[0]) - len(implied[0])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_large_payloads(rows: int) -> None:
-    """Go the same way, without a copy for their checksum."""
-    messages = [Message("a", bytes((n,)) * 300_000, "c", 2, True, TIME) for n in range(rows)]
-    assert messages == decode_rows(encoded(messages), at(rows), SHARD, SLAB).to_messages()
-
-
 def test_choosing_rows() -> None:
     """Who wants some of the messages takes them before there is a batch."""
     positions = at(10)

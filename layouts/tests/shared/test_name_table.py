@@ -82,15 +82,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> int:
 # --- numbers ------------------------------------------------------------------------
 
 
-def test_numbers_count_from_zero_as_names_are_met(engine: MemoryEngine) -> None:
-    """A name that was met keeps its number; the empty one is a name."""
-    names = table(engine)
-    assert [0, 1, 0, 2] == to_list(names.encode(["b", "a", "b", ""]))
-    assert [3, 1] == to_list(names.encode(["c", "a"]))
-    assert 4 == len(names)
-    assert ["b", "a", "", "c"] == to_list(names.names(array(0, 1, 2, 3)))
-
-
 def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
     """A batch of one name costs one look-up."""
     names = table(engine)
@@ -116,14 +107,6 @@ def test_each_name_has_its_stream(engine: MemoryEngine) -> None:
     assert [4, 2] == [again.stream(1), again.stream(0)]
 
 
-def test_find(engine: MemoryEngine) -> None:
-    """In memory, on disk, and not at all."""
-    names = filled(engine, ["a", "b"])
-    names.encode(["c"])
-    assert [0, 2, None] == [names.find(name) for name in ("a", "c", "d")]
-    assert [0, None, None] == [table(engine).find(name) for name in ("a", "c", "d")]
-
-
 def test_tables_keep_apart(engine: MemoryEngine) -> None:
     """Kinds and generations have numbers of their own, names that begin like keys among them."""
     tables = [NameTable(engine, generation, kind, stream_of) for generation in (1, 7, 8) for kind in (0x10, 0x20)]
@@ -138,16 +121,6 @@ def test_tables_keep_apart(engine: MemoryEngine) -> None:
 
 
 # --- keeping ------------------------------------------------------------------------
-
-
-def test_numbers_are_stable_across_reopening(engine: MemoryEngine) -> None:
-    """Old names keep theirs and new ones go on behind them."""
-    filled(engine, ["a", "b", "c"])
-    names = table(engine)
-    assert 3 == len(names)
-    assert [3, 2, 0] == to_list(names.encode(["d", "c", "a"]))
-    save(names, engine)
-    assert ["a", "b", "c", "d"] == [table(engine).name(number) for number in range(4)]
 
 
 def test_unsaved_names_are_put_again_until_saved(engine: MemoryEngine) -> None:
@@ -165,13 +138,6 @@ def test_unsaved_names_are_put_again_until_saved(engine: MemoryEngine) -> None:
     names.save(third)
     assert not third
     assert ["a", "b"] == to_list(table(engine).names(array(0, 1)))
-
-
-def test_what_was_never_written_is_given_out_again(engine: MemoryEngine) -> None:
-    """A number that no stored block can hold may get another name after a crash."""
-    names = filled(engine, ["a"])
-    names.encode(["lost"])
-    assert [1] == to_list(table(engine).encode(["other"]))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["learn", "save", "unheard", "reopen"]), st.lists(texts, max_size=12))))

@@ -106,6 +106,17 @@ def test_hashes_of_another_stream() -> None:
         stored.check(f"a/{number}")
 
 
+def test_limits_of_bytes() -> None:
+    """A call ends with the message whose value reaches the limit."""
+    stored = made(0)
+    stored.put([message("ab"[n % 2]) for n in range(10)])
+    size = len(pairs(stored, 1)[0][1])
+    for text, limit_bytes, expected in (("#", size + 1, [2] * 5), ("a", 1, [1] * 5 + [0])):
+        reader = Reader(stored, 1, text)
+        reader.read(stored.last, limit_bytes=limit_bytes)
+        assert expected == reader.calls[:-1]
+
+
 def test_a_deadline_ends_a_long_search() -> None:
     """A call moves on by what it looked at, though it found nothing."""
     stored = made(0, hash_bits=1)
@@ -182,18 +193,6 @@ def test_levels_behind_the_last_learned() -> None:
     found = cost(stored, f"3/{deep}"[:6])
     assert 1 == found.rows <= found.visited < 30
     assert 1 == cost(stored, f"{deep}/77").rows
-    assert (len(stored.rows), []) == stored.verify()
-
-
-def test_memory_of_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer's cache starts anew when it is full, and topics keep their streams and entries."""
-    monkeypatch.setattr("topicstore_layouts.skipstream.entries._KNOWN_TOPICS", 50)
-    stored = made()
-    for start in range(0, 300, 30):
-        stored.put([message(f"a/{n}") for n in range(start, start + 40)])
-    stored.put([message(f"a/{n}") for n in range(300)])
-    stored.check()
-    stored.check("a/77")
     assert (len(stored.rows), []) == stored.verify()
 
 

@@ -155,6 +155,16 @@ def test_a_late_start_seeks() -> None:
     assert stored.slab.counters.visited + stored.slab.counters.skipped < 1_000
 
 
+def test_limits_of_bytes(filled: Stored) -> None:
+    """A call ends with the row that reaches them."""
+    filled.put(numbered(["big"], 20, size=1_000))
+    filled.end_epoch()
+    for limit_bytes, expected in ((1, [1] * 20), (2_500, [3] * 6 + [2])):
+        reader = Reader(filled, stream_of(filled, "big"), "big")
+        reader.read(filled.last, limit_bytes=limit_bytes)
+        assert expected == [count for count in reader.calls if count]
+
+
 def test_a_step_of_a_delete_is_bounded(filled: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks at so many keys and a list more, and may find nothing."""
     monkeypatch.setattr(slab_module, "_LOOKED_AT", 40)
@@ -203,11 +213,6 @@ def test_places_that_are_none(filled: Stored) -> None:
     ):
         with pytest.raises(ValueError, match=r"bytes|steps"):
             slab.next(wide if bad[8:] != bytes(step) else narrow, topic_filter, bad, bound=filled.last, **PLENTY)
-    for stream in (0, 99):
-        with pytest.raises(ValueError, match="no stream"):
-            slab.next(stream, topic_filter, place, bound=filled.last, **PLENTY)
-        with pytest.raises(KeyError):
-            slab.begin(stream, topic_filter, 0)
 
 
 def test_what_is_visible() -> None:
