@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
+
+from .timing import progress
 
 if TYPE_CHECKING:
     from .harness.plan import Run
@@ -23,12 +24,6 @@ _PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 _ENGINE, _SPARK, _REPORT = ("rocksdict",), ("pyspark",), ("altair", "jinja2", "vl_convert")
 """Modules that figures need, a run, and its report."""
-_STARTED = time.monotonic()
-
-
-def _tell(text: str) -> None:
-    """Report progress on standard error."""
-    click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
 
 
 _ELSEWHERE = {
@@ -150,14 +145,14 @@ def run(ctx: click.Context, /, directory: Path, *, spark_master: str | None, **a
     directory = directory.absolute()
     found = _there(ctx, directory) or begin(directory, new_run(directory.name, _command(), RunOptions(**asked)))
     for name, reason in {**found.skipped_workloads, **found.skipped_contenders}.items():
-        _tell(f"{name} is left out: {reason}")
-    failed = _tell_failures(drive(directory, found, spark_master, _tell))
+        progress(f"{name} is left out: {reason}")
+    failed = _report_failures(drive(directory, found, spark_master, progress))
     _report(directory)
     if failed:
         ctx.exit(DAMAGED)
 
 
-def _tell_failures(results: Path) -> bool:
+def _report_failures(results: Path) -> bool:
     """Report what failed in any trial of a run, wrong replays last; return whether anything did."""
     import pyarrow.parquet as pq
 

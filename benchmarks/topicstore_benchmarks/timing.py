@@ -10,11 +10,21 @@ import gc
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-__all__ = ["check", "consume", "machine", "median_of", "one_core", "timed"]
+__all__ = ["Progress", "check", "consume", "machine", "median_of", "one_core", "progress", "timed"]
+
+Progress = Callable[[str], None]
+"""Reports what a measurement is doing, in a line."""
+_STARTED = time.monotonic()
+
+
+def progress(text: str) -> None:
+    """Report progress on standard error, with the seconds since the program began."""
+    print(f"{time.monotonic() - _STARTED:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 def one_core() -> None:

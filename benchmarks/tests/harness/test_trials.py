@@ -50,11 +50,11 @@ def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         settings: Settings = SETTINGS,
         repetition: int = 1,
         seconds: float = math.inf,
-        tell: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> tuple[Outcome, list[Row]]:
         plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=2, settings=settings)
         trial = Trial(workload="small", durability="commit", repetition=repetition)
-        outcome = run_trial(trial, plan, small.directory, tmp_path, tell, seconds)
+        outcome = run_trial(trial, plan, small.directory, tmp_path, progress, seconds)
         assert [] == list((tmp_path / "scratch").iterdir())
         return outcome, pq.read_table(tmp_path / "trials" / f"{trial.name}.parquet", schema=SCHEMA).to_pylist()
 
@@ -134,7 +134,7 @@ def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch:
         catalogue()["sqlite"],
         catalogue()["rocksdb-block"],
         seconds=PATIENCE,
-        tell=lambda text: begun.append(text.partition(": ")[2]),
+        progress=lambda text: begun.append(text.partition(": ")[2]),
     )
     assert () == outcome.failed
     assert PHASES[PHASES.index("wildcard") :] == outcome.left_out

@@ -11,12 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 from topicstore_benchmarks.report.quantities import quantity
 from topicstore_benchmarks.report.run import Run, load
-from topicstore_benchmarks.report.verdict import Answer, Grid, Question, duels, entrants, gaps, questions, winners
+from topicstore_benchmarks.report.verdict import (
+    Grid,
+    Question,
+    Ranking,
+    against_peers,
+    failures,
+    questions,
+    results,
+    winners,
+)
 
 RunMaker = Callable[..., Path]
 
 
-def answer(grids: list[Grid], question: str, column: int = 0) -> Answer:
+def answer(grids: list[Grid], question: str, column: int = 0) -> Ranking:
     """Return the answer to a question of the first durability."""
     (answers,) = [answers for asked, answers in grids[0].rows if asked.name == question]
     found = answers[column]
@@ -27,55 +36,55 @@ def answer(grids: list[Grid], question: str, column: int = 0) -> Answer:
 def test_the_best_median_wins_whichever_way_is_better(make_run: RunMaker) -> None:
     run = load(make_run())
     found = winners(run)
-    assert {"block on rocksdb"} == {one.entrant.contender.name for one in found[0].answers()}
+    assert {"block on rocksdb"} == {one.result.contender.name for one in found[0].answers()}
     assert len(questions(run)) == len(found[0].answers())
 
 
 def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -> None:
     found = answer(winners(load(make_run(repetitions=2))), "Replay all")
-    assert "topicstore" == found.entrant.contender.kind
-    assert 2 == found.entrant.spread.repetitions
+    assert "topicstore" == found.result.contender.kind
+    assert 2 == found.result.spread.repetitions
 
 
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:
     """Even if both of its forms are ahead of all others."""
     far_ahead = {("block on rocksdb", phase): 9.0 for phase in ("replay all", "replay all, compacted")}
     found = answer(winners(load(make_run(changes=far_ahead))), "Replay all")
-    assert "block on rocksdb, compacted" == found.entrant.label
+    assert "block on rocksdb, compacted" == found.result.label
     assert found.other is not None
     assert "block on rocksdb" != found.other.contender.name
 
 
 def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
     run = load(make_run(changes={("SQLite", "store"): 30.0}))
-    duel, winner = answer(duels(run), "Store"), answer(winners(run), "Store")
-    assert duel.other is not None
-    assert duel.lead is not None
+    against_peer, winner = answer(against_peers(run), "Store"), answer(winners(run), "Store")
+    assert against_peer.other is not None
+    assert against_peer.lead is not None
     assert ("block on rocksdb", "SQLite", False, True) == (
-        duel.entrant.label,
-        duel.other.label,
-        duel.ahead,
-        duel.clear,
+        against_peer.result.label,
+        against_peer.other.label,
+        against_peer.ahead,
+        against_peer.clear,
     )
-    assert 10 == pytest.approx(1 / duel.lead.median, rel=0.1)
-    assert ("SQLite", True, True) == (winner.entrant.label, winner.ahead, winner.clear)
+    assert 10 == pytest.approx(1 / against_peer.lead.median, rel=0.1)
+    assert ("SQLite", True, True) == (winner.result.label, winner.ahead, winner.clear)
 
 
 def test_noise_and_a_single_repetition_leave_it_open(make_run: RunMaker) -> None:
     """The same speed, by turns the one and the other is ahead."""
     level = {("SQLite", "store"): 3.0, ("NATS JetStream", "store"): 2.4}
-    assert not answer(duels(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
-    once = duels(load(make_run("once", repetitions=1)))
+    assert not answer(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
+    once = against_peers(load(make_run("once", repetitions=1)))
     assert not any(one.clear for one in once[0].answers())
     assert all(one.ahead for one in once[0].answers())
 
 
 def test_failures_come_first_and_each_reason_once(wide_run: Path) -> None:
-    found = gaps(load(wide_run))
-    assert ["failed", "skipped"] == [gap.status for gap in found[:2]]
+    found = failures(load(wide_run))
+    assert ["failed", "skipped"] == [failure.status for failure in found[:2]]
     assert "wildcard; lorawan" == found[0].where
-    assert len(found) == len({(gap.contender, gap.reason) for gap in found})
-    (absent,) = [gap for gap in found if "rabbitmq" in gap.reason]
+    assert len(found) == len({(failure.contender, failure.reason) for failure in found})
+    (absent,) = [failure for failure in found if "rabbitmq" in failure.reason]
     assert ("RabbitMQ streams", "") == (absent.contender, absent.where)
 
 
@@ -87,7 +96,7 @@ def test_what_failed_is_not_ranked(wide_run: Path) -> None:
 
 
 def names(run: Run, workload: str, question: Question) -> list[str]:
-    return [one.contender.name for one in entrants(run, question, workload, "commit", "topicstore", "peer")]
+    return [one.contender.name for one in results(run, question, workload, "commit", "topicstore", "peer")]
 
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:

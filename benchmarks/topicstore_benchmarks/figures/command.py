@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,7 @@ from topicstore.plugins import missing_modules, registry
 
 from topicstore_benchmarks.harness.plan import Plan
 from topicstore_benchmarks.harness.serial import measure
-from topicstore_benchmarks.timing import machine, one_core
+from topicstore_benchmarks.timing import machine, one_core, progress
 
 from . import layouts as layouts_plan
 from . import limits as limits_plan
@@ -26,13 +25,6 @@ from .http import measure_http
 from .metrics import measure_metrics
 from .mqtt import Sizes, measure_mqtt
 from .sessions import measure_sessions
-
-_STARTED = time.monotonic()
-
-
-def _tell(text: str) -> None:
-    """Report progress on standard error."""
-    click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
 
 
 @click.group(invoke_without_command=True)
@@ -83,9 +75,9 @@ def _measured(
         planned = plan(workload, *counts)
         (reason,) = (one.definition.make().why_missing() for one in planned.workloads)
         if reason is None:
-            yield section_of(name, measure(planned, _tell), bounds)
+            yield section_of(name, measure(planned, progress), bounds)
         else:
-            _tell(f"{name}: {workload} is left out: {reason}")
+            progress(f"{name}: {workload} is left out: {reason}")
 
 
 _messages = click.option(
@@ -126,7 +118,7 @@ def sessions(
     sessions: int, published: int, backlog: int, stored: int, seconds: float, clients: int, rounds: int
 ) -> list[Section]:
     """Measure live subscriptions and durable sessions, and what a server needs of them."""
-    _tell(f"sessions: {sessions} at a time, {stored:,} stored, {clients:,} served")
+    progress(f"sessions: {sessions} at a time, {stored:,} stored, {clients:,} served")
     section = measure_sessions(
         sessions=sessions,
         published=published,
@@ -145,13 +137,13 @@ def sessions(
 def mqtt(share: float, rounds: int) -> list[Section]:
     """Measure `topicstore serve`, and other MQTT servers that are installed, under the same load."""
     if missing := missing_modules(registry().backend("rocksdb")):
-        _tell(f"mqtt is left out: {', '.join(missing)}")
+        progress(f"mqtt is left out: {', '.join(missing)}")
         return []
     full = Sizes()
     counts = {
         name: type(value)(max(20 * (name != "seconds"), value * share)) for name, value in attrs.asdict(full).items()
     }
-    return [measure_mqtt(Sizes(**counts), rounds, _tell)]
+    return [measure_mqtt(Sizes(**counts), rounds, progress)]
 
 
 @main.command()
@@ -160,9 +152,9 @@ def mqtt(share: float, rounds: int) -> list[Section]:
 def http(messages: int, rounds: int) -> list[Section]:
     """Measure a replay as Arrow over HTTP against one in process."""
     if missing := missing_modules(registry().backend("rocksdb")):
-        _tell(f"http is left out: {', '.join(missing)}")
+        progress(f"http is left out: {', '.join(missing)}")
         return []
-    return [measure_http(messages, rounds, _tell)]
+    return [measure_http(messages, rounds, progress)]
 
 
 @main.command()
@@ -172,4 +164,4 @@ def http(messages: int, rounds: int) -> list[Section]:
 @click.option("--seconds", default=5.0, show_default=True, help="How long each of these takes.")
 def metrics(topics: int, sessions: int, rounds: int, seconds: float) -> list[Section]:
     """Measure what it costs to be watched: a scrape of `/metrics`, and stores beside it."""
-    return [measure_metrics(topics, sessions, rounds, seconds, _tell)]
+    return [measure_metrics(topics, sessions, rounds, seconds, progress)]

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ import httpx
 import pyarrow as pa
 import topicstore
 
-from topicstore_benchmarks.timing import check, timed
+from topicstore_benchmarks.timing import Progress, check, timed
 from topicstore_benchmarks.workloads.definition import read
 
 from .figure import Cell, Figure, Section, Sheet, shown
@@ -38,7 +38,7 @@ _MOST_GROWTH = 64.0
 """The most mebibytes by which the server may grow in a replay after the first."""
 
 
-def measure_http(messages: int, rounds: int, tell: Callable[[str], None]) -> Section:
+def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
     """Store a message set, and replay it in process and over HTTP; the first round warms up and doesn't count."""
     rates: dict[str, list[float]] = {"in process": [], "plain socket": [], "httpx": []}
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
@@ -50,7 +50,7 @@ def measure_http(messages: int, rounds: int, tell: Callable[[str], None]) -> Sec
             db.compact()
         grown = 0.0
         for number in range(rounds + 1):
-            tell(f"http: round {number} of {rounds}")
+            progress(f"http: round {number} of {rounds}")
             taken = {"in process": _in_process(path, messages)}
             with _serving(path) as (url, process):
                 taken["warm-up"] = timed(lambda url=url: check(_by_socket(url), messages))  # type: ignore[misc]

@@ -25,6 +25,8 @@ from topicstore.sessions import Connect, Session, SubscribeOptions
 from topicstore.shard.latencies import Latencies
 from topicstore_conformance.mqtt.embedded import serving_http
 
+from topicstore_benchmarks.timing import Progress
+
 from .figure import Figure, Section, Sheet
 from .session_clients import messages_of
 
@@ -52,7 +54,7 @@ print(json.dumps(took))
 """
 
 
-def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, tell: Callable[[str], None]) -> Section:
+def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, progress: Progress) -> Section:
     """Measure scrapes, and what they cost those who store.
 
     rounds:  how often stores are measured with scrapes, and without them.
@@ -61,11 +63,11 @@ def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, tel
     figures: list[Figure] = []
     data = f"{topics:,} topics, {sessions:,} sessions"
     with _database() as db:
-        tell(f"metrics: {data} are made")
+        progress(f"metrics: {data} are made")
         _fill(db, topics, sessions)
         with serving_http(db) as server:
-            figures += _scrapes(data, server, db, rounds, seconds, tell)
-    tell("metrics: the observation of a batch")
+            figures += _scrapes(data, server, db, rounds, seconds, progress)
+    progress("metrics: the observation of a batch")
     for size in (1, _BATCH):
         name = "observing a batch"
         share = _observation(size, rounds * 40)
@@ -132,9 +134,9 @@ def _scrapes(
     db: ts.Database,
     rounds: int,
     seconds: float,
-    tell: Callable[[str], None],
+    progress: Progress,
 ) -> Iterator[Figure]:
-    tell("metrics: scrapes of an idle server")
+    progress("metrics: scrapes of an idle server")
     metrics = server.http.context.metrics  # type: ignore[union-attr] # it was asked for
     times = max(2, int(rounds * seconds))
     metrics.stop()
@@ -144,7 +146,7 @@ def _scrapes(
         share = _idle(lambda: time.sleep(times - 1)) - unwatched
     yield from _times(f"{data}, nothing stored meanwhile", idle)
     yield _figure(data, "one scrape a second, and the samples", share * 100, "% of a core", most=1)
-    tell("metrics: scrapes while messages are stored")
+    progress("metrics: scrapes while messages are stored")
     took: list[float] = []
     each: list[float] = []
 

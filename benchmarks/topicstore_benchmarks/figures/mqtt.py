@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import attrs
 import msgspec
 
+from topicstore_benchmarks.timing import Progress
+
 from .figure import Cell, Figure, Section, Sheet, shown
 from .mqtt_load import PATIENCE, raise_file_limit
 from .mqtt_servers import OURS, SERVERS, MqttServer
@@ -138,7 +140,7 @@ _ROWS = [
 ]
 
 
-def measure_mqtt(sizes: Sizes, rounds: int, tell: Callable[[str], None]) -> Section:
+def measure_mqtt(sizes: Sizes, rounds: int, progress: Progress) -> Section:
     """Measure all servers that are there, each row for one after the other, and the median of ``rounds``.
 
     A server that fails under a load has no value in that row; the reason is told.
@@ -149,26 +151,24 @@ def measure_mqtt(sizes: Sizes, rounds: int, tell: Callable[[str], None]) -> Sect
         if (reason := server.missing()) is None:
             servers.append(server)
         else:
-            tell(f"mqtt: {server.name} is left out: {reason}")
+            progress(f"mqtt: {server.name} is left out: {reason}")
     figures: list[Figure] = []
     for row in _ROWS:
         for server in servers:
             if not row.sync or server.syncs:
-                tell(f"mqtt: {row.name}, {server.name}")
-                figures += _measured(row, server, sizes, rounds, tell)
+                progress(f"mqtt: {row.name}, {server.name}")
+                figures += _measured(row, server, sizes, rounds, progress)
     return Section(name="mqtt", figures=figures, sheets=[_sheet(figures, [server.name for server in servers])])
 
 
-def _measured(
-    row: _Row, server: MqttServer, sizes: Sizes, rounds: int, tell: Callable[[str], None]
-) -> Sequence[Figure]:
+def _measured(row: _Row, server: MqttServer, sizes: Sizes, rounds: int, progress: Progress) -> Sequence[Figure]:
     found: list[list[float]] = []
     try:
         for _ in range(rounds):
             with server.running(sync=row.sync) as (port, pid):
                 found.append(_load(row, port, pid, row.options(sizes)))
     except subprocess.SubprocessError as failed:
-        tell(f"mqtt: {row.name}, {server.name} has failed: {getattr(failed, 'stderr', '') or failed}")
+        progress(f"mqtt: {row.name}, {server.name} has failed: {getattr(failed, 'stderr', '') or failed}")
         return []
     ours = server.name == OURS
     return [

@@ -27,6 +27,7 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.storage.directory_lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
+from topicstore_benchmarks.timing import Progress
 from topicstore_benchmarks.workloads.workload import WorkloadError
 
 from .dataset import Dataset, Tasks, make
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["RESULTS", "SUMMARY", "begin", "drive", "machine_lock", "share", "spark_tasks"]
 
 RESULTS, SUMMARY, WORKLOADS = "results.parquet", "summary.parquet", "workloads"
-
-Tell = Callable[[str], None]
 
 
 def begin(directory: Path, run: Run) -> Run:
@@ -67,7 +66,7 @@ def begin(directory: Path, run: Run) -> Run:
     return run
 
 
-def drive(directory: Path, run: Run, master: str | None, tell: Tell) -> Path:
+def drive(directory: Path, run: Run, master: str | None, progress: Progress) -> Path:
     """Measure the trials that are missing; return the file with the rows of all.
 
     Raises `WorkloadError`, and `DatabaseLockedError` while another process measures there.
@@ -76,20 +75,20 @@ def drive(directory: Path, run: Run, master: str | None, tell: Tell) -> Path:
     try:
         missing = [trial for trial in run.plan.trials() if not _file(directory, trial).exists()]
         if missing or not (directory / RESULTS).exists():
-            _measure(directory.absolute(), run, missing, master, tell)
+            _measure(directory.absolute(), run, missing, master, progress)
         return directory / RESULTS
     finally:
         lock.release()
 
 
-def _measure(directory: Path, run: Run, missing: list[Trial], master: str | None, tell: Tell) -> None:
+def _measure(directory: Path, run: Run, missing: list[Trial], master: str | None, progress: Progress) -> None:
     shutil.rmtree(directory / SCRATCH, ignore_errors=True)
     budget = run.plan.settings.budget
     deadline = math.inf if budget is None else time.time() + budget
     data: dict[str, Dataset] = {}
     with _spark(master) as spark:
         for workload in run.plan.workloads:
-            tell(f"{workload.name}: messages")
+            progress(f"{workload.name}: messages")
             data[workload.name] = make(
                 workload.definition, workload.messages, directory / WORKLOADS, spark_tasks(spark)
             )
@@ -98,8 +97,8 @@ def _measure(directory: Path, run: Run, missing: list[Trial], master: str | None
     places = {name: one.directory for name, one in data.items()}
     with _spark(master, spark_task_cpus=cores) as spark:
         if missing:
-            _run_all(spark, missing, run.plan, places, directory, deadline, tell)
-        tell("results")
+            _run_all(spark, missing, run.plan, places, directory, deadline, progress)
+        progress("results")
         _write_results(spark, directory)
 
 
@@ -110,7 +109,7 @@ def _run_all(
     data: Mapping[str, Path],
     directory: Path,
     deadline: float,
-    tell: Tell,
+    progress: Progress,
 ) -> None:
     """Measure trials as one job, in their order on each machine."""
 
@@ -120,16 +119,16 @@ def _run_all(
             seconds = share(deadline - time.time(), missing[number:])
             if seconds <= 0:
                 return False
-            _tell_from_task(f"trial {number + 1} of {len(missing)}: {trial.name}")
-            outcome = run_trial(trial, plan, data[trial.workload], directory, _tell_from_task, seconds)
+            _progress_from_task(f"trial {number + 1} of {len(missing)}: {trial.name}")
+            outcome = run_trial(trial, plan, data[trial.workload], directory, _progress_from_task, seconds)
         for line in outcome.lines():
-            _tell_from_task(line)
+            _progress_from_task(line)
         return True
 
-    tell(f"{len(missing)} trials")
+    progress(f"{len(missing)} trials")
     measured = spark.sparkContext.parallelize(range(len(missing)), len(missing)).map(work).collect()
     if not all(measured):
-        tell(f"{measured.count(False)} trials are left out: {LEFT_OUT}")
+        progress(f"{measured.count(False)} trials are left out: {LEFT_OUT}")
 
 
 @contextmanager
@@ -166,7 +165,7 @@ def spark_tasks(spark: SparkSession) -> Tasks:
     return run
 
 
-def _tell_from_task(text: str) -> None:
+def _progress_from_task(text: str) -> None:
     """Report progress: on a single machine, a task's standard error is that of the run."""
     print(f"          {text}", file=sys.stderr, flush=True)
 

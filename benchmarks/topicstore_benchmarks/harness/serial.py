@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from topicstore_benchmarks.report.run import Run, load
+from topicstore_benchmarks.timing import Progress
 
 from .dataset import make
 from .plan import Plan
@@ -15,7 +15,7 @@ from .trial import run_trial
 __all__ = ["measure"]
 
 
-def measure(plan: Plan, progress: Callable[[str], None]) -> Run:
+def measure(plan: Plan, progress: Progress) -> Run:
     """Make the messages of all workloads, measure every trial, and return the results.
 
     Raises `WorkloadError`, and `AssertionError` if a contender failed in any phase.

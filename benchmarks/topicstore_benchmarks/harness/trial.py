@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.results import SCHEMA, STORE, UNITS, WORKER, phases
+from topicstore_benchmarks.timing import Progress
 
 from .dataset import Dataset
 from .hardware import machine
@@ -38,7 +39,6 @@ from .worker import WRONG, Command, Reply, WorkerPlan
 __all__ = ["LEFT_OUT", "SCRATCH", "WRONG", "Outcome", "run_trial", "skipped_row", "write_rows"]
 
 Row = dict[str, Any]
-Tell = Callable[[str], None]
 
 SCRATCH = "scratch"
 """The subdirectory of a run in which contenders keep their files."""
@@ -164,7 +164,9 @@ def _answers(output: IO[bytes], seconds: float) -> bool:
     return bool(readable)
 
 
-def run_trial(trial: Trial, plan: Plan, data: Path, directory: Path, tell: Tell, seconds: float = math.inf) -> Outcome:
+def run_trial(
+    trial: Trial, plan: Plan, data: Path, directory: Path, progress: Progress, seconds: float = math.inf
+) -> Outcome:
     """Measure a trial, in so many seconds, and write its file, by rename; ``directory`` is that of the run.
 
     There is no file if there was no time for anything.
@@ -187,7 +189,7 @@ def run_trial(trial: Trial, plan: Plan, data: Path, directory: Path, tell: Tell,
                 settings=plan.settings,
             )
             workers.append(_WorkerProcess(worker_plan, place.with_suffix(".log"), deadline))
-        replies = list(_take_turns(workers, order, deadline, lambda text: tell(f"{trial.name}: {text}")))
+        replies = list(_take_turns(workers, order, deadline, lambda text: progress(f"{trial.name}: {text}")))
     finally:
         for worker in workers:
             worker.close()
@@ -210,7 +212,7 @@ def run_trial(trial: Trial, plan: Plan, data: Path, directory: Path, tell: Tell,
 
 
 def _take_turns(
-    workers: Sequence[_WorkerProcess], order: Sequence[str], deadline: float, tell: Tell
+    workers: Sequence[_WorkerProcess], order: Sequence[str], deadline: float, progress: Progress
 ) -> Iterator[tuple[_WorkerProcess, Reply]]:
     able = []
     for worker in workers:
@@ -222,7 +224,7 @@ def _take_turns(
     for number, phase in enumerate(order):
         replies = []
         if time.monotonic() < deadline:
-            tell(phase)
+            progress(phase)
             replies = [(worker, worker.run(phase)) for worker in able]
         if not replies or any(reply.reason == LEFT_OUT for _, reply in replies):
             # A contender that came to its turn would else win a phase that the others had no time for.

@@ -17,7 +17,7 @@ from topicstore_benchmarks.results import UNITS
 
 from .quantities import bare
 from .run import Contender, Run
-from .verdict import Entrant, Question, entrants, questions
+from .verdict import Question, Result, questions, results
 
 __all__ = ["Picture", "colour", "pictures"]
 
@@ -80,20 +80,20 @@ def pictures(run: Run) -> Iterator[Picture]:
 def _rows(run: Run, question: Question) -> Iterator[dict[str, Any]]:
     """Yield the marks: of the first durability, and hollow for what is compacted or, when storing, synced."""
     for workload in run.workloads:
-        found = entrants(run, question, workload, run.durabilities[0], *_ALL_KINDS)
+        found = results(run, question, workload, run.durabilities[0], *_ALL_KINDS)
         marks = [(one, one.compacted) for one in found]
         if question.phase == "store" and question.compacted is None:
             marks += [
                 (one, True)
                 for durability in run.durabilities[1:]
-                for one in entrants(run, question, workload, durability, *_ALL_KINDS)
+                for one in results(run, question, workload, durability, *_ALL_KINDS)
             ]
         for one, hollow in marks:
             if one.spread.low > 0:
                 yield _mark(question, workload, one, hollow=hollow)
 
 
-def _mark(question: Question, workload: str, one: Entrant, *, hollow: bool) -> dict[str, Any]:
+def _mark(question: Question, workload: str, one: Result, *, hollow: bool) -> dict[str, Any]:
     spread, paint = one.spread, colour(one.contender)
     return {
         "workload": workload,

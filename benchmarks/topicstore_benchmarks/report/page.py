@@ -16,7 +16,7 @@ from .charts import Picture, colour, pictures
 from .estimates import Ratio
 from .quantities import bare, quantity, short
 from .run import MadeOf, Run, load
-from .verdict import Entrant, duels, entrants, gaps, questions, winners
+from .verdict import Result, against_peers, failures, questions, results, winners
 
 __all__ = ["render", "write_report"]
 
@@ -48,20 +48,20 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": short, "times": _times, "quantity": quantity}
-    met = duels(run)
+    met = against_peers(run)
     answers = [answer for grid in met for answer in grid.answers()]
     skipped = run.asked.get("skipped_contenders", ())
     return environment.get_template("page.html").render(
         run=run,
         winners=winners(run),
-        duels=met,
+        against_peers=met,
         ahead=[answer for answer in answers if answer.ahead],
         behind=[answer for answer in answers if not answer.ahead],
         pictures=drawn,
         medians=[_medians(run, name, durability) for name in run.workloads for durability in run.durabilities],
         columns=[(question.name, UNITS[question.metric]) for question in questions(run)],
         summaries={one["name"]: one.get("summary", "") for one in run.asked.get("plan", {}).get("workloads", ())},
-        gaps=gaps(run),
+        failures=failures(run),
         budget=run.asked.get("plan", {}).get("settings", {}).get("budget"),
         left_out=len({*run.contenders, *skipped} - run.made_of.keys()),
         backends={one.backend: colour(one) for one in run.of_kind("topicstore") if one.name in run.made_of},
@@ -73,9 +73,9 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
 
 
 def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:
-    """Return a table: for each entrant its medians, in the order of the questions, None where it has none."""
-    columns: list[dict[str, Entrant]] = [
-        {one.label: one for one in entrants(run, question, workload, durability, *_ALL_KINDS)}
+    """Return a table: for each result its medians, in the order of the questions, None where it has none."""
+    columns: list[dict[str, Result]] = [
+        {one.label: one for one in results(run, question, workload, durability, *_ALL_KINDS)}
         for question in questions(run)
     ]
     order = list(run.contenders)

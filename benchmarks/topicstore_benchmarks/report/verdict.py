@@ -12,7 +12,18 @@ from topicstore_benchmarks.results import STORE, WORKER, compacted
 from .estimates import Ratio, Spread, paired_ratio, spread
 from .run import Contender, Problem, Run
 
-__all__ = ["Answer", "Entrant", "Gap", "Grid", "Question", "duels", "entrants", "gaps", "questions", "winners"]
+__all__ = [
+    "Failure",
+    "Grid",
+    "Question",
+    "Ranking",
+    "Result",
+    "against_peers",
+    "failures",
+    "questions",
+    "results",
+    "winners",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +62,7 @@ def questions(run: Run) -> list[Question]:
 
 
 @attrs.frozen
-class Entrant:
+class Result:
     """A contender, as it stored or compacted, with what its repetitions gave."""
 
     contender: Contender
@@ -71,18 +82,18 @@ class Entrant:
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
-    """One of two entrants of a question with one workload and durability, as it compares with the other."""
+class Ranking:
+    """One of two results of a question with one workload and durability, as it compares with the other."""
 
-    entrant: Entrant
-    other: Entrant | None
+    result: Result
+    other: Result | None
     """None if no other took part."""
     lead: Ratio | None
-    """How many times better the entrant is; None if the two were never measured side by side."""
+    """How many times better the result is; None if the two were never measured side by side."""
 
     @property
     def ahead(self) -> bool:
-        """Whether the entrant is the better one, by the medians of what was measured side by side."""
+        """Whether the result is the better one, by the medians of what was measured side by side."""
         return self.lead is None or self.lead.median > 1
 
     @property
@@ -96,21 +107,21 @@ class Grid:
     """The answers of one durability: a row for each question, a column for each workload; None without an answer."""
 
     durability: str
-    rows: tuple[tuple[Question, tuple[Answer | None, ...]], ...]
+    rows: tuple[tuple[Question, tuple[Ranking | None, ...]], ...]
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Ranking]:
         """Return the answers that there are."""
         return [answer for _, answers in self.rows for answer in answers if answer is not None]
 
 
-def entrants(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Entrant]:
+def results(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
     """Return those of some kinds that have an answer, in the order of the run's contenders.
 
     A contender that can compact is in it twice, because users may compact.
     """
     phases = ((question.phase, False), (question.compacted, True))
     return [
-        Entrant(contender, compacted, values)
+        Result(contender, compacted, values)
         for contender in run.of_kind(*kinds)
         for phase, compacted in phases
         if phase and (values := run.of(workload, durability, contender.name, phase, question.metric))
@@ -120,7 +131,7 @@ def entrants(run: Run, question: Question, workload: str, durability: str, *kind
 def winners(run: Run) -> list[Grid]:
     """Return, for each durability, who has the best median, compared with the best of another contender."""
 
-    def winner(question: Question, workload: str, durability: str) -> Answer | None:
+    def winner(question: Question, workload: str, durability: str) -> Ranking | None:
         ranked = _ranked(run, question, workload, durability, "topicstore", "peer")
         if not ranked:
             return None
@@ -130,31 +141,31 @@ def winners(run: Run) -> list[Grid]:
     return _grids(run, winner)
 
 
-def duels(run: Run) -> list[Grid]:
+def against_peers(run: Run) -> list[Grid]:
     """Return, for each durability, topicstore's best pair compared with the best peer; only where both took part."""
 
-    def duel(question: Question, workload: str, durability: str) -> Answer | None:
+    def against_peer(question: Question, workload: str, durability: str) -> Ranking | None:
         ours = _ranked(run, question, workload, durability, "topicstore")
         theirs = _ranked(run, question, workload, durability, "peer")
         return _answer(question, ours[0], theirs[0]) if ours and theirs else None
 
-    return _grids(run, duel)
+    return _grids(run, against_peer)
 
 
-def _ranked(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Entrant]:
-    """Return entrants, the best median first."""
-    found = entrants(run, question, workload, durability, *kinds)
+def _ranked(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
+    """Return results, the best median first."""
+    found = results(run, question, workload, durability, *kinds)
     return sorted(found, key=lambda one: one.spread.median, reverse=question.more_is_better)
 
 
-def _answer(question: Question, one: Entrant, other: Entrant | None) -> Answer:
+def _answer(question: Question, one: Result, other: Result | None) -> Ranking:
     lead = None if other is None else paired_ratio(one.values, other.values)
     if lead is not None and not question.more_is_better:
         lead = lead.inverse()
-    return Answer(entrant=one, other=other, lead=lead)
+    return Ranking(result=one, other=other, lead=lead)
 
 
-def _grids(run: Run, answer: Callable[[Question, str, str], Answer | None]) -> list[Grid]:
+def _grids(run: Run, answer: Callable[[Question, str, str], Ranking | None]) -> list[Grid]:
     grids = [
         Grid(
             durability,
@@ -170,8 +181,8 @@ def _grids(run: Run, answer: Callable[[Question, str, str], Answer | None]) -> l
 
 
 @attrs.frozen(kw_only=True)
-class Gap:
-    """What is missing from the figures for one reason."""
+class Failure:
+    """What failed or was skipped for one reason, and so is missing from the figures."""
 
     status: str
     contender: str
@@ -181,13 +192,13 @@ class Gap:
     reason: str
 
 
-def gaps(run: Run) -> list[Gap]:
+def failures(run: Run) -> list[Failure]:
     """Return what failed, and then what was skipped, each reason of a contender once."""
     found: defaultdict[tuple[str, str, str], list[Problem]] = defaultdict(list)
     for problem in run.problems:
         found[problem.status, problem.contender, problem.reason].append(problem)
     return [
-        Gap(status=status, contender=contender, where=_where(run, problems), reason=reason)
+        Failure(status=status, contender=contender, where=_where(run, problems), reason=reason)
         for (status, contender, reason), problems in sorted(found.items(), key=lambda item: item[0][0] != "failed")
     ]
 

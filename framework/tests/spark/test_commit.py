@@ -41,12 +41,12 @@ from topicstore.spark import promotion
 from topicstore.spark.commit import promote
 from topicstore.spark.options import WriteSettings
 
-def store(self, runs, _store=promotion.Promotion._store):
+def store(self, runs, _store=promotion.CommitJob._store):
     counts(RocksdbEngine, "write")
     _store(self, runs)
 
 promotion._ROWS = promotion._LEAST_ROWS = 50
-promotion.Promotion._store = store
+promotion.CommitJob._store = store
 options, batch = arguments
 promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 """
@@ -365,7 +365,7 @@ from topicstore.spark import promotion
 from topicstore.spark.commit import promote
 from topicstore.spark.options import WriteSettings
 
-def finish(self, _finish=promotion.Promotion.finish):
+def finish(self, _finish=promotion.CommitJob.finish):
     counts(RocksdbEngine, "write")
     counts(Path, "replace")
     counts(Path, "rename")
@@ -373,7 +373,7 @@ def finish(self, _finish=promotion.Promotion.finish):
 
 warnings.simplefilter("ignore")
 promotion._ROWS = 100
-promotion.Promotion.finish = finish
+promotion.CommitJob.finish = finish
 options, batch = arguments
 promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 """
@@ -504,18 +504,18 @@ def test_a_commit_that_fails_half_way_is_finished_by_the_next(tmp_path: Path, mo
     """A full disk, say: the same rows come again, and each is there once."""
     monkeypatch.setattr(promotion, "_ROWS", 50)
     monkeypatch.setattr(promotion, "_LEAST_ROWS", 50)
-    original, calls = promotion.Promotion._store_parts, iter([True])
+    original, calls = promotion.CommitJob._store_parts, iter([True])
 
     def once(self: Any, *arguments: Any) -> None:
         if next(calls, None) is None:
             raise ts.StorageFullError("no room")
         original(self, *arguments)
 
-    monkeypatch.setattr(promotion.Promotion, "_store_parts", once)
+    monkeypatch.setattr(promotion.CommitJob, "_store_parts", once)
     with pytest.raises(ts.StorageFullError):
         commit(tmp_path, batch(tmp_path, "one", [rows(900)], None))
     assert 0 < len(stored(tmp_path)) < 900
-    monkeypatch.setattr(promotion.Promotion, "_store_parts", original)
+    monkeypatch.setattr(promotion.CommitJob, "_store_parts", original)
     commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
     assert sorted(stored(tmp_path)) == list(range(900))
     assert not (tmp_path / "staging").exists()
@@ -541,7 +541,7 @@ def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
     commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
     begun = batch(tmp_path, "two", [rows(100, 10)], number=8)
     with ts.open(tmp_path / "db") as db:
-        unfinished = promotion.Promotion(db, tmp_path / "staging", promotion.Batch(**begun))  # type: ignore[arg-type]
+        unfinished = promotion.CommitJob(db, tmp_path / "staging", promotion.Batch(**begun))  # type: ignore[arg-type]
         db.state(1).write([unfinished._noted(5)])
     shutil.rmtree(tmp_path / "staging")
     with pytest.raises(ts.EngineError, match="gone"):

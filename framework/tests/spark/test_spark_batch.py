@@ -455,11 +455,11 @@ def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: P
 
     class DyingWriter(TopicstoreWriter):
         def commit(self, messages: Any) -> None:
-            def store(self: Any, parts: Any, _store: Any = promotion.Promotion._store_parts) -> None:
+            def store(self: Any, parts: Any, _store: Any = promotion.CommitJob._store_parts) -> None:
                 _store(self, parts)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            promotion.Promotion._store_parts = store  # type: ignore[method-assign]
+            promotion.CommitJob._store_parts = store  # type: ignore[method-assign]
             promotion._ROWS = 3_000
             super().commit(messages)
 

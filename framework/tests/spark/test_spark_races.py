@@ -100,14 +100,14 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
                 return written
 
             def commit(self, messages: Any) -> None:
-                from topicstore.spark.promotion import Promotion
+                from topicstore.spark.promotion import CommitJob
 
-                def run(self: Any, _run: Any = Promotion.run) -> None:
+                def run(self: Any, _run: Any = CommitJob.run) -> None:
                     in_commit()
                     _run(self)
 
                 with pytest.MonkeyPatch.context() as patches:  # the process serves other writes, too
-                    patches.setattr(Promotion, "run", run)
+                    patches.setattr(CommitJob, "run", run)
                     super().commit(messages)
 
         class GatedSource(TopicstoreSource):

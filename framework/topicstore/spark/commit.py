@@ -27,7 +27,7 @@ from topicstore.warning import warn_caller
 from .options import WriteSettings
 from .promotion import (
     Batch,
-    Promotion,
+    CommitJob,
     UnreadableRowsError,
     discard,
     finished_before,
@@ -64,18 +64,18 @@ def promote(settings: WriteSettings, batch: Batch) -> None:
     """
     staging = Path(settings.staging)
     write_commit(staging, batch, permissions_of(Path(settings.path)))
-    promotion: Promotion | None = None
+    job: CommitJob | None = None
     try:
         with _in_turn(Path(settings.path)), _opened(settings) as db:
             if not _finish_interrupted(db, staging, batch):
-                promotion = Promotion(db, staging, batch)
-                promotion.run()
-                promotion.end()
+                job = CommitJob(db, staging, batch)
+                job.run()
+                job.end()
     except BaseException as error:
-        if promotion is None or not promotion.stored:
+        if job is None or not job.stored:
             discard(staging, {batch.write})
         else:
-            error.add_note(f"Some of the rows may be stored; the others stay in {promotion.directory}.")
+            error.add_note(f"Some of the rows may be stored; the others stay in {job.directory}.")
         raise
     discard(staging, {batch.write})
 

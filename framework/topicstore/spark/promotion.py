@@ -64,7 +64,7 @@ from .staging import in_order, make_write_directory, newest_of, row_counts, row_
 
 __all__ = [
     "Batch",
-    "Promotion",
+    "CommitJob",
     "UnreadableRowsError",
     "discard",
     "finished_before",
@@ -174,7 +174,7 @@ def _attempts_in(directory: Path) -> list[Path]:
 # --- the commit -------------------------------------------------------------------------
 
 
-def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[Promotion]:
+def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[CommitJob]:
     """Return the commits that a batch finds unfinished: those without a name, and its own writer's last one."""
     found = {
         key: _decode(shard.number, key, stored)
@@ -187,7 +187,7 @@ def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[Promot
         latest = max(notes, key=lambda progress: progress.batch, default=None)
         if latest is not None and latest.batch < batch.number:
             earlier.append(attrs.evolve(batch, number=latest.batch, write=latest.write))
-    return [Promotion(db, staging, one) for one in earlier]
+    return [CommitJob(db, staging, one) for one in earlier]
 
 
 def finished_before(db: Database, staging: Path, batch: Batch) -> bool:
@@ -226,7 +226,7 @@ def _decode(shard: int, key: bytes, stored: bytes) -> _Progress:
     return _CODEC.decode(key, stored, f"shard {shard}, state {key!r}")
 
 
-class Promotion:
+class CommitJob:
     """One commit in an open database."""
 
     def __init__(self, db: Database, staging: Path, batch: Batch) -> None:

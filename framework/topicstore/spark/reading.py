@@ -1,8 +1,8 @@
 """How Spark's processes read a part of a database, and the reader of batch queries.
 
-The driver plans pieces as of one moment; tasks read them, each in its own view of the database, of that
-moment or a later one. Spark may keep a plan for later queries, so the last piece of each shard has no end of its own:
-its task also reads what was stored since. Positions bound all other pieces.
+The driver plans ranges as of one moment; tasks read them, each in its own view of the database, of that
+moment or a later one. Spark may keep a plan for later queries, so the last range of each shard has no end of its own:
+its task also reads what was stored since. Positions bound all other ranges.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .options import ReadSettings, Selection
 from .schema import Shape
 
 __all__ = [
-    "Piece",
-    "PiecesPartition",
     "PushingReader",
+    "RangesPartition",
+    "ReadRange",
     "TopicstoreReader",
     "open_to_read",
     "partitions_of",
-    "pieces_of",
+    "ranges_of",
     "read",
     "rows_of",
 ]
@@ -49,12 +49,12 @@ _WORTH_CUTTING = 65_536
 
 
 @attrs.frozen
-class Piece:
+class ReadRange:
     """Positions from ``first`` to ``last`` of a shard, both inclusive."""
 
     shard: int
     generation: int | None
-    """The generation. None: all live ones; it is then an error if one that the piece needs was dropped."""
+    """The generation. None: all live ones; it is then an error if one that the range needs was dropped."""
     first: int
     last: int
 
@@ -64,25 +64,25 @@ def open_to_read(path: str) -> AbstractContextManager[Storage]:
     return closing(open_lazily(Path(path)))
 
 
-def pieces_of(storage: Storage, selection: Selection, least: int = 1) -> list[Piece]:
-    """Return the pieces of a selection: one for each shard and generation, the last of a shard without an end.
+def ranges_of(storage: Storage, selection: Selection, least: int = 1) -> list[ReadRange]:
+    """Return the ranges of a selection: one for each shard and generation, the last of a shard without an end.
 
-    If there are less than ``least`` pieces, those of many messages are cut into equal spans of positions.
+    If there are less than ``least`` ranges, those of many messages are cut into equal spans of positions.
     """
     numbers = [number for number in range(storage.manifest.shards) if selection.of_shard(number)]
-    found = [piece for number in numbers for piece in _pieces_of_shard(storage.shards[number], selection)]
+    found = [read_range for number in numbers for read_range in _ranges_of_shard(storage.shards[number], selection)]
     if len(found) >= least:
-        return [piece for piece, _ in found]
+        return [read_range for read_range, _ in found]
     messages = sum(count for _, count in found)
     return [
         part
-        for piece, count in found
-        for part in _cut(storage, piece, min(count // _WORTH_CUTTING, -(-least * count // max(messages, 1))))
+        for read_range, count in found
+        for part in _cut(storage, read_range, min(count // _WORTH_CUTTING, -(-least * count // max(messages, 1))))
     ]
 
 
-def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[Piece, int]]:
-    """Yield pieces, each with the number of messages in its generation."""
+def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[ReadRange, int]]:
+    """Yield ranges, each with the number of messages in its generation."""
     for record in shard.generations():
         current = record.last_position is None
         end = selection.last if record.last_position is None else record.last_position
@@ -91,83 +91,85 @@ def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[Piece
             spans = shard.spans(selection.timestamps, first, last)
             first, last = (spans[0][0], spans[-1][1]) if spans else (1, 0)
         if first <= last:
-            yield Piece(shard.number, None if current else record.number, first, last), record.messages
+            yield ReadRange(shard.number, None if current else record.number, first, last), record.messages
 
 
-def _cut(storage: Storage, piece: Piece, parts: int) -> Iterator[Piece]:
-    """Yield ``parts`` pieces that together are ``piece``, with equal spans from its oldest to its newest message."""
-    end = min(piece.last, storage.shards[piece.shard].watermark)
-    if parts < 2 or end < piece.first:
-        yield piece
+def _cut(storage: Storage, read_range: ReadRange, parts: int) -> Iterator[ReadRange]:
+    """Yield ``parts`` ranges that together are this one, with equal spans from its oldest to its newest message."""
+    end = min(read_range.last, storage.shards[read_range.shard].watermark)
+    if parts < 2 or end < read_range.first:
+        yield read_range
         return
-    oldest = next((int(batch.positions[0]) for batch in read(storage, piece, ("#",), order="time")), end)
-    starts = [piece.first, *(oldest + (end - oldest) * part // parts for part in range(1, parts))]
-    for start, after in pairwise([*starts, piece.last + 1]):
+    oldest = next((int(batch.positions[0]) for batch in read(storage, read_range, ("#",), order="time")), end)
+    starts = [read_range.first, *(oldest + (end - oldest) * part // parts for part in range(1, parts))]
+    for start, after in pairwise([*starts, read_range.last + 1]):
         if start < after:
-            yield attrs.evolve(piece, first=start, last=after - 1)
+            yield attrs.evolve(read_range, first=start, last=after - 1)
 
 
 def read(
     storage: Storage,
-    piece: Piece,
+    read_range: ReadRange,
     filters: tuple[str, ...],
     *,
     timestamps: TimeRange | None = None,
     order: Order = "any",
 ) -> Iterator[MessageBatch]:
-    """Yield the messages of a piece that match one of ``filters``, which don't overlap, filter by filter.
+    """Yield the messages of a range that match one of ``filters``, which don't overlap, filter by filter.
 
     ``timestamps``: only messages whose own time is within this range. ``order``: as for `Database.replay`.
-    Raises `GenerationDroppedError` if some of them were dropped since the piece was planned.
+    Raises `GenerationDroppedError` if some of them were dropped since the range was planned.
     """
-    shard = storage.shards[piece.shard]
-    _check_there(shard, piece)
+    shard = storage.shards[read_range.shard]
+    _check_there(shard, read_range)
     for text in filters:
         parsed, began = TopicFilter(text), time.monotonic()
-        whole = storage.plan_shard(piece.shard, parsed, piece.first, piece.last, since=began, timestamps=timestamps)
-        chosen = [part for part in whole.generations if piece.generation in (None, part.cursors[0].generation)]
+        whole = storage.plan_shard(
+            read_range.shard, parsed, read_range.first, read_range.last, since=began, timestamps=timestamps
+        )
+        chosen = [part for part in whole.generations if read_range.generation in (None, part.cursors[0].generation)]
         yield from storage.run_shards([attrs.evolve(whole, generations=chosen)], _BATCH, order, timestamps)
 
 
-def _check_there(shard: Shard, piece: Piece) -> None:
-    if piece.generation is not None:
-        shard.slab(piece.generation)  # raises if the generation was dropped
+def _check_there(shard: Shard, read_range: ReadRange) -> None:
+    if read_range.generation is not None:
+        shard.slab(read_range.generation)  # raises if the generation was dropped
         return
     oldest = shard.generations()[0]
-    if oldest.number > 1 and piece.first < oldest.first_position:
+    if oldest.number > 1 and read_range.first < oldest.first_position:
         raise GenerationDroppedError(
             f"shard {shard.number}: messages that were not read yet have been dropped with their generation"
         )
 
 
-class PiecesPartition(InputPartition):
-    """The work of one task: its pieces, with the topic filters and the times of the query."""
+class RangesPartition(InputPartition):
+    """The work of one task: its ranges, with the topic filters and the times of the query."""
 
-    def __init__(self, pieces: tuple[Piece, ...], filters: tuple[str, ...], timestamps: TimeRange | None) -> None:
-        super().__init__((pieces, filters, timestamps))
-        self.pieces = pieces
+    def __init__(self, ranges: tuple[ReadRange, ...], filters: tuple[str, ...], timestamps: TimeRange | None) -> None:
+        super().__init__((ranges, filters, timestamps))
+        self.ranges = ranges
         self.filters = filters
         self.timestamps = timestamps
 
 
-def partitions_of(storage: Storage, pieces: Sequence[Piece], selection: Selection) -> list[InputPartition]:
-    """Return a partition for each piece, or one for all if only one process can have the database open.
+def partitions_of(storage: Storage, ranges: Sequence[ReadRange], selection: Selection) -> list[InputPartition]:
+    """Return a partition for each range, or one for all if only one process can have the database open.
 
     There is always at least one, because Spark can't plan without any.
     """
-    if storage.mode == "owner" or not pieces:
-        return [PiecesPartition(tuple(pieces), selection.filters, selection.timestamps)]
-    return [PiecesPartition((piece,), selection.filters, selection.timestamps) for piece in pieces]
+    if storage.mode == "owner" or not ranges:
+        return [RangesPartition(tuple(ranges), selection.filters, selection.timestamps)]
+    return [RangesPartition((read_range,), selection.filters, selection.timestamps) for read_range in ranges]
 
 
 def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition, in a task."""
-    assert isinstance(partition, PiecesPartition)  # noqa: S101 - Spark hands back what it was given
-    if not partition.pieces:
+    assert isinstance(partition, RangesPartition)  # noqa: S101 - Spark hands back what it was given
+    if not partition.ranges:
         return
     with open_to_read(path) as storage:
-        for piece in partition.pieces:
-            for batch in read(storage, piece, partition.filters, timestamps=partition.timestamps):
+        for read_range in partition.ranges:
+            for batch in read(storage, read_range, partition.filters, timestamps=partition.timestamps):
                 yield shape.of(batch.to_arrow(ids=shape.ids))
 
 
@@ -181,9 +183,9 @@ class TopicstoreReader(DataSourceReader):
         self._shape = Shape(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the pieces that there are at this moment."""
+        """Return the ranges that there are at this moment."""
         with open_to_read(self.path) as storage:
-            return partitions_of(storage, pieces_of(storage, self.selection, self._least), self.selection)
+            return partitions_of(storage, ranges_of(storage, self.selection, self._least), self.selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

@@ -20,7 +20,7 @@ from topicstore.contract.positions import Positions
 from topicstore.storage.storage import Storage
 
 from .options import ReadSettings, Selection
-from .reading import Piece, open_to_read, partitions_of, read, rows_of
+from .reading import ReadRange, open_to_read, partitions_of, read, rows_of
 from .schema import Shape
 
 __all__ = ["TopicstoreStreamReader"]
@@ -77,12 +77,12 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._target = _latest(storage)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return a piece for each shard that has messages between the offsets."""
+        """Return a range for each shard that has messages between the offsets."""
         with open_to_read(self._path) as storage:
-            pieces = _pieces(_places(storage, start), _places(storage, end))
-            for piece in pieces[:1]:
-                storage.shards[piece.shard].reader()  # opens the shard, which shows how the database can be read
-            return partitions_of(storage, pieces, self._selection)
+            ranges = _ranges(_places(storage, start), _places(storage, end))
+            for read_range in ranges[:1]:
+                storage.shards[read_range.shard].reader()  # opens the shard, which shows how the database can be read
+            return partitions_of(storage, ranges, self._selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
@@ -90,7 +90,7 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _limited(self, storage: Storage, start: Places, end: Places, rows: int) -> Places:
         """Return the end of the first ``rows`` messages, in order of positions over all shards."""
-        ahead = {str(p.shard): _positions(storage, p, self._selection, rows) for p in _pieces(start, end)}
+        ahead = {str(p.shard): _positions(storage, p, self._selection, rows) for p in _ranges(start, end)}
         numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
         positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
         chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
@@ -121,14 +121,14 @@ def _latest(storage: Storage) -> Places:
     return {str(shard.number): shard.watermark for shard in storage.shards}
 
 
-def _pieces(start: Places, end: Places) -> list[Piece]:
-    return [Piece(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
+def _ranges(start: Places, end: Places) -> list[ReadRange]:
+    return [ReadRange(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
 
 
-def _positions(storage: Storage, piece: Piece, selection: Selection, rows: int) -> Positions:
-    """Return the positions of the first messages of a piece, in their order."""
+def _positions(storage: Storage, read_range: ReadRange, selection: Selection, rows: int) -> Positions:
+    """Return the positions of the first messages of a range, in their order."""
     found: list[Positions] = [np.empty(0, dtype=np.uint64)]
-    for batch in read(storage, piece, selection.filters, timestamps=selection.timestamps, order="time"):
+    for batch in read(storage, read_range, selection.filters, timestamps=selection.timestamps, order="time"):
         found.append(batch.positions)
         if sum(map(len, found)) >= rows:
             break

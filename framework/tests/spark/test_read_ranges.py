@@ -1,4 +1,4 @@
-"""What tasks read: pieces that together are everything that was asked for, each message in one of them."""
+"""What tasks read: ranges that together are everything that was asked for, each message in one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = 1_700_000_000_000_000
 @pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
 @pytest.mark.parametrize("start", [0, FIRST + 450_000_000])
 def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int) -> None:
-    """Into as many pieces as are wanted where there are messages for it, and not more."""
+    """Into as many ranges as are wanted where there are messages for it, and not more."""
     monkeypatch.setattr(reading, "_WORTH_CUTTING", 100)
     messages = [ts.Message(f"a/{n % 7}", b"%d" % n, timestamp=FIRST + n * 1_000_000) for n in range(1_000)]
     with ts.open(tmp_path, layout=layout, timestamps="message") as db:
@@ -30,12 +30,11 @@ def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         db.store(messages[900:])
     selection = Selection(first=first_position(start))
     with reading.open_to_read(str(tmp_path)) as db:
-        assert 2 == len(reading.pieces_of(db, selection))
-        pieces = reading.pieces_of(db, selection, 4)
-        assert [1, 1, 1, 1, None] == [piece.generation for piece in pieces]
+        assert 2 == len(reading.ranges_of(db, selection))
+        ranges = reading.ranges_of(db, selection, 4)
+        assert [1, 1, 1, 1, None] == [one.generation for one in ranges]
         parts = [
-            [int(m.payload) for batch in reading.read(db, piece, ("#",)) for m in batch.to_messages()]
-            for piece in pieces
+            [int(m.payload) for batch in reading.read(db, one, ("#",)) for m in batch.to_messages()] for one in ranges
         ]
     assert [n for n in range(1_000) if messages[n].timestamp >= start] == sorted(n for part in parts for n in part)
     assert all(parts)
@@ -56,7 +55,7 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
         store(0, 500)
         selections = Selection(), Selection(last=first_position(FIRST + 900) - 1)
         with reading.open_to_read(str(tmp_path)) as storage:
-            plans = [reading.pieces_of(storage, selection, least) for selection in selections]
+            plans = [reading.ranges_of(storage, selection, least) for selection in selections]
         store(500, 300)
         db.add_generation()
         store(800, 300)
@@ -64,11 +63,11 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
         found = [
             sorted(
                 int(message.payload)
-                for piece in pieces
-                for batch in reading.read(storage, piece, ("#",))
+                for one in ranges
+                for batch in reading.read(storage, one, ("#",))
                 for message in batch.to_messages()
             )
-            for pieces in plans
+            for ranges in plans
         ]
     assert [list(range(1_100)), list(range(900))] == found
 
@@ -84,11 +83,9 @@ def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
     for bounds in ({"start": at, "until": after}, {"start": after}, {"start": after, "until": end}):
         selection = ReadSettings.of({"path": str(path), **bounds}).selection
         with reading.open_to_read(str(path)) as storage:
-            pieces = reading.pieces_of(storage, selection)
+            ranges = reading.ranges_of(storage, selection)
             times = selection.timestamps
-            found.append(
-                sum(len(b) for piece in pieces for b in reading.read(storage, piece, ("#",), timestamps=times))
-            )
+            found.append(sum(len(b) for one in ranges for b in reading.read(storage, one, ("#",), timestamps=times)))
     assert [5_000, 1, 0] == found
 
 
@@ -104,16 +101,16 @@ def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pyte
                 db.add_generation()
     selection = Selection(timestamps=TimeRange(FIRST + 3 * hour, FIRST + 4 * hour))
     with reading.open_to_read(str(tmp_path)) as db:
-        pieces = reading.pieces_of(db, selection)
-        assert [None, 1, None] == [piece.generation for piece in pieces]
+        ranges = reading.ranges_of(db, selection)
+        assert [None, 1, None] == [one.generation for one in ranges]
         found = [
             int(message.payload)
-            for piece in pieces
-            for batch in reading.read(db, piece, ("#",), timestamps=selection.timestamps)
+            for one in ranges
+            for batch in reading.read(db, one, ("#",), timestamps=selection.timestamps)
             for message in batch.to_messages()
         ]
         assert sorted([3, 7, 27, 47] * 10) == sorted(found)
         assert 300 == sum(shard.counters.read_messages for shard in db.shards)
         none = Selection(timestamps=TimeRange(FIRST + 100 * hour))
-        assert {None} == {piece.generation for piece in reading.pieces_of(db, none)}
+        assert {None} == {one.generation for one in reading.ranges_of(db, none)}
         assert Selection(timestamps=TimeRange(5, 5)).empty
