@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
-from topicstore.cli import cli
+from topicstore.cli import app, cli
 from topicstore.cli.terminal.exits import failure
 from topicstore.contract import errors
 from topicstore_conformance.faults.threads import PATIENCE
@@ -33,6 +35,35 @@ def test_widths(db: Path, command: str, columns: str | None) -> None:
     assert "…" not in result.stdout
     headings = {"info": "readable up to", "streams": "generation", "generations": "messages", "plugins": "capabilities"}
     assert command == "streams" or headings[command] in result.stdout
+
+
+def test_summaries_are_those_of_the_commands() -> None:
+    """Help and completion show a command as it describes itself: ours, and those beside the framework."""
+    context = click.Context(cli)
+    shown = {item.value: item.help for item in cli.shell_complete(context, "")}
+    described = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    assert {name: one and one.get_short_help_str() for name, one in described.items()} == {
+        name: text for name, text in shown.items() if not name.startswith("-")
+    }
+    assert {name: one and one.get_short_help_str(1_000) for name, one in described.items()} == {
+        name: app._COMMANDS.get(name) or app._BESIDE[name] for name in described
+    }
+
+
+@pytest.mark.parametrize("words", ["--help", "topicstore e"])
+def test_help_and_completion_load_no_command(words: str) -> None:
+    """Nor what commands load."""
+    program = "import sys\nfrom topicstore.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    completion = {"_TOPICSTORE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "1"}
+    environment = {**os.environ, **({} if words == "--help" else completion)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, words], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "explain" in done.stdout
+    loaded = done.stderr.split()
+    assert "topicstore.cli.app" in loaded
+    heavy = ("topicstore.cli.commands", "topicstore_benchmarks", "topicstore.server", "pyarrow", "rich")
+    assert not [name for name in loaded if name.startswith(heavy)]
 
 
 def test_a_warning_is_one_line(run: Run, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:

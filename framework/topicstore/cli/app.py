@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import click
+from click.shell_completion import CompletionItem
 
 from topicstore import __version__
 from topicstore.contract.descriptors import take_closed_streams
@@ -28,32 +29,50 @@ FOREIGN = "topicstore.commands"
 """The entry-point group of other packages' commands."""
 
 _COMMANDS = {
-    "create": "commands.create:create",
-    "import": "commands.import_:import_",
-    "export": "commands.export:export",
-    "replay": "commands.replay:replay",
-    "explain": "commands.explain:explain",
-    "sql": "commands.sql:sql",
-    "latest": "commands.latest:latest",
-    "topics": "commands.topics:topics",
-    "clients": "commands.clients:clients",
-    "streams": "commands.streams:streams",
-    "learned-topics": "commands.learned_topics:learned_topics",
-    "retained": "commands.retained:retained",
-    "sessions": "commands.sessions:sessions",
-    "queue": "commands.queue:queue",
-    "info": "commands.info:info",
-    "ds": "commands.ds:ds",
-    "verify": "commands.verify:verify",
-    "generations": "commands.generations:generations",
-    "retention": "commands.retention:retention",
-    "compact": "commands.compact:compact",
-    "delete": "commands.delete:delete",
-    "checkpoint": "commands.checkpoint:checkpoint",
-    "plugins": "commands.plugins:plugins",
-    "demo": "demo.demo:demo",
+    "create": "Create an empty database in the directory PATH.",
+    "import": "Store the messages of FILES, in their order, in the database PATH, which is created if missing.",
+    "export": "Write sealed generations of PATH to the directory TARGET as partitioned Parquet.",
+    "replay": "Print the messages in PATH whose topics match FILTER (default: #).",
+    "explain": "Replay FILTER from PATH, and print the cost of finding the messages instead of the messages.",
+    "sql": "Run an SQL STATEMENT that only reads over the messages in PATH, of all shards.",
+    "latest": "Print the last message of each topic in PATH that matches FILTER (default: #), in order of topics.",
+    "topics": "List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.",
+    "clients": "List the client ids in PATH with messages that match FILTER (default: #), counted as by `topics`.",
+    "streams": "List the streams in PATH that may hold messages whose topics match FILTER (default: #).",
+    "learned-topics": "Show what the layouts in PATH learned of the topics: the levels, and which of them vary.",
+    "retained": "Print the retained messages in PATH whose topics match FILTER (default: #), in order of topics.",
+    "sessions": "List, show or end durable sessions, which wait for clients that are away.",
+    "queue": "List, read or drop queues: messages of a database that wait to be forwarded.",
+    "info": "Show a summary of PATH: sizes, generations, shards.",
+    "ds": "Show and change which sites keep the shards of a durable storage.",
+    "verify": "Read everything in PATH and check it; exit with 1 and list every damaged place if there are any.",
+    "generations": "List, add or drop generations: partitions of a database in time.",
+    "retention": (
+        "Show or change the limits on the age and the bytes of messages, and remove messages that exceed them."
+    ),
+    "compact": (
+        "Merge the messages in PATH: they take fewer bytes on disk, and narrow filters read a small part of them."
+    ),
+    "delete": "Delete the messages in PATH whose topics match FILTER, for good.",
+    "checkpoint": "Copy the database PATH, as it is now, into the new directory TARGET.",
+    "plugins": "List every plugin with what it provides and supports, or why it can't be used.",
+    "demo": "Fill a database, kill it in the middle, resume, replay, and check that nothing is lost or doubled.",
 }
-"""The commands in the order of the help; each module is loaded when its command is asked for."""
+"""Our commands in the order of the help, each with the first sentence of its docstring."""
+_BESIDE = {
+    "bench": "Measure topicstore beside what else keeps messages.",
+    "config": "Check and show the settings of a server, and make a file of them.",
+    "conformance": "Test whether an installed backend or layout keeps what it promises.",
+    "recommend": (
+        "Measure all layouts on SAMPLE, a file of your own messages that `import` takes, and say which is best."
+    ),
+    "serve": "Serve the database PATH to clients of MQTT 3.1.1 and 5, and over HTTP.",
+    "tokens": "Add, revoke and list the tokens by which programs use a server over HTTP.",
+    "users": "Add, remove and list the users of a server, who connect with a password.",
+}
+"""Likewise, of entry points of this distribution: commands of packages that the framework knows nothing of."""
+_PLACES = {"import": "commands.import_", "demo": "demo.demo"}
+"""The modules of commands whose module has another name than the command, each with a function of the module's name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +106,25 @@ def _load(entry: importlib.metadata.EntryPoint) -> ForeignCommand:
     return ForeignCommand(name=entry.name, distribution=distribution, command=command, reason=reason)
 
 
+class _Summaries(click.Group):
+    """Commands in an order of their own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in that order."""
+        return list(self.commands)
+
+
+def _summaries() -> dict[str, click.Command]:
+    """Return all commands that work, by name; those whose summaries are known are empty ones that have no more."""
+    found = {name: click.Command(name, help=text) for name, text in _COMMANDS.items()}
+    for entry in sorted(importlib.metadata.entry_points(group=FOREIGN), key=lambda one: one.name):
+        of_ours = entry.name in _BESIDE and entry.dist is not None and entry.dist.name == "topicstore"
+        command = click.Command(entry.name, help=_BESIDE[entry.name]) if of_ours else _load(entry).command
+        if command is not None:
+            found.setdefault(entry.name, command)
+    return found
+
+
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """The characters that make an argument invalid as text; bytes that aren't UTF-8 come as lone surrogates."""
 
@@ -96,13 +134,24 @@ class _Program(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of our commands, then of those from other packages that work."""
-        return [*_COMMANDS, *sorted(c.name for c in foreign_commands() if c.command is not None)]
+        return list(_summaries())
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their summaries, without loading ours."""
+        _Summaries(commands=_summaries()).format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin with the typed text, without loading ours."""
+        found = [(name, command) for name, command in _summaries().items() if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=command.get_short_help_str()) for name, command in found]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; print an error if it is another package's and can't be loaded."""
         if cmd_name in _COMMANDS:
-            module, _, name = _COMMANDS[cmd_name].partition(":")
-            command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+            place = _PLACES.get(cmd_name, f"commands.{cmd_name.replace('-', '_')}")
+            module = importlib.import_module(f"{__package__}.{place}")
+            command: click.Command = getattr(module, place.rpartition(".")[2])
             return command
         found = foreign_commands(cmd_name)
         for foreign in found:
