@@ -69,21 +69,12 @@ _LIMITS = (
         ContenderSpec(
             name=f"raw {backend}",
             kind="limit",
-            target=f"{_HERE}.engine:EngineLimit",
-            arguments={"backend": backend},
+            target=f"{_HERE}.engine:{backend.capitalize()}Limit",
             needs=(module,),
             install=f"topicstore[{backend}]",
             backend=backend,
         )
-        for backend, module in (("rocksdb", "rocksdict"), ("leveldb", "plyvel"))
-    ),
-    ContenderSpec(
-        name="raw duckdb",
-        kind="limit",
-        target=f"{_HERE}.engine:DuckdbLimit",
-        needs=("duckdb",),
-        install="topicstore[duckdb]",
-        backend="duckdb",
+        for backend, module in (("rocksdb", "rocksdict"), ("leveldb", "plyvel"), ("duckdb", "duckdb"))
     ),
     ContenderSpec(
         name="parquet",

@@ -1,16 +1,19 @@
 """Limits of engines: the speed of their own put and scan.
 
-A message is one value, encoded before the clock starts, under a key of 24 bytes, like that of the layout
-``reference``: nothing is compressed, indexed or learned. A batch is one write. DuckDB inserts the rows of a
-table like that of the layout ``table``, a batch a transaction, and scans it as Arrow.
+Engines are called through their own Python modules, without topicstore. Options are the fastest known ones, which
+topicstore uses, too. A batch is one write.
+
+In RocksDB and LevelDB a message is one value, encoded before the clock starts, under a key of 24 bytes, like that of
+the layout ``reference``: nothing is compressed, indexed or learned. DuckDB inserts the rows of a table like that of the
+layout ``table``, a batch a transaction, and scans it as Arrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -20,30 +23,36 @@ from topicstore.contract.batch import MessageBatch
 
 from topicstore_benchmarks.timing import consume
 
-from .contender import Durability
 from .limit import Limit
-from .plain_table import PlainTable
-from .raw_engine import BUFFER, RAW_ENGINES, RawEngine
 
-__all__ = ["DuckdbLimit", "EngineLimit"]
+__all__ = ["DuckdbLimit", "LeveldbLimit", "RocksdbLimit"]
 
+_BUFFER = 64 << 20
+_DUCKDB: dict[str, str | bool | int | float | list[str]] = {"threads": 1, "wal_autocheckpoint": "64MiB"}
+_DUCKDB_FILE = "STORAGE_VERSION 'v2.0.0', ROW_GROUP_SIZE 8192"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
-_DISTRIBUTIONS = {"rocksdb": "rocksdict", "leveldb": "plyvel"}
 
 
-class EngineLimit(Limit):
-    """Puts and scans of a key-value engine."""
+class _EngineLimit(Limit):
+    """The limit of an engine; its library is a distribution that has its version."""
 
-    def __init__(self, name: str, path: Path, durability: Durability = "commit", *, backend: str) -> None:
-        super().__init__(name, path, durability)
-        self._backend = backend
-        self._stored = 0
-        self._raw: RawEngine
+    library: ClassVar[str]
+    _db: Any
 
-    def open(self) -> None:
-        """Open the engine with a write buffer of 64 MiB, without compression."""
-        self._raw = RAW_ENGINES[self._backend](self.path, sync=self.durability == "sync")
+    def close(self) -> None:
+        """Close it."""
+        self._db.close()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the version of the engine's Python module."""
+        return {self.library: version(self.library)}
+
+
+class _KeyValueLimit(_EngineLimit):
+    """Puts and scans of a key-value engine with a write buffer of 64 MiB, without compression."""
+
+    _stored = 0
 
     def encode(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
         """Return keys and values."""
@@ -51,61 +60,107 @@ class EngineLimit(Limit):
         keys = [bytes(16) + number.to_bytes(8, "big") for number in range(first, self._stored)]
         return keys, list(map(_encode, batch))
 
-    def store(self, batch: Any) -> None:
-        """Write a prepared batch."""
-        self._raw.write(*batch)
+    @abstractmethod
+    def _pairs(self) -> Iterable[Any]:
+        """Return all keys with their values."""
 
     def scan(self) -> int:
         """Read every key and value."""
-        return consume(self._raw.pairs())
+        return consume(self._pairs())
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Return all messages."""
-        return (_decode(bytes(value)) for _, value in self._raw.pairs())
-
-    def close(self) -> None:
-        """Close it."""
-        self._raw.close()
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the version of the engine's Python module."""
-        distribution = _DISTRIBUTIONS[self._backend]
-        return {distribution: version(distribution)}
+        return (_decode(bytes(value)) for _, value in self._pairs())
 
     def settings(self) -> Mapping[str, object]:
         """Return the engine's options."""
-        return {"compression": "none", "write buffer": BUFFER}
+        return {"compression": "none", "write buffer": _BUFFER}
 
 
-class DuckdbLimit(Limit):
-    """Inserts into a table of DuckDB, and its scan."""
+class RocksdbLimit(_KeyValueLimit):
+    """RocksDB through rocksdict."""
+
+    library = "rocksdict"
 
     def open(self) -> None:
-        """Open DuckDB with the options of topicstore's backend."""
+        """Open the engine."""
+        import rocksdict
+
+        self._batch = rocksdict.WriteBatch
+        self._how = rocksdict.WriteOptions()
+        self._how.sync = self.durability == "sync"
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_compression_type(rocksdict.DBCompressionType.none())
+        options.set_write_buffer_size(_BUFFER)
+        self._db = rocksdict.Rdict(str(self.path), options)
+
+    def store(self, batch: Any) -> None:
+        """Write a prepared batch."""
+        writes = self._batch(raw_mode=True)
+        for key, value in zip(*batch, strict=False):
+            writes.put(key, value)
+        self._db.write(writes, self._how)
+
+    def _pairs(self) -> Iterable[Any]:
+        return self._db.items()  # type: ignore[no-any-return]
+
+
+class LeveldbLimit(_KeyValueLimit):
+    """LevelDB through plyvel, with verified checksums: without them damaged data would be returned."""
+
+    library = "plyvel"
+
+    def open(self) -> None:
+        """Open the engine."""
+        import plyvel
+
+        self._db = plyvel.DB(str(self.path), create_if_missing=True, compression=None, write_buffer_size=_BUFFER)
+
+    def store(self, batch: Any) -> None:
+        """Write a prepared batch."""
+        with self._db.write_batch(sync=self.durability == "sync") as writes:
+            for key, value in zip(*batch, strict=False):
+                writes.put(key, value)
+
+    def _pairs(self) -> Iterable[Any]:
+        return self._db.iterator(verify_checksums=True)  # type: ignore[no-any-return]
+
+
+class DuckdbLimit(_EngineLimit):
+    """Inserts into a table of DuckDB, and its scan, with the options of topicstore's backend.
+
+    DuckDB finds a table of Arrow by the name of the local variable that holds it.
+    """
+
+    library = "duckdb"
+
+    def open(self) -> None:
+        """Open a file with one table, which has the columns of messages."""
+        import duckdb
+
         self.path.mkdir(exist_ok=True)
-        self._table = PlainTable(self.path / "plain.duckdb", topicstore.SCHEMA.empty_table())
+        rows = topicstore.SCHEMA.empty_table()  # noqa: F841 - the statement names it
+        self._db = duckdb.connect(":memory:", config=_DUCKDB)
+        self._db.execute(f"ATTACH '{self.path / 'plain.duckdb'}' AS plain ({_DUCKDB_FILE})").complete()
+        self._db.execute("CREATE TABLE IF NOT EXISTS plain.messages AS SELECT * FROM rows LIMIT 0").complete()
 
     def encode(self, batch: list[Message]) -> pa.Table:
         """Return the batch as rows of the table."""
         return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])
 
     def store(self, batch: Any) -> None:
-        """Insert a prepared batch."""
-        self._table.insert(batch)
+        """Insert a prepared batch; DuckDB syncs every commit."""
+        self._db.execute("INSERT INTO plain.messages SELECT * FROM batch").complete()
+
+    def _batches(self) -> pa.RecordBatchReader:
+        return self._db.execute("SELECT * FROM plain.messages").to_arrow_reader(100_000)
 
     def scan(self) -> int:
         """Read all columns into Arrow."""
-        return sum(batch.num_rows for batch in self._table.batches())
+        return sum(batch.num_rows for batch in self._batches())
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Return all messages."""
-        for batch in self._table.batches():
+        for batch in self._batches():
             yield from MessageBatch.from_arrow(batch).to_messages()
-
-    def close(self) -> None:
-        """Close it."""
-        self._table.close()
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the version of DuckDB."""
-        return {"duckdb": version("duckdb")}
