@@ -14,16 +14,16 @@ from topicstore_benchmarks.figures import mqtt
 from topicstore_benchmarks.figures.mqtt_load import LOADS
 from topicstore_benchmarks.figures.mqtt_servers import OURS, SERVERS, MqttServer
 
-SMALL = {
-    "publish_qos1": {"clients": 3, "window": 20, "messages": 300},
-    "publish_qos2": {"clients": 3, "window": 7, "messages": 300},
-    "backlog": {"messages": 700},
-    "fan_out": {"readers": 5, "messages": 50},
-    "last_receiver": {"readers": 5, "messages": 10},
-    "unicast": {"readers": 20, "messages": 500},
-    "latency": {"rate": 500, "seconds": 0.2},
-    "connects": {"clients": 50, "together": 20},
-}
+SMALL = [
+    ("publish", {"clients": 3, "window": 20, "messages": 300, "qos": 1}),
+    ("publish", {"clients": 3, "window": 7, "messages": 300, "qos": 2}),
+    ("backlog", {"messages": 700}),
+    ("fan_out", {"readers": 5, "messages": 50}),
+    ("last_receiver", {"readers": 5, "messages": 10}),
+    ("unicast", {"readers": 20, "messages": 500}),
+    ("latency", {"rate": 500, "seconds": 0.2}),
+    ("connects", {"clients": 50, "together": 20}),
+]
 
 
 @pytest.fixture(scope="module", params=[server.name for server in SERVERS])
@@ -36,13 +36,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[int]:
         yield port
 
 
-@pytest.mark.parametrize("load", list(SMALL))
-def test_each_load_comes_to_its_end(server: int, load: str) -> None:
+@pytest.mark.parametrize(("load", "options"), SMALL)
+def test_each_load_comes_to_its_end(server: int, load: str, options: dict[str, float]) -> None:
     """With every server: everything is acknowledged and delivered, or the load would wait for it."""
-    found = LOADS[load](server, **SMALL[load])
+    found = LOADS[load](server, **options)
     expected = {"last_receiver": 10, "latency": 100}.get(load, 0)
     assert (len(found) == expected and min(found) > 0) if isinstance(found, list) else found > 0
-    assert {*SMALL, "idle"} == set(LOADS)
+    assert {*dict(SMALL), "idle"} == set(LOADS)
 
 
 def test_the_section(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,28 @@
 """The section ``http``: a replay as Arrow over HTTP, against the same replay in process.
 
 Both read the same stored messages; over HTTP a client in the measuring process reads them from `topicstore serve`, in a
-process of its own. Each round measures all of them one after the other, and a figure is the median of the rounds. A
-client on a plain socket shows what the server gives; httpx shows what a program gets.
+process of its own. Each round measures all of them one after the other, and a figure is the median of the rounds.
+Python's own client on a plain socket shows what the server gives; that of this package, by httpx, what a program gets.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pyarrow as pa
 import topicstore
+from topicstore.client.arrow_streams import batches_of
+from topicstore.client.connection import ARROW, Connection
 
 from topicstore_benchmarks.timing import Progress, check, timed
 from topicstore_benchmarks.workloads.definition import read
@@ -30,8 +31,6 @@ from .figure import Cell, Figure, Section, Sheet, shown
 
 __all__ = ["measure_http"]
 
-_ARROW = "application/vnd.apache.arrow.stream"
-_PATH = "/api/v5/messages"
 _LEAST = 0.5
 """The least share of the rate in process that a replay over HTTP has."""
 _MOST_GROWTH = 64.0
@@ -98,52 +97,15 @@ def _memory(process: int) -> float:
 
 def _by_socket(url: str) -> int:
     """Read a replay by the least that a client can do; return its messages."""
-    address = urlsplit(url)
-    with socket.create_connection((address.hostname or "", address.port or 80)) as connection:
-        connection.sendall(
-            f"GET {_PATH} HTTP/1.1\r\nHost: {address.netloc}\r\nAccept: {_ARROW}\r\nConnection: close\r\n\r\n".encode()
-        )
-        with connection.makefile("rb", buffering=1 << 20) as file:
-            while file.readline() != b"\r\n":
-                pass
-            return _counted(_chunks(file))
-
-
-def _chunks(file: object) -> Iterator[bytes]:
-    """Yield the chunks of a body (RFC 9112, section 7.1)."""
-    while size := int(file.readline(), 16):  # type: ignore[attr-defined]
-        yield file.read(size)  # type: ignore[attr-defined]
-        file.readline()  # type: ignore[attr-defined]
+    with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+        connection.request("GET", "/api/v5/messages", headers={"Accept": ARROW})
+        with pa.ipc.open_stream(connection.getresponse()) as stream:
+            return sum(batch.num_rows for batch in stream)
 
 
 def _by_httpx(url: str) -> int:
-    with (
-        httpx.Client(timeout=None, trust_env=False) as client,  # noqa: S113 - a server under load may take its time
-        client.stream("GET", url + _PATH, headers={"Accept": _ARROW}) as answer,
-    ):
-        return _counted(answer.iter_raw())
-
-
-class _Body:
-    """The chunks of a body as a file."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._held = b""
-        self.closed = False
-
-    def read(self, size: int) -> bytes:
-        parts, left = [], size
-        while left and (held := self._held or next(self._chunks, b"")):
-            parts.append(held[:left])
-            self._held = held[left:]
-            left -= len(parts[-1])
-        return b"".join(parts)
-
-
-def _counted(chunks: Iterator[bytes]) -> int:
-    with pa.ipc.open_stream(pa.PythonFile(_Body(chunks), mode="r")) as stream:
-        return sum(batch.num_rows for batch in stream)
+    with Connection(url, None) as connection:
+        return sum(batch.num_rows for batch in batches_of(connection, "/messages"))
 
 
 def _section(data: str, rates: dict[str, float], grown: float) -> Section:

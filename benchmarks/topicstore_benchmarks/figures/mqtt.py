@@ -16,7 +16,7 @@ import msgspec
 
 from topicstore_benchmarks.timing import Progress
 
-from .figure import Cell, Figure, Section, Sheet, shown
+from .figure import Cell, Figure, Section, Sheet
 from .mqtt_load import PATIENCE, raise_file_limit
 from .mqtt_servers import OURS, SERVERS, MqttServer
 
@@ -42,7 +42,7 @@ class Sizes:
     idle: int = 5_000
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class _Row:
     name: str
     unit: str
@@ -56,87 +56,54 @@ class _Row:
     """What is taken of the load's results: all of one number, or these percentiles of a list."""
 
 
+def _publish(qos: int, clients: int, window: int, part: int = 1) -> Callable[[Sizes], dict[str, object]]:
+    return lambda sizes: {"clients": clients, "window": window, "messages": sizes.messages // part, "qos": qos}
+
+
+def _followers(part: int) -> Callable[[Sizes], dict[str, object]]:
+    return lambda s: {"readers": s.followers, "messages": max(20, s.delivered // s.followers // part)}
+
+
 _ROWS = [
+    _Row("QoS 1, 20 clients × 200 under way", "publishes/s", "publish", _publish(1, 20, 200), least=(300_000,)),
+    _Row("the same, synced to disk", "publishes/s", "publish", _publish(1, 20, 200), least=(200_000,), sync=True),
+    _Row("QoS 2, 20 clients × 100 under way", "publishes/s", "publish", _publish(2, 20, 100, 2), least=(100_000,)),
+    _Row("QoS 2, 20 clients × 1 under way", "publishes/s", "publish", _publish(2, 20, 1, 10), least=(20_000,)),
     _Row(
-        name="QoS 1, 20 clients × 200 under way",
-        unit="publishes/s",
-        load="publish_qos1",
-        options=lambda s: {"clients": 20, "window": 200, "messages": s.messages},
-        least=(300_000,),
+        "backlog to one client, QoS 1", "deliveries/s", "backlog", lambda s: {"messages": s.backlog}, least=(300_000,)
     ),
+    _Row("fan-out of one topic, QoS 1", "deliveries/s", "fan_out", _followers(1), least=(200_000,)),
     _Row(
-        name="the same, synced to disk",
-        unit="publishes/s",
-        load="publish_qos1",
-        options=lambda s: {"clients": 20, "window": 200, "messages": s.messages},
-        least=(200_000,),
-        sync=True,
-    ),
-    _Row(
-        name="QoS 2, 20 clients × 100 under way",
-        unit="publishes/s",
-        load="publish_qos2",
-        options=lambda s: {"clients": 20, "window": 100, "messages": s.messages // 2},
-        least=(100_000,),
-    ),
-    _Row(
-        name="QoS 2, 20 clients × 1 under way",
-        unit="publishes/s",
-        load="publish_qos2",
-        options=lambda s: {"clients": 20, "window": 1, "messages": s.messages // 10},
-        least=(20_000,),
-    ),
-    _Row(
-        name="backlog to one client, QoS 1",
-        unit="deliveries/s",
-        load="backlog",
-        options=lambda s: {"messages": s.backlog},
-        least=(300_000,),
-    ),
-    _Row(
-        name="fan-out of one topic, QoS 1",
-        unit="deliveries/s",
-        load="fan_out",
-        options=lambda s: {"readers": s.followers, "messages": max(20, s.delivered // s.followers)},
-        least=(200_000,),
-    ),
-    _Row(
-        name="fan-out, one message, last receiver",
-        unit="ms",
-        load="last_receiver",
-        options=lambda s: {"readers": s.followers, "messages": max(20, s.delivered // s.followers // 2)},
+        "fan-out, one message, last receiver",
+        "ms",
+        "last_receiver",
+        _followers(2),
         most=(10, 25),
         values=("p50", "p99"),
     ),
     _Row(
-        name="unicast, a topic each, QoS 1",
-        unit="deliveries/s",
-        load="unicast",
-        options=lambda s: {"readers": s.unicast, "messages": s.delivered},
+        "unicast, a topic each, QoS 1",
+        "deliveries/s",
+        "unicast",
+        lambda s: {"readers": s.unicast, "messages": s.delivered},
         least=(60_000,),
     ),
     _Row(
-        name="1,000 messages/s, publish to deliver",
-        unit="ms",
-        load="latency",
-        options=lambda s: {"rate": 1_000, "seconds": s.seconds},
+        "1,000 messages/s, publish to deliver",
+        "ms",
+        "latency",
+        lambda s: {"rate": 1_000, "seconds": s.seconds},
         most=(0.4, 1.5),
         values=("p50", "p99"),
     ),
     _Row(
-        name="connects with a subscription",
-        unit="clients/s",
-        load="connects",
-        options=lambda s: {"clients": s.connects, "together": 100},
+        "connects with a subscription",
+        "clients/s",
+        "connects",
+        lambda s: {"clients": s.connects, "together": 100},
         least=(5_000,),
     ),
-    _Row(
-        name="an idle client with session and filter",
-        unit="bytes",
-        load="idle",
-        options=lambda s: {"clients": s.idle},
-        most=(8_000,),
-    ),
+    _Row("an idle client with session and filter", "bytes", "idle", lambda s: {"clients": s.idle}, most=(8_000,)),
 ]
 
 
@@ -207,7 +174,7 @@ def _sheet(figures: Sequence[Figure], servers: Sequence[str]) -> Sheet:
         cells = [values.get((data, name, server)) for server in servers]
         unit = next(cell.unit for cell in cells if cell is not None)
         label = f"{data}, {name}" if name else data
-        rows.append([label, unit, *(Cell("–") if cell is None else _cell(cell) for cell in cells)])
+        rows.append([label, unit, *(Cell("–") if cell is None else cell.cell() for cell in cells)])
     return Sheet(
         title="MQTT servers, each on one core",
         columns=["load", "unit", *servers],
@@ -215,7 +182,3 @@ def _sheet(figures: Sequence[Figure], servers: Sequence[str]) -> Sheet:
         note="100-byte payloads, MQTT 3.1.1; in brackets what a figure should be; – a server can't do it, or failed. "
         "What is acknowledged, topicstore has in files, mosquitto in memory",
     )
-
-
-def _cell(figure: Figure) -> Cell:
-    return figure.cell() if figure.held is not None else Cell(shown(figure.value))

@@ -166,28 +166,11 @@ class _Ring:
             self.client.send(data)
 
 
-def publish_qos1(port: int, clients: int, window: int, messages: int) -> float:
-    """Return acknowledged messages a second, of all clients together; a session that is away gets them all."""
-    _kept(port, "keeper-1", "load/#", 1)
+def publish(port: int, clients: int, window: int, messages: int, qos: int) -> float:
+    """Return messages a second whose PUBACK or PUBCOMP has come, of all clients; a session that is away gets them."""
+    _kept(port, f"keeper-{qos}", "load/#", qos)
     with _clients(port, [f"writer-{number}" for number in range(clients)]) as writers:
-        rings = {w: _Ring(w, _TOPIC.format(n), window, messages // clients, 1) for n, w in enumerate(writers)}
-        poll, missing = _Poll(writers), messages // clients * clients
-        started = time.perf_counter()
-        for ring in rings.values():
-            ring.send(window)
-        while missing:
-            for client in poll.ready():
-                count = len(client.whole(4)) // 4
-                missing -= count
-                rings[client].send(count)
-        return messages // clients * clients / (time.perf_counter() - started)
-
-
-def publish_qos2(port: int, clients: int, window: int, messages: int) -> float:
-    """Return messages a second whose PUBCOMP has come; a session that is away gets them all."""
-    _kept(port, "keeper-2", "load/#", 2)
-    with _clients(port, [f"writer-{number}" for number in range(clients)]) as writers:
-        rings = {w: _Ring(w, _TOPIC.format(n), window, messages // clients, 2) for n, w in enumerate(writers)}
+        rings = {w: _Ring(w, _TOPIC.format(n), window, messages // clients, qos) for n, w in enumerate(writers)}
         poll, missing = _Poll(writers), messages // clients * clients
         started = time.perf_counter()
         for ring in rings.values():
@@ -195,7 +178,7 @@ def publish_qos2(port: int, clients: int, window: int, messages: int) -> float:
         while missing:
             for client in poll.ready():
                 rows = np.frombuffer(client.whole(4), np.uint8).reshape(-1, 4)
-                released = rows[rows[:, 0] == 0x50].copy()
+                released = rows[rows[:, 0] == 0x50].copy()  # PUBRECs, answered by PUBRELs
                 released[:, 0] = 0x62
                 done = len(rows) - len(released)
                 missing -= done
@@ -404,8 +387,7 @@ def raise_file_limit() -> None:
 LOADS: dict[str, Callable[..., float | list[float]]] = {
     load.__name__: load
     for load in (
-        publish_qos1,
-        publish_qos2,
+        publish,
         backlog,
         fan_out,
         last_receiver,

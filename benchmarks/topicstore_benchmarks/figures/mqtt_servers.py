@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 from topicstore_conformance.conditions.ports import hold_port
 
-__all__ = ["OURS", "SERVERS", "MqttServer", "missing_servers"]
+__all__ = ["OURS", "SERVERS", "MqttServer"]
 
 OURS = "topicstore"
 
@@ -99,8 +99,3 @@ SERVERS = [
         missing=lambda: None if _mosquitto_program() else "needs mosquitto: apt-get install mosquitto",
     ),
 ]
-
-
-def missing_servers() -> dict[str, str]:
-    """Return what to install for each server that isn't there."""
-    return {server.name: reason for server in SERVERS if (reason := server.missing()) is not None}
