@@ -19,10 +19,9 @@ from typing import Any, Literal
 
 import attrs
 import click
-from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from topicstore.cli.terminal.display import console, make_table
 from topicstore.cli.terminal.exits import USAGE, Failure
 
 from .report.estimates import Ratio, ratio
@@ -234,16 +233,16 @@ def _interval(better: Ratio) -> list[float] | None:
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
-    console = Console()
+    out = console()
     for difference in found.differences:
-        console.print(f"! {difference}", style="yellow", markup=False, highlight=False)
-    console.print(_summary(found), markup=False, highlight=False)
+        out.print(f"! {difference}", style="yellow", markup=False)
+    out.print(_summary(found), markup=False)
     shown = [change for change in found.changes if everything or change.verdict in ("better", "worse")]
     if shown:
-        console.print(_table(shown))
+        out.print(_table(shown))
     for keys, which in ((found.only_before, "first"), (found.only_after, "second")):
         for contender, count in sorted(Counter(key.contender for key in keys).items()):
-            console.print(f"only the {which} run: {contender}, {count} cells", markup=False, highlight=False)
+            out.print(f"only the {which} run: {contender}, {count} cells", markup=False)
 
 
 def _summary(found: Comparison) -> str:
@@ -254,22 +253,15 @@ def _summary(found: Comparison) -> str:
 
 def _table(changes: Sequence[Change]) -> Table:
     """Return a table of the changes, the worst first."""
-    table = Table(box=box.SIMPLE, title_justify="left")
-    for heading in ("Verdict", "Contender", "Workload", "Phase", "Metric"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("Before", "After", "Times better", "95 %"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for change in sorted(changes, key=lambda one: one.better.median):
         key, interval = change.key, _interval(change.better)
-        table.add_row(
-            Text(change.verdict, style=_STYLES[change.verdict]),
-            *map(Text, (key.contender, f"{key.workload}, {key.durability}", key.phase, key.metric.replace("_", " "))),
-            quantity(key.metric, change.before),
-            quantity(key.metric, change.after),
-            f"{change.better.median:.2f}",
-            "once" if interval is None else " to ".join(map(_edge, interval)),
-        )
-    return table
+        what = (key.contender, f"{key.workload}, {key.durability}", key.phase, key.metric.replace("_", " "))
+        values = quantity(key.metric, change.before), quantity(key.metric, change.after), f"{change.better.median:.2f}"
+        within = "once" if interval is None else " to ".join(map(_edge, interval))
+        rows.append((Text(change.verdict, style=_STYLES[change.verdict]), *what, *values, within))
+    numbers = ("before>", "after>", "times better>", "95 %>")
+    return make_table("verdict~", "contender~", "workload~", "phase~", "metric~", *numbers, rows=rows)
 
 
 def _edge(value: float) -> str:

@@ -24,6 +24,7 @@ import topicstore
 from topicstore.client.arrow_streams import batches_of
 from topicstore.client.connection import ARROW, Connection
 
+from topicstore_benchmarks.harness.hardware import resident
 from topicstore_benchmarks.timing import Progress, check, timed
 from topicstore_benchmarks.workloads.definition import read
 
@@ -53,10 +54,10 @@ def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
             taken = {"in process": _in_process(path, messages)}
             with _serving(path) as (url, process):
                 taken["warm-up"] = timed(lambda url=url: check(_by_socket(url), messages))  # type: ignore[misc]
-                before = _memory(process)
+                before = resident(process)
                 taken["plain socket"] = timed(lambda url=url: check(_by_socket(url), messages))  # type: ignore[misc]
                 taken["httpx"] = timed(lambda url=url: check(_by_httpx(url), messages))  # type: ignore[misc]
-                grown = max(grown, _memory(process) - before)
+                grown = max(grown, (resident(process) - before) / (1 << 20))
             for name, found in rates.items() if number else ():
                 found.append(messages / taken[name])
     return _section("fleet", {name: statistics.median(found) for name, found in rates.items()}, grown)
@@ -87,12 +88,6 @@ def _serving(path: Path) -> Iterator[tuple[str, int]]:
             yield f"http://{json.loads(ready)['http'][0]}", process.pid
         finally:
             process.terminate()
-
-
-def _memory(process: int) -> float:
-    """Return the mebibytes of a process that are in memory."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def _by_socket(url: str) -> int:

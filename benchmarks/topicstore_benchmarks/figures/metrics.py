@@ -11,12 +11,10 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import topicstore as ts
@@ -28,7 +26,7 @@ from topicstore_conformance.mqtt.embedded import serving_http
 from topicstore_benchmarks.timing import Progress
 
 from .figure import Figure, Section, Sheet
-from .session_clients import messages_of
+from .session_clients import database, messages_of
 
 __all__ = ["measure_metrics"]
 
@@ -62,7 +60,7 @@ def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, pro
     """
     figures: list[Figure] = []
     data = f"{topics:,} topics, {sessions:,} sessions"
-    with _database() as db:
+    with database(auto_compact=False) as db:
         progress(f"metrics: {data} are made")
         _fill(db, topics, sessions)
         with serving_http(db) as server:
@@ -83,15 +81,6 @@ def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, pro
 
 def _figure(data: str, name: str, value: float, unit: str, most: float | None = None) -> Figure:
     return Figure(data=data, subject="server", name=name, value=value, unit=unit, most=most)
-
-
-@contextmanager
-def _database() -> Iterator[ts.Database]:
-    with (
-        tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory,
-        ts.open(Path(directory) / "db", auto_compact=False) as db,
-    ):
-        yield db
 
 
 def _fill(db: ts.Database, topics: int, sessions: int) -> None:
@@ -206,7 +195,7 @@ def _observation(size: int, rounds: int) -> float:
     batch = messages_of(lambda n: f"a/{n % 7}", size)
     latencies = Latencies()
     shares: list[float] = []
-    with _database() as db:
+    with database(auto_compact=False) as db:
         for _ in range(rounds):
             stored, observed = _passed(lambda: db.store(batch), 10), _passed(lambda: latencies.observe(0.0003), 1_000)
             shares.append(observed / stored)

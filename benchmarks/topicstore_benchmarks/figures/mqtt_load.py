@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 import numpy as np
 
+from topicstore_benchmarks.harness.hardware import resident
+
 __all__ = ["LOADS", "PATIENCE", "raise_file_limit"]
 
 PATIENCE = 120.0
@@ -362,18 +364,13 @@ def idle(port: int, clients: int, server: int) -> float:
     with _clients(port, [f"first-{number}" for number in range(100)]) as few:
         for number, client in enumerate(few):
             client.subscribe(f"first/{number}/#")
-    before = _resident(server)
+    before = resident(server)
     with ExitStack() as closing:
         for number in range(clients):
             client = _Client(port, f"client-{number}", clean=False)
             closing.callback(client.close)
             client.subscribe(f"device/{number}/#")
-        return (_resident(server) - before) / clients
-
-
-def _resident(pid: int) -> int:
-    with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123 - it is no file
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return (resident(server) - before) / clients
 
 
 def raise_file_limit() -> None:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import topicstore as ts
 from topicstore.sessions import Publish, PubRel, Session
@@ -16,9 +17,12 @@ from .figure import Figure
 
 
 @contextmanager
-def database() -> Iterator[ts.Database]:
+def database(**options: Any) -> Iterator[ts.Database]:
     """Open a new database, and remove it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory, ts.open(Path(directory) / "db") as db:
+    with (
+        tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory,
+        ts.open(Path(directory) / "db", **options) as db,
+    ):
         yield db
 
 

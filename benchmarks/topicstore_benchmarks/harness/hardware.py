@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["machine", "peak_memory", "versions"]
+__all__ = ["machine", "peak_memory", "resident", "versions"]
 
 _PACKAGES = ("topicstore", "pyarrow", "msgspec", "numpy", "pyspark")
 
@@ -44,6 +44,11 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def resident(process: int) -> int:
+    """Return the bytes of a process that are in memory, as Linux tells."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> int:

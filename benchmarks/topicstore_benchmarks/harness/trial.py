@@ -248,20 +248,15 @@ def _left_out(phase: str) -> Reply:
 
 
 def _rows(worker: _WorkerProcess, reply: Reply, trial: Trial, data: Dataset, run: str) -> Iterator[Row]:
-    base = _base(worker.spec, trial, data, run) | {
-        "phase": reply.phase,
-        "messages": reply.messages,
-        "started": dt.datetime.fromtimestamp(reply.started, dt.UTC),
-        "versions": _json(worker.versions),
-        "settings": _json(worker.settings),
-    }
+    base = _base(worker.spec, trial, data, run, reply)
+    base |= {"versions": _json(worker.versions), "settings": _json(worker.settings)}
     if reply.status != "ok":
-        yield base | {"metric": "status", "unit": "", "status": reply.status, "reason": reply.reason}
+        yield base
     for metric, value in reply.values.items():
-        yield base | {"metric": metric, "value": value, "unit": UNITS[metric], "status": "ok"}
+        yield base | {"metric": metric, "value": value, "unit": UNITS[metric]}
 
 
-def _base(spec: ContenderSpec, trial: Trial, data: Dataset, run: str) -> Row:
+def _base(spec: ContenderSpec, trial: Trial, data: Dataset, run: str, reply: Reply) -> Row:
     return {
         "run": run,
         "trial": trial.name,
@@ -276,22 +271,22 @@ def _base(spec: ContenderSpec, trial: Trial, data: Dataset, run: str) -> Row:
         "workload_bytes": data.about.bytes,
         "repetition": trial.repetition,
         "machine": _json(machine()),
+        "phase": reply.phase,
+        "messages": reply.messages,
+        "started": dt.datetime.fromtimestamp(reply.started, dt.UTC),
+        "versions": "{}",
+        "settings": "{}",
+        "metric": "status",
+        "unit": "",
+        "status": reply.status,
+        "reason": reply.reason,
     }
 
 
 def skipped_row(spec: ContenderSpec, reason: str, trial: Trial, data: Dataset, run: str) -> Row:
     """Return the row of a contender that takes no part in any repetition of a trial; it is of repetition 0."""
-    return _base(spec, msgspec.structs.replace(trial, repetition=0), data, run) | {
-        "phase": WORKER,
-        "metric": "status",
-        "unit": "",
-        "status": "skipped",
-        "reason": reason,
-        "messages": 0,
-        "started": dt.datetime.now(dt.UTC),
-        "versions": "{}",
-        "settings": "{}",
-    }
+    reply = Reply(phase=WORKER, status="skipped", reason=reason, started=time.time())
+    return _base(spec, msgspec.structs.replace(trial, repetition=0), data, run, reply)
 
 
 def _json(value: Any) -> str:

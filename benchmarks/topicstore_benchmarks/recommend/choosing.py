@@ -269,38 +269,41 @@ class _Figures:
 
     def of(self, layout: str) -> LayoutFigures:
         """Return the figures of a layout."""
-        messages = self.data.about.messages
+        messages, (empty, delay) = self.data.about.messages, self.empty[layout]
         compact_seconds = self._value(layout, "compact", "seconds")
-        merged = compact_seconds is not None
-        replays = [self._replay(layout, request, merged=merged) for request in self.questions]
-        unmerged = [self._replay(layout, request, merged=False) for request in self.questions]
-        store_rate = self._value(layout, STORE, "messages_per_second") or 0.0
-        on_disk = self._value(layout, "compact" if merged else STORE, "disk_bytes") or 0.0
-        empty, delay = self.empty[layout]
+        merged = compact_seconds > 0
+        unmerged = self._replays(layout, lambda request: request)
+        replays = self._replays(layout, compacted) if merged else unmerged
+        store_rate = self._value(layout, STORE, "messages_per_second")
+        on_disk = self._value(layout, "compact" if merged else STORE, "disk_bytes")
         bytes_per_message = max(on_disk - empty, 0.0) / messages
         return LayoutFigures(
             layout=layout,
             store_rate=store_rate,
-            compact_seconds=compact_seconds or 0.0,
+            compact_seconds=compact_seconds,
             merged=messages if merged else 0,
             bytes_per_message=bytes_per_message,
             delay_seconds=delay,
             replays=replays,
             total_seconds=self._total(replays),
             unmerged_seconds=self._total(unmerged) if merged else None,
-            cost=(1 / store_rate + (compact_seconds or 0.0) / messages) * bytes_per_message,
+            cost=(1 / store_rate + compact_seconds / messages) * bytes_per_message,
         )
 
     def _total(self, replays: Sequence[ReplayFigures]) -> float:
         return sum(one.weight * replay.seconds for one, replay in zip(self.questions.values(), replays, strict=True))
 
-    def _replay(self, layout: str, request: str, *, merged: bool) -> ReplayFigures:
-        seconds = self._value(layout, compacted(request) if merged else request, "seconds") or 0.0
-        messages = self.data.about.expected[request][0].messages
-        return ReplayFigures(messages=messages, seconds=seconds, rate=messages / seconds)
+    def _replays(self, layout: str, phase: Callable[[str], str]) -> list[ReplayFigures]:
+        found = []
+        for request in self.questions:
+            seconds = self._value(layout, phase(request), "seconds")
+            messages = self.data.about.expected[request][0].messages
+            found.append(ReplayFigures(messages=messages, seconds=seconds, rate=messages / seconds))
+        return found
 
-    def _value(self, layout: str, phase: str, metric: str) -> float | None:
-        return next(iter(self.run.of("sample", "commit", layout, phase, metric).values()), None)
+    def _value(self, layout: str, phase: str, metric: str) -> float:
+        """Return the value of a phase; 0 if the layout has none."""
+        return next(iter(self.run.of("sample", "commit", layout, phase, metric).values()), 0.0)
 
 
 # --- choosing ---

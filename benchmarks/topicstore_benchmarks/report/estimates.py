@@ -87,15 +87,8 @@ def paired_ratio(ones: Mapping[str, float], others: Mapping[str, float]) -> Rati
         return None
     logs = [math.log(one) for one in ratios]
     half = math.inf if len(logs) == 1 else _t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    low, high = _interval(statistics.fmean(logs), half)
-    return Ratio(
-        median=statistics.median(ratios),
-        least=min(ratios),
-        most=max(ratios),
-        low=low,
-        high=high,
-        repetitions=len(ratios),
-    )
+    of_all = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    return Ratio(**of_all, **_interval(statistics.fmean(logs), half), repetitions=len(ratios))
 
 
 def ratio(ones: Sequence[float], others: Sequence[float]) -> Ratio:
@@ -106,15 +99,13 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> Ratio:
     logs = [[math.log(value) for value in side] for side in (ones, others)]
     fewer = min(len(ones), len(others))
     half = math.inf if fewer == 1 else _welch(*logs)
-    low, high = _interval(statistics.fmean(logs[0]) - statistics.fmean(logs[1]), half)
-    return Ratio(
-        median=statistics.median(ones) / statistics.median(others),
-        least=min(ones) / max(others),
-        most=max(ones) / min(others),
-        low=low,
-        high=high,
-        repetitions=fewer,
-    )
+    of_all = {
+        "median": statistics.median(ones) / statistics.median(others),
+        "least": min(ones) / max(others),
+        "most": max(ones) / min(others),
+    }
+    between = _interval(statistics.fmean(logs[0]) - statistics.fmean(logs[1]), half)
+    return Ratio(**of_all, **between, repetitions=fewer)
 
 
 def _welch(ones: Sequence[float], others: Sequence[float]) -> float:
@@ -131,9 +122,9 @@ def _t(freedom: int) -> float:
     return _T[min(freedom, len(_T)) - 1]
 
 
-def _interval(centre: float, half: float) -> tuple[float, float]:
+def _interval(centre: float, half: float) -> dict[str, float]:
     """Return where it begins and ends, from logarithms; beyond what floats hold, everything."""
     try:
-        return math.exp(centre - half), math.exp(centre + half)
+        return {"low": math.exp(centre - half), "high": math.exp(centre + half)}
     except OverflowError:
-        return 0.0, math.inf
+        return {"low": 0.0, "high": math.inf}

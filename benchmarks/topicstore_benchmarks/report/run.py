@@ -136,7 +136,7 @@ def load(path: Path) -> Run:
     contenders = _contenders(rows)
     phases = tuple(dict.fromkeys(row["phase"] for row in rows if row["phase"] != WORKER))
     return Run(
-        name=_first(rows, "run") or path.stem,
+        name=rows[0]["run"] if rows else path.stem,
         asked=asked,
         contenders=contenders,
         workloads=_workloads(rows),
@@ -160,27 +160,15 @@ def _table(file: Path) -> pa.Table:
     return table
 
 
-def _first(rows: list[dict[str, Any]], column: str) -> str:
-    return str(rows[0][column]) if rows else ""
-
-
 def _contenders(rows: Iterable[Row]) -> dict[str, Contender]:
-    found: dict[str, Contender] = {}
-    for row in rows:
-        found.setdefault(
-            row["contender"], Contender(row["contender"], row["kind"], row["backend"] or None, row["layout"] or None)
-        )
-    ordered = sorted(found.values(), key=lambda one: (_KINDS[one.kind], one.backend or "", one.layout or "", one.name))
+    found = {Contender(row["contender"], row["kind"], row["backend"] or None, row["layout"] or None) for row in rows}
+    ordered = sorted(found, key=lambda one: (_KINDS[one.kind], one.backend or "", one.layout or "", one.name))
     return {one.name: one for one in ordered}
 
 
 def _workloads(rows: Iterable[Row]) -> dict[str, Workload]:
-    return {
-        row["workload"]: Workload(
-            row["workload"], row["workload_messages"], row["workload_topics"], row["workload_bytes"]
-        )
-        for row in rows
-    }
+    about = ("workload", "workload_messages", "workload_topics", "workload_bytes")
+    return {row["workload"]: Workload(*(row[name] for name in about)) for row in rows}
 
 
 def _values(rows: Iterable[Row], order: Sequence[str]) -> dict[Key, dict[str, float]]:
@@ -193,24 +181,14 @@ def _values(rows: Iterable[Row], order: Sequence[str]) -> dict[Key, dict[str, fl
 
 
 def _problems(rows: Iterable[Row], order: Sequence[str]) -> tuple[Problem, ...]:
-    found = {
-        Problem(
-            row["status"],
-            row["contender"],
-            row["workload"],
-            row["durability"],
-            "" if row["phase"] == WORKER else row["phase"],
-            (row["reason"] or "no reason given").strip(),
-        )
-        for row in rows
-        if row["status"] != "ok"
-    }
-    return tuple(
-        sorted(
-            found,
-            key=lambda one: (one.status, one.contender, one.workload, one.durability, ("", *order).index(one.phase)),
-        )
-    )
+    found = {_problem(row) for row in rows if row["status"] != "ok"}
+    places = ("", *order)
+    return tuple(sorted(found, key=lambda one: (*attrs.astuple(one)[:4], places.index(one.phase))))
+
+
+def _problem(row: Row) -> Problem:
+    phase, reason = "" if row["phase"] == WORKER else row["phase"], row["reason"] or "no reason given"
+    return Problem(row["status"], row["contender"], row["workload"], row["durability"], phase, reason.strip())
 
 
 def _refused(asked: Mapping[str, Any], contenders: Mapping[str, Contender]) -> Iterator[Problem]:
