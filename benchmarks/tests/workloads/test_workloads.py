@@ -82,8 +82,8 @@ def test_requests_find_some_of_the_messages(workload: Workload) -> None:
         assert 0 < sum(count for topic, count in counts.items() if matches(topic)) < counts.total()
 
 
-def test_the_digest_names_the_messages(tmp_path: Path) -> None:
-    """Another option, another number of messages or another file: another digest."""
+def test_the_digest_names_the_messages() -> None:
+    """Another option or another number of messages: another digest."""
     definition = read("fleet")
     other = Definition(name="fleet", source=definition.source, values={**definition.values, "seed": 8})
     digests = {
@@ -93,13 +93,6 @@ def test_the_digest_names_the_messages(tmp_path: Path) -> None:
     }
     assert 3 == len(digests)
     assert definition.digest(definition.make(1_000)) in digests
-    for rows in (1, 2):
-        pq.write_table(
-            pa.table({"timestamp": pa.array([0] * rows, pa.timestamp("us", "UTC"))}), tmp_path / "own.parquet"
-        )
-        own = from_parquet(tmp_path / "own.parquet")
-        digests.add(own.digest(own.make()))
-    assert 5 == len(digests)
 
 
 def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:

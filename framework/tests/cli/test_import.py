@@ -642,13 +642,3 @@ def test_a_little_file_takes_no_great_memory(tmp_path: Path, name: str, head: by
         assert "2" == code
         assert "\nerror: " in told
         assert "is longer than" in told or "field larger than field limit" in told
-
-
-def test_times_with_nanoseconds_are_told(run: Callable[..., Result], tmp_path: Path) -> None:
-    """A row whose time is not a whole microsecond ends the import; whole ones are taken."""
-    for times, code in (([1_000, 2_000], 0), ([1_001, 2_000], 2)):
-        stamps = pa.array(times, pa.timestamp("ns"))
-        table = pa.table({"topic": ["a", "b"], "payload": [b"1", b"2"], "timestamp": stamps})
-        pq.write_table(table, tmp_path / "ns.parquet")
-        result = run("import", tmp_path / f"db-{code}", tmp_path / "ns.parquet", code=code)
-    assert "row 1: column 'timestamp' is timestamp[ns]" in result.stderr

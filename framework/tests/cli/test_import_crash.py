@@ -241,20 +241,3 @@ def test_who_reads_may_go(tmp_path: Path, file: Path) -> None:
         assert reader.stderr is not None
         with reader.stderr:
             assert (reader.stderr.read(), reader.wait()) == (b"", 0)
-
-
-def test_help_loads_neither_arrow_nor_an_engine() -> None:
-    code = (
-        "import sys\n"
-        "from topicstore.cli import cli\n"
-        "for arguments in ([], ['--help'], ['import', '--help'], ['demo', '--help']):\n"
-        "    try:\n"
-        "        cli(arguments)\n"
-        "    except SystemExit:\n"
-        "        pass\n"
-        "heavy = {'pyarrow', 'rocksdict', 'rich'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Exit codes:" in done.stdout

@@ -154,14 +154,22 @@ def test_two_names_of_the_time_are_one_too_many(run: Run, write: Write, target: 
     assert stored(target)[0].timestamp == 1_700_000_000_000_000
 
 
-def test_times_of_arrow_are_what_they_are(run: Run, tmp_path: Path, target: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "how", "says"),
+    [("when", ("--map", "timestamp=when"), ""), ("timestamp", (), "column 'timestamp' is timestamp[ns]")],
+)
+def test_times_of_arrow_are_what_they_are(
+    run: Run, tmp_path: Path, target: Path, name: str, how: tuple[str, ...], says: str
+) -> None:
     """Under another name too; those between two microseconds are refused, with their row, unless told to round."""
     times = pa.array([1_000, TIME * 1_000 + 1], pa.timestamp("ns"))
-    pq.write_table(pa.table({"topic": ["a", "a"], "payload": ["x", "y"], "when": times}), tmp_path / "x.parquet")
-    how = ("import", target, tmp_path / "x.parquet", "--map", "timestamp=when")
-    assert "row 2: " in run(*how, code=2).stderr
+    pq.write_table(pa.table({"topic": ["a", "a"], "payload": ["x", "y"], name: times}), tmp_path / "x.parquet")
+    arguments = ("import", target, tmp_path / "x.parquet", *how)
+    told = run(*arguments, code=2).stderr
+    assert "row 2: " in told
+    assert says in told
     assert [message.timestamp for message in stored(target)] == [1]
-    run(*how, "--time-unit", "ns", "--again")
+    run(*arguments, "--time-unit", "ns", "--again")
     assert [message.timestamp for message in stored(target)][-1] == TIME
 
 

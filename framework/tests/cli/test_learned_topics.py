@@ -132,10 +132,6 @@ def test_text_is_indented(tmp_path: Path) -> None:
     ]
 
 
-def test_a_filter_that_nothing_matches(path: Path) -> None:
-    assert "no topics match nosuch/+" == run(path, "--filter", "nosuch/+").stdout.splitlines()[-1]
-
-
 @pytest.mark.parametrize(("topics", "shown"), [(5, 5), (6, 6), (7, 5), (300, 5)])
 def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> None:
     """Never the wildcard, and never by one; JSON has everything."""

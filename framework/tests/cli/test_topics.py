@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import topicstore as ts
 from click.testing import Result
@@ -14,23 +13,6 @@ from topicstore.cli.terminal import display
 
 Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
-
-
-def test_topics_are_listed(run: Run, document: Document, db: Path) -> None:
-    """As Python has them, in order of names; a table and one document."""
-    with ts.open(db, mode="r") as opened:
-        topics = opened.topics()
-    found = document("topics", db)
-    assert {"path": str(db), "filter": "#", "topics": [attrs.asdict(topic) for topic in topics]} == found
-    assert [20, 20, 20] == [topic["messages"] for topic in found["topics"]]
-    assert [0, 57_000_000] == [found["topics"][0]["first"], found["topics"][0]["last"]]
-    lines = run("topics", db).stdout.splitlines()
-    assert ["topic", "messages", "bytes", "first", "last"] == lines[0].split()
-    assert "fleet/0/speed        20  296 bytes  1970-01-01T00:00Z  1970-01-01T00:00Z" == lines[2].strip()
-    assert "3 topics, 60 messages" == lines[-1]
-    assert ["fleet/1/speed"] == [topic["topic"] for topic in document("topics", db, "+/1/#")["topics"]]
-    assert "0 topics, 0 messages" == run("topics", db, "none").stdout.splitlines()[-1]
-    run("topics", db, "a/#/b", code=2)
 
 
 @pytest.mark.parametrize("command", ["topics", "clients"])
