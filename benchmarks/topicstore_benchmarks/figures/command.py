@@ -11,7 +11,6 @@ import attrs
 import click
 import msgspec
 from rich.console import Console
-from topicstore.plugins import missing_modules, registry
 
 from topicstore_benchmarks.harness.plan import Plan
 from topicstore_benchmarks.harness.serial import measure
@@ -136,9 +135,6 @@ def sessions(
 @click.option("--rounds", default=1, show_default=True, help="How often each load is measured.")
 def mqtt(share: float, rounds: int) -> list[Section]:
     """Measure `topicstore serve`, and other MQTT servers that are installed, under the same load."""
-    if missing := missing_modules(registry().backend("rocksdb")):
-        progress(f"mqtt is left out: {', '.join(missing)}")
-        return []
     full = Sizes()
     counts = {
         name: type(value)(max(20 * (name != "seconds"), value * share)) for name, value in attrs.asdict(full).items()
@@ -151,9 +147,6 @@ def mqtt(share: float, rounds: int) -> list[Section]:
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
 def http(messages: int, rounds: int) -> list[Section]:
     """Measure a replay as Arrow over HTTP against one in process."""
-    if missing := missing_modules(registry().backend("rocksdb")):
-        progress(f"http is left out: {', '.join(missing)}")
-        return []
     return [measure_http(messages, rounds, progress)]
 
 

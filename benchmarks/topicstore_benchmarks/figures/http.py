@@ -7,14 +7,10 @@ Python's own client on a plain socket shows what the server gives; that of this 
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,12 +19,12 @@ import pyarrow as pa
 import topicstore
 from topicstore.client.arrow_streams import batches_of
 from topicstore.client.connection import ARROW, Connection
+from topicstore_conformance.mqtt.serving import serving
 
-from topicstore_benchmarks.harness.hardware import resident
 from topicstore_benchmarks.timing import Progress, check, timed
 from topicstore_benchmarks.workloads.definition import read
 
-from .figure import Cell, Figure, Section, Sheet, shown
+from .figure import Figure, Section, Sheet
 
 __all__ = ["measure_http"]
 
@@ -52,12 +48,15 @@ def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
         for number in range(rounds + 1):
             progress(f"http: round {number} of {rounds}")
             taken = {"in process": _in_process(path, messages)}
-            with _serving(path) as (url, process):
+            with serving(path, "--http", "127.0.0.1:0") as server:
+                os.sched_setaffinity(server.pid, range(os.cpu_count() or 1))  # a client has a machine of its own
+                url = f"http://{server.ready['http'][0]}"
                 taken["warm-up"] = timed(lambda url=url: check(_by_socket(url), messages))  # type: ignore[misc]
-                before = resident(process)
+                before = server.memory()
                 taken["plain socket"] = timed(lambda url=url: check(_by_socket(url), messages))  # type: ignore[misc]
                 taken["httpx"] = timed(lambda url=url: check(_by_httpx(url), messages))  # type: ignore[misc]
-                grown = max(grown, (resident(process) - before) / (1 << 20))
+                grown = max(grown, (server.memory() - before) / (1 << 20))
+                server.stop()
             for name, found in rates.items() if number else ():
                 found.append(messages / taken[name])
     return _section("fleet", {name: statistics.median(found) for name, found in rates.items()}, grown)
@@ -71,23 +70,6 @@ def _in_process(path: Path, messages: int) -> float:
 
 def _rows(db: topicstore.Database) -> int:
     return sum(batch.num_rows for batch in db.replay_arrow("#"))
-
-
-@contextmanager
-def _serving(path: Path) -> Iterator[tuple[str, int]]:
-    """Serve a database in another process; yield the URL of its HTTP interface, and the process's id."""
-    listening = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--print-ready"]
-    command = [sys.executable, "-m", "topicstore.cli", "serve", str(path), *listening]
-    with (
-        (path.parent / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,  # noqa: S603 - our own program
-    ):
-        try:
-            ready = process.stdout.readline() if process.stdout is not None else b""
-            os.sched_setaffinity(process.pid, range(os.cpu_count() or 1))  # a client has a machine of its own
-            yield f"http://{json.loads(ready)['http'][0]}", process.pid
-        finally:
-            process.terminate()
 
 
 def _by_socket(url: str) -> int:
@@ -104,24 +86,21 @@ def _by_httpx(url: str) -> int:
 
 
 def _section(data: str, rates: dict[str, float], grown: float) -> Section:
-    base = rates["in process"]
-    figures = [Figure(data=data, subject=name, name="replay as Arrow", value=rate) for name, rate in rates.items()]
-    shares = [
-        Figure(data=data, subject=name, name="share of the rate in process", value=rates[name] / base, least=_LEAST)
+    base, share = rates["in process"], "share of the rate in process"
+    figures = [
+        Figure(data=data, subject=name, name="replay as Arrow", value=rate, unit="messages/s")
+        for name, rate in rates.items()
+    ]
+    figures += [
+        Figure(data=data, subject=name, name=share, value=rates[name] / base, least=_LEAST)
         for name in ("plain socket", "httpx")
     ]
-    memory = Figure(
-        data=data, subject="server", name="growth of its memory", value=grown, unit="MiB", most=_MOST_GROWTH
-    )
-    rows: list[list[str | Cell]] = [
-        [name, Cell(shown(rate)), Cell("") if name == "in process" else shares[number - 1].cell()]
-        for number, (name, rate) in enumerate(rates.items())
-    ]
-    rows.append(["the server grew by, in MiB", memory.cell(), Cell("")])
-    sheet = Sheet(
-        title=f"http: a replay of `{data}` as Arrow",
-        columns=["read", "messages a second", "of the rate in process"],
-        rows=rows,
+    name = "growth of its memory"
+    figures.append(Figure(data=data, subject="server", name=name, value=grown, unit="MiB", most=_MOST_GROWTH))
+    sheet = Sheet.listing(
+        f"http: a replay of `{data}` as Arrow",
+        {"read": "subject", "figure": "name", "unit": "unit"},
+        figures,
         note="RocksDB, `block`, compacted; all in this run, interleaved, medians. The client shares the machine.",
     )
-    return Section(name="http", figures=[*figures, *shares, memory], sheets=[sheet])
+    return Section(name="http", figures=figures, sheets=[sheet])

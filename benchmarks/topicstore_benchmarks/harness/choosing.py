@@ -114,7 +114,9 @@ def _plan(asked: RunOptions, definitions: Iterable[Definition], contenders: Iter
 
 def _settings(asked: RunOptions) -> Settings:
     values = msgspec.to_builtins(_QUICK_SETTINGS if asked.quick else Settings())
-    _check((name for name, _ in asked.settings), "setting", values)
+    for name, _ in asked.settings:
+        if name not in values:
+            raise ChoiceError(f"there is no setting {name!r}; there are: {', '.join(sorted(values))}")
     try:
         return msgspec.convert({**values, **dict(asked.settings)}, Settings, strict=False)
     except msgspec.ValidationError as bad:
@@ -143,10 +145,3 @@ def _contenders(asked: RunOptions, known: Mapping[str, ContenderSpec]) -> list[C
         if not any(fnmatchcase(name, pattern) for name in known):
             raise ChoiceError(f"there is no contender {pattern!r}; there are: {', '.join(sorted(known))}")
     return [spec for name, spec in known.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
-
-
-def _check(names: Iterable[str], kind: str, known: Iterable[str]) -> None:
-    there = sorted(known)
-    for name in names:
-        if name not in there:
-            raise ChoiceError(f"there is no {kind} {name!r}; there are: {', '.join(there)}")
