@@ -9,7 +9,7 @@ import attrs
 from topicstore_benchmarks.report.estimates import paired_ratio, spread
 from topicstore_benchmarks.report.quantities import bare
 from topicstore_benchmarks.report.run import Run
-from topicstore_benchmarks.report.verdict import Question, questions, results
+from topicstore_benchmarks.report.verdict import Question, by_question
 from topicstore_benchmarks.results import UNITS, compacted
 
 from .figure import Cell, Figure, Section, Sheet
@@ -79,8 +79,8 @@ def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
             unit=UNITS[question.metric],
         )
         for workload in run.workloads
-        for question in questions(run)
-        for one in results(run, question, workload, _DURABILITY, *_KINDS)
+        for question, found in by_question(run, workload, _DURABILITY)
+        for one in found.values()
     ]
     held = [figure for bound in bounds for figure in bound.figures(run)]
     sheets = [_overview(run, workload) for workload in run.workloads]
@@ -90,15 +90,11 @@ def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
     return Section(name=name, figures=[*measured, *held], sheets=sheets)
 
 
-_KINDS = ("limit", "peer", "topicstore")
-
-
 def _overview(run: Run, workload: str) -> Sheet:
     """Return a sheet with one column per contender and one row per question, with the best of topicstore marked."""
     columns: dict[str, None] = {}
     rows = []
-    for question in questions(run):
-        found = {one.label: one for one in results(run, question, workload, _DURABILITY, *_KINDS)}
+    for question, found in by_question(run, workload, _DURABILITY):
         ours = [one.spread.median for one in found.values() if one.contender.kind == "topicstore"]
         best = None if len(ours) < 2 else max(ours) if question.more_is_better else min(ours)
         values = {label: _cell(question, one.spread.median, best) for label, one in found.items()}

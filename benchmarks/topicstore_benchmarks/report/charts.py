@@ -21,7 +21,6 @@ from .verdict import Question, Result, questions, results
 
 __all__ = ["Picture", "colour", "pictures"]
 
-_ALL_KINDS = ("topicstore", "peer", "limit")
 _BACKENDS = ("rocksdb", "leveldb", "duckdb")
 """Backends with a hue of their own in the family. Others share the fourth."""
 _SHAPES = {"topicstore": "circle", "peer": "diamond", "limit": "square"}
@@ -80,13 +79,13 @@ def pictures(run: Run) -> Iterator[Picture]:
 def _rows(run: Run, question: Question) -> Iterator[dict[str, Any]]:
     """Yield the marks: of the first durability, and hollow for what is compacted or, when storing, synced."""
     for workload in run.workloads:
-        found = results(run, question, workload, run.durabilities[0], *_ALL_KINDS)
+        found = results(run, question, workload, run.durabilities[0])
         marks = [(one, one.compacted) for one in found]
         if question.phase == "store" and question.compacted is None:
             marks += [
                 (one, True)
                 for durability in run.durabilities[1:]
-                for one in results(run, question, workload, durability, *_ALL_KINDS)
+                for one in results(run, question, workload, durability)
             ]
         for one, hollow in marks:
             if one.spread.low > 0:

@@ -16,11 +16,9 @@ from .charts import Picture, colour, pictures
 from .estimates import Ratio
 from .quantities import bare, quantity, short
 from .run import MadeOf, Run, load
-from .verdict import Result, against_peers, failures, questions, results, winners
+from .verdict import against_peers, by_question, failures, questions, winners
 
 __all__ = ["render", "write_report"]
-
-_ALL_KINDS = ("topicstore", "peer", "limit")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -74,16 +72,12 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
 
 def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:
     """Return a table: for each result its medians, in the order of the questions, None where it has none."""
-    columns: list[dict[str, Result]] = [
-        {one.label: one for one in results(run, question, workload, durability, *_ALL_KINDS)}
-        for question in questions(run)
-    ]
-    order = list(run.contenders)
-    found = {label: one for column in columns for label, one in column.items()}
+    columns, order = by_question(run, workload, durability), list(run.contenders)
+    found = {label: one for _, column in columns for label, one in column.items()}
     rows = {
         label: [
             bare(question.metric, column[label].spread.median) if label in column else None
-            for question, column in zip(questions(run), columns, strict=True)
+            for question, column in columns
         ]
         for label in sorted(found, key=lambda label: (order.index(found[label].contender.name), found[label].compacted))
     }

@@ -118,8 +118,8 @@ class Run:
         return planned - len(self.trials)
 
     def of_kind(self, *kinds: str) -> Iterator[Contender]:
-        """Return the contenders of some kinds."""
-        return (contender for contender in self.contenders.values() if contender.kind in kinds)
+        """Return the contenders of some kinds, or all."""
+        return (contender for contender in self.contenders.values() if not kinds or contender.kind in kinds)
 
 
 def load(path: Path) -> Run:

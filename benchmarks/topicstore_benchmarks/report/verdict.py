@@ -19,6 +19,7 @@ __all__ = [
     "Ranking",
     "Result",
     "against_peers",
+    "by_question",
     "failures",
     "questions",
     "results",
@@ -115,7 +116,7 @@ class Grid:
 
 
 def results(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
-    """Return those of some kinds that have an answer, in the order of the run's contenders.
+    """Return those of some kinds, or all, that have an answer, in the order of the run's contenders.
 
     A contender that can compact is in it twice, because users may compact.
     """
@@ -126,6 +127,12 @@ def results(run: Run, question: Question, workload: str, durability: str, *kinds
         for phase, compacted in phases
         if phase and (values := run.of(workload, durability, contender.name, phase, question.metric))
     ]
+
+
+def by_question(run: Run, workload: str, durability: str) -> list[tuple[Question, dict[str, Result]]]:
+    """Return the results of all contenders by their labels, for each question."""
+    found = [(question, results(run, question, workload, durability)) for question in questions(run)]
+    return [(question, {one.label: one for one in some}) for question, some in found]
 
 
 def winners(run: Run) -> list[Grid]:
