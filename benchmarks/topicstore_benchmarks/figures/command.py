@@ -20,10 +20,6 @@ from . import layouts as layouts_plan
 from . import limits as limits_plan
 from .bounds import Bound, section_of
 from .figure import Section
-from .http import measure_http
-from .metrics import measure_metrics
-from .mqtt import Sizes, measure_mqtt
-from .sessions import measure_sessions
 
 
 @click.group(invoke_without_command=True)
@@ -117,6 +113,8 @@ def sessions(
     sessions: int, published: int, backlog: int, stored: int, seconds: float, clients: int, rounds: int
 ) -> list[Section]:
     """Measure live subscriptions and durable sessions, and what a server needs of them."""
+    from .sessions import measure_sessions
+
     progress(f"sessions: {sessions} at a time, {stored:,} stored, {clients:,} served")
     section = measure_sessions(
         sessions=sessions,
@@ -135,6 +133,8 @@ def sessions(
 @click.option("--rounds", default=1, show_default=True, help="How often each load is measured.")
 def mqtt(share: float, rounds: int) -> list[Section]:
     """Measure `topicstore serve`, and other MQTT servers that are installed, under the same load."""
+    from .mqtt import Sizes, measure_mqtt
+
     full = Sizes()
     counts = {
         name: type(value)(max(20 * (name != "seconds"), value * share)) for name, value in attrs.asdict(full).items()
@@ -147,6 +147,8 @@ def mqtt(share: float, rounds: int) -> list[Section]:
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
 def http(messages: int, rounds: int) -> list[Section]:
     """Measure a replay as Arrow over HTTP against one in process."""
+    from .http import measure_http
+
     return [measure_http(messages, rounds, progress)]
 
 
@@ -157,4 +159,6 @@ def http(messages: int, rounds: int) -> list[Section]:
 @click.option("--seconds", default=5.0, show_default=True, help="How long each of these takes.")
 def metrics(topics: int, sessions: int, rounds: int, seconds: float) -> list[Section]:
     """Measure what it costs to be watched: a scrape of `/metrics`, and stores beside it."""
+    from .metrics import measure_metrics
+
     return [measure_metrics(topics, sessions, rounds, seconds, progress)]
