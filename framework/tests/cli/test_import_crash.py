@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 MESSAGES = 6_000
 BATCH = 100
 SHARDS = (1, 4)
-PROGRAM = [sys.executable, "-m", "topicstore.cli"]
 
 
 @pytest.fixture(scope="module")
@@ -226,18 +225,3 @@ def test_interrupted_while_it_waits_for_more(tmp_path: Path, file: Path) -> None
     assert "25 rows of standard input are stored" in error
     assert "--source" in error
     assert [25] == list(map(len, rows(tmp_path / "db")))
-
-
-def test_who_reads_may_go(tmp_path: Path, file: Path) -> None:
-    """``topicstore replay … | head -1`` ends quietly."""
-    assert 0 == CliRunner().invoke(cli, ["import", str(tmp_path / "db"), str(file)]).exit_code
-    for more in ((), ("--format", "table"), ("--format", "csv")):
-        reader = subprocess.Popen(
-            [*PROGRAM, "replay", str(tmp_path / "db"), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert reader.stdout is not None
-        assert reader.stdout.readline()
-        reader.stdout.close()
-        assert reader.stderr is not None
-        with reader.stderr:
-            assert (reader.stderr.read(), reader.wait()) == (b"", 0)

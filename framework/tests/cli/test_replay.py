@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 import topicstore as ts
 from click.testing import Result
 from topicstore_conformance.faults.threads import PATIENCE
@@ -71,11 +72,12 @@ def test_arrow_is_not_printed_on_a_terminal(db: Path) -> None:
     assert b"--output FILE" in done.stderr
 
 
-def test_a_reader_of_arrow_that_goes_is_no_error(tmp_path: Path) -> None:
-    """As with text: the rest is not written, and nothing is said."""
+@pytest.mark.parametrize("file_format", ["jsonl", "table", "csv", "arrow"])
+def test_a_reader_that_goes_is_no_error(tmp_path: Path, file_format: str) -> None:
+    """As ``head`` does: the rest is not written, and nothing is said."""
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", bytes(100_000)) for _ in range(100)])
-    program = [sys.executable, "-m", "topicstore.cli", "replay", str(tmp_path / "db"), "--format", "arrow"]
+    program = [sys.executable, "-m", "topicstore.cli", "replay", str(tmp_path / "db"), "--format", file_format]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
