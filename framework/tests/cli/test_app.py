@@ -223,6 +223,7 @@ OUTPUTS = {
     "closed": ('"$@" >&-', 0),
     "all closed": ('"$@" <&- >&- 2>&-', 0),
     "full": ('"$@" >/dev/full', 5),
+    "full, and not buffered": ('PYTHONUNBUFFERED=1 "$@" >/dev/full', 5),
     "read by nobody": ('"$@" | true', 0),
     "Latin-1": ('PYTHONIOENCODING=latin-1 "$@"', 0),
     "ASCII": ('PYTHONIOENCODING=ascii "$@"', 0),
@@ -238,7 +239,23 @@ def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, arguments: l
     form, code = OUTPUTS[output]
     program = ["-m", "topicstore.cli", *arguments, *([] if "--help" in arguments else [str(tmp_path / "db")])]
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", form, "bash", sys.executable, *program], capture_output=True, check=False
+        ["bash", "-o", "pipefail", "-c", form, "bash", sys.executable, *program],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        check=False,
     )
     expected = "error: [Errno 28] No space left on device\n" if code else ""
     assert (code, expected) == (done.returncode, done.stderr.decode())
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["replay"], ["replay", "--format", "csv"], ["latest"], ["topics", "--json"]])
+def test_output_that_is_written_in_part_is_an_error(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
+    """Also where Python is told not to buffer, as in many containers."""
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message(f"{'a' * 60_000}/{n}", bytes(100_000)) for n in range(3)])
+    program = [sys.executable, "-m", "topicstore.cli", *arguments, str(tmp_path / "db")]
+    form = f'ulimit -f 100; PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED={unbuffered} "$@" >{tmp_path / "output"}'
+    done = subprocess.run(["bash", "-c", form, "bash", *program], capture_output=True, text=True)
+    assert (5, "error: [Errno 27] File too large\n") == (done.returncode, done.stderr)
+    assert 100 * 1024 == (tmp_path / "output").stat().st_size

@@ -192,6 +192,10 @@ def _ended(ctx: click.Context) -> Iterator[None]:
         end = failure(error)
         if end is None:
             raise
+        try:
+            sys.stdout.flush()
+        except OSError:  # which would be the interpreter's exit code 120
+            _forget_stdout()
         raise end from error
 
 
@@ -212,8 +216,13 @@ def _prepare_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
+            if isinstance(stream.buffer, io.RawIOBase):  # as PYTHONUNBUFFERED has it
+                # What one system call doesn't write would be lost (https://github.com/python/cpython/issues/85393).
+                stream = os.fdopen(stream.fileno(), "w", 1, encoding=stream.encoding, closefd=False)
+                setattr(sys, name, stream)
             stream.reconfigure(errors="backslashreplace")
 
 
