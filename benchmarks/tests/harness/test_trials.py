@@ -106,7 +106,7 @@ def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
     assert "it has no filters" == reasons(rows, name)["wildcard"]
 
 
-def test_a_group_without_time_was_not_measured(small: Dataset, tmp_path: Path) -> None:
+def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -> None:
     """It has no file, so that the next run goes on with it, and nothing is called a failure."""
     specs = (catalogue()["sqlite"], catalogue()["parquet"])
     plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=1, settings=SETTINGS)
@@ -178,7 +178,7 @@ def test_what_is_lost_while_reading_is_caught(measure: Measure) -> None:
     assert 1 == len(outcome.failed)
 
 
-def test_a_cell_that_dies_does_not_take_the_others_along(
+def test_a_worker_that_dies_does_not_take_the_others_along(
     measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row has its last lines, and how it ended, for which the trial waits; what it had measured before stays."""
@@ -197,7 +197,7 @@ def test_a_cell_that_dies_does_not_take_the_others_along(
     assert "failed" not in status(rows, "sqlite").values()
 
 
-def test_a_cell_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the time that a phase may take; here that is over as soon as it hangs."""
     limits: list[float] = []
 
@@ -271,5 +271,5 @@ def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest
     with Path("/dev/full").open("wb") as full:
         worker = [sys.executable, "-m", "topicstore_benchmarks.harness.worker"]
         done = subprocess.run(worker, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=PATIENCE)
-    _ready, store, _cell = (msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines())
+    _ready, store, _worker = (msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines())
     assert ("failed", "OSError: the disk is gone") == (store.status, store.reason)
