@@ -323,6 +323,8 @@ class LearnedTopics:
         with self._lock:
             nodes = self._nodes[_FIRST_NODE:]
         for node in nodes:
+            if node.path == _DOLLAR_WILD[_REST]:  # a child of the root, where its path has a level more
+                yield TopicNode(path=(_DOLLAR_PLUS,), stream=None)
             yield TopicNode(path=node.path, stream=node.stream or None)
 
     def match(self, topic_filter: TopicFilter) -> list[int]:
