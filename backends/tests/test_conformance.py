@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace
+from topicstore.plugins import load_target, registry
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
+from topicstore_conformance.backend.batches import Batches
+from topicstore_conformance.backend.crashes import Crashes
+from topicstore_conformance.backend.histories import Histories
+from topicstore_conformance.backend.ranges import Ranges
+from topicstore_conformance.backend.snapshots import Snapshots
 from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.conditions.capabilities import declaring
 from topicstore_conformance.conditions.skipping import need
@@ -167,3 +176,93 @@ class TestDuckdb(BackendSuite):
         return BackendSubject(
             make=make_duckdb, capabilities=CAPABILITIES["duckdb"], raw_get=duckdb_get, raw_put=duckdb_put
         )
+
+
+# --- the same with tiny buffers, blocks and steps ---------------------------------------------
+
+TINY: dict[str, dict[str, dict[str, int]]] = {
+    "memory": {"memory": {"CHUNK_PAIRS": 3, "CHUNK_BYTES": 500, "SWEEP_KEYS": 2}},
+    "rocksdb": {
+        "rocksdb.backend": {"BLOCK_BYTES": 256, "OPEN_FILES": 16},
+        "rocksdb.engine": {"MANY_KEYS": 4},
+        "rocksdb.scans": {"FIRST_PAIRS": 2, "MOST_PAIRS": 5, "FIRST_BYTES": 100, "MOST_BYTES": 500},
+        "rocksdb.small_tables": {"FEWEST": 2},
+    },
+    "leveldb": {
+        "leveldb.engine": {"MOST_DELETES": 2, "REMOVED_A_WRITE": 1, "REMOVED_AT_ONCE": 2},
+        "leveldb.scans": {"FIRST_PAIRS": 2, "MOST_PAIRS": 5, "FIRST_BYTES": 100, "MOST_BYTES": 500, "PART_PAIRS": 3},
+    },
+    "duckdb": {
+        "duckdb.engine": {"FIRST_KEYS": 16, "_COPIED": 4},
+        "duckdb.tables": {"PIECE": 100, "FIRST_PIECES": 4, "MOST_NUMBERS": 500, "MOST_BLOBS": 300, "LIST_PAIRS": 50},
+    },
+}
+"""Constants of each engine's modules that are large in use."""
+SMALL: dict[str, dict[str, int]] = {
+    "memory": {},
+    "rocksdb": {"write_buffer_bytes": 256 << 10, "cache_bytes": 0},
+    "leveldb": {"write_buffer_bytes": 256 << 10, "cache_bytes": 0, "block_bytes": 1 << 10, "max_open_files": 74},
+    "duckdb": {"memory_bytes": 64 << 20, "log_bytes": 256 << 10},
+}
+"""Options of each engine, of which buffers have room for a few batches of the suite."""
+
+
+def tiny_constants(name: str) -> Iterator[tuple[Any, str, int]]:
+    """Yield module, name and tiny value of an engine's constants."""
+    for module, constants in TINY[name].items():
+        for constant, value in constants.items():
+            yield import_module(f"topicstore_backends.{module}"), constant, value
+
+
+def make_tiny(name: str) -> Backend:
+    """Return a backend that does in many steps what takes one otherwise, in this process and for good."""
+    for module, constant, value in tiny_constants(name):
+        setattr(module, constant, value)
+    target = load_target(registry().backend(name))
+    backend: Backend = target(target.Options(**SMALL[name]))
+    return backend
+
+
+class Tiny(Ranges, Batches, Snapshots, Crashes, Histories):
+    """What may depend on how large an engine's buffers, blocks and steps are."""
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Backend]]:
+    """Return a function that returns `make_tiny` of an engine, whose constants come back after the test."""
+
+    def of(name: str) -> Callable[[], Backend]:
+        need(name)
+        for change in tiny_constants(name):
+            monkeypatch.setattr(*change)
+        return partial(make_tiny, name)
+
+    return of
+
+
+@declaring(CAPABILITIES["memory"])
+class TestTinyMemory(Tiny):
+    @pytest.fixture
+    def subject(self, tiny: Callable[[str], Callable[[], Backend]]) -> BackendSubject:
+        return BackendSubject(make=tiny("memory"), capabilities=CAPABILITIES["memory"])
+
+
+@declaring(CAPABILITIES["rocksdb"])
+class TestTinyRocksdb(Tiny):
+    @pytest.fixture
+    def subject(self, tiny: Callable[[str], Callable[[], Backend]]) -> BackendSubject:
+        return BackendSubject(make=tiny("rocksdb"), capabilities=CAPABILITIES["rocksdb"])
+
+
+@declaring(CAPABILITIES["leveldb"])
+class TestTinyLeveldb(Tiny):
+    @pytest.fixture
+    def subject(self, tiny: Callable[[str], Callable[[], Backend]]) -> BackendSubject:
+        return BackendSubject(make=tiny("leveldb"), capabilities=CAPABILITIES["leveldb"])
+
+
+@declaring(CAPABILITIES["duckdb"])
+class TestTinyDuckdb(Tiny):
+    @pytest.fixture
+    def subject(self, tiny: Callable[[str], Callable[[], Backend]]) -> BackendSubject:
+        return BackendSubject(make=tiny("duckdb"), capabilities=CAPABILITIES["duckdb"])

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def open_shard(me: Any, path: Path, keyspaces: Any, *, create: bool) -> Engine:
 
 BACKEND = forwarding(
     Backend,
+    unneeded=property(lambda me: me.inner.unneeded),
     open_shard=open_shard,
     open_reader=lambda me, path, keyspaces, **how: ENGINE(me.inner.open_reader(path, keyspaces, **how)),
 )
@@ -228,6 +230,22 @@ def half_then_rest(call: Call, me: Any, given: Given) -> None:
     end, batch = WriteBatch(), given["batch"]
     me.rest.ranges, me.rest.runs, end.runs = batch.ranges, batch.runs[:-1], batch.runs[-1:]
     call(batch=end)
+
+
+def in_two(call: Call, me: Any, given: Given) -> None:
+    """Write the ranges of a batch and its first operations, and then the others."""
+    batch, half = given["batch"], len(given["batch"].operations) // 2
+    me.inner.write(remade(batch.operations[:half], batch.ranges))
+    call(batch=remade(batch.operations[half:], ()))
+
+
+def swapped(all_: list[Operation]) -> list[Operation]:
+    """Return operations of which the last two that put as many bytes under different keys trade them."""
+    puts = [n for n, o in enumerate(all_) if o[2]]
+    pairs = [(a, b) for a, b in pairwise(puts) if len(all_[a][2]) == len(all_[b][2]) and all_[a][:2] != all_[b][:2]]
+    for a, b in pairs[-1:]:
+        all_[a], all_[b] = (*all_[a][:2], all_[b][2]), (*all_[b][:2], all_[a][2])
+    return all_
 
 
 def write_behind(call: Call, me: Any, given: Given) -> None:
@@ -557,6 +575,7 @@ ROWS = [
     # crashes and failures
     M("batches are written in halves", "test_batches_are_whole_when_killed", {WRITE: half_then_rest}, "rocksdb"),
     M("batches wait in memory", "test_a_process_that_ends_without_closing_loses_nothing", {WRITE: write_behind, GETS: also(settle, before=True), SCAN: also(settle, before=True), CLOSE: also(settle, before=True)}, "rocksdb"),
+    M("batches are written in two", "test_a_log_cut_short_keeps_what_is_before", {WRITE: in_two}, "rocksdb"),
     M("errors of writing are swallowed", "test_a_full_disk_is_told", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb"),
     M("a full disk is any error", "test_a_full_disk_is_told", {WRITE: disguise(StorageFullError, EngineError)}, "rocksdb"),
     M("sync is commit", "test_sync_is_told_from_commit", {WRITE: argument(sync=False)}, "rocksdb"),
@@ -605,6 +624,13 @@ ROWS = [
     M("a delete is forgotten now and then", "test_much_that_is_written_and_deleted_stays_right", {WRITE: nth(37, operations(lambda all_: [o for o in all_ if o[2] is not None]))}, "rocksdb"),
     M("large values of old keys are lost", "test_random_histories", {WRITE: old_large_values}, "rocksdb"),
     M("each write waits for the next", "test_random_histories", {WRITE: late}),
+    M("two values are swapped", "test_random_histories", {WRITE: operations(swapped)}),
+    M("runs in the index lose their last key", "test_random_histories", {WRITE: operations(lambda all_: [o for o in all_ if o[:2] != (INDEX, (1, 0, 119))])}),
+    M("half a batch survives a kill", "test_random_histories", {WRITE: in_two}, "rocksdb"),
+    M("batches wait in memory", "test_random_histories", {WRITE: write_behind, GETS: also(settle, before=True), SCAN: also(settle, before=True), "ENGINE.snapshot": also(settle, before=True), "ENGINE.checkpoint": also(settle, before=True), CLOSE: also(settle, before=True)}, "rocksdb"),
+    M("errors of writing are swallowed", "test_random_histories", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb", raises=StorageFullError),
+    M("reclaiming deletes", "test_random_histories", {"ENGINE.reclaim": also(lambda me, given: write(me, ranges=[tuple(given.values())]))}),
+    M("checkpoints are empty", "test_random_histories", {"ENGINE.checkpoint": also(empty_checkpoint)}, "rocksdb"),
 ]
 # fmt: on
 globals().update(suites_of("engine", BackendSuite, ROWS, subject_of))

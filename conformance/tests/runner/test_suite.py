@@ -101,9 +101,8 @@ class StopsShort(GoesOn):
 @pytest.mark.parametrize(("kind", "right"), [(MemoryEngine.snapshot, True), (GoesOn, True), (StopsShort, False)])
 def test_the_rest_of_a_scan_whose_snapshot_was_closed(kind: Any, right: bool) -> None:
     """It may raise or go on; what it may not is to end before its end without a word."""
-    machine: Any = type("Machine", (EngineMachine,), {"backend": make_backend("memory"), "persistent": False})()
-    machine.start()
-    machine.write([((DATA, (0, 0, number)), number) for number in range(500)], [], sync=False)
+    machine: Any = type("Machine", (EngineMachine,), {"backend": make_backend("memory"), "capabilities": ()})()
+    machine.start(([(DATA, [(0, 0, number) for number in range(500)], list(range(500)))], []))
     held = machine.hold(kind(machine.engine))
     scan = machine.begin_scan_of_snapshot(held, (DATA, None, None), reverse=False)
     machine.close_snapshot(held)

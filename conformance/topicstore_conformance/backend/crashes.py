@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 from topicstore.contract.engine import (
     DATA,
     INDEX,
@@ -24,18 +27,22 @@ from topicstore.contract.errors import LogDamagedError
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.killing import ENDS, Countdown, moment_of
+from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
 from .child import Make
 from .fixtures import Fixtures, contents
 
-__all__ = ["Crashes", "batch_of", "check_batches", "last_batch", "written"]
+__all__ = ["Crashes", "appended", "check_batches", "files_of", "last_batch", "leave", "open_killed", "written"]
 
 KEPT = 6
 """The number of batches that are there at any time: each deletes the one written this many before it."""
 ROWS = 400
 """The keys of a batch in the keyspaces with many: enough that a kill lands while they are being written."""
+
+Files = dict[Path, bytes]
+"""The contents of a shard's files, by their places in it."""
 
 
 def batch_of(number: int) -> WriteBatch:
@@ -107,6 +114,38 @@ def write_and_die(make: Make, path: Path, first: int, count: int) -> None:
     child.end()
 
 
+def files_of(backend: Backend, path: Path) -> Files:
+    """Return the files of an open shard at a moment when none changes, but those that aren't needed to open it."""
+    seen: list[Files] = [{}]
+
+    def unneeded(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in backend.unneeded)
+
+    def unchanged() -> bool:
+        with suppress(FileNotFoundError):  # an engine may remove files at any time
+            places = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
+            seen.append({place: (path / place).read_bytes() for place in places if not any(map(unneeded, place.parts))})
+            return seen[-1] == seen[-2]
+        return False
+
+    wait_until(unchanged, "the files of the shard to stay as they are")
+    return seen[-1]
+
+
+def leave(files: Files, path: Path) -> None:
+    """Make a shard of files, as a killed process would leave them."""
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+
+
+def appended(before: Files, after: Files) -> Path | None:
+    """Return the one file in which two results of `files_of` differ, if it has only become longer."""
+    changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    only = before.get(changed[0]) if len(changed) == 1 else None
+    return changed[0] if only is not None and after.get(changed[0], b"").startswith(only) else None
+
+
 def open_killed(backend: Backend, path: Path) -> Engine:
     """Open a shard whose writer was killed, perhaps while it wrote to the log, which is then cut at that place."""
     try:
@@ -148,3 +187,22 @@ class Crashes(Fixtures):
             assert told[-1] == last_batch(engine)
             check_batches(engine)
             engine.close()
+
+    @requires("persistent")
+    def test_a_log_cut_short_keeps_what_is_before(self, backend: Backend, shard: Path) -> None:
+        """Wherever a file ends that a write only appends to, no part of that write is there, and all before it are."""
+        engine, draw = backend.open_shard(shard, KEYSPACES, create=True), random.Random(5)
+        states = [files_of(backend, shard) for _ in written(engine, 0, 6)]
+        engine.close()
+        steps = [(number, log) for number in range(5) if (log := appended(states[number], states[number + 1]))]
+        if not steps:
+            pytest.skip("the engine appends to no file, or to several")
+        for number, log in steps:
+            before, after = states[number][log], states[number + 1][log]
+            for _ in range(tries(3, 20)):
+                torn = shard.with_name(f"torn-{number}-{draw.random()}")
+                leave({**states[number + 1], log: after[: draw.randrange(len(before), len(after))]}, torn)
+                engine = open_killed(backend, torn)
+                assert number == last_batch(engine)
+                check_batches(engine)
+                engine.close()

@@ -12,12 +12,15 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["READS", "SYNCS", "WRITES", "fail", "why_not"]
+__all__ = ["READS", "SYNCS", "WRITES", "fail", "full_disk", "why_not"]
 
 SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs")
 """The system calls that bring data to the disk."""
@@ -109,3 +112,14 @@ def why_not() -> str | None:
     program = f"from {__name__} import *; import os; fail(SYNCS, 5); f = open(os.devnull); os.fsync(f.fileno())"
     tried = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     return None if "Input/output error" in tried.stderr else f"seccomp is not permitted: {tried.stderr[-200:]}"
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process grow, as on a full disk, though the error has another number."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))

@@ -1,7 +1,10 @@
-"""Random histories: writes, reads, snapshots, interrupted scans and reopenings in any order, against a plain dict."""
+"""Random histories: whatever an engine does, and whatever happens to it, in any order, against a plain dict."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Collection
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +21,75 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Key, Keyspace, Reader, WriteBatch
-from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
+from topicstore.contract.errors import DatabaseClosedError, EngineError, StorageFullError
 
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.subjects.subject import BackendSubject
 
+from .crashes import appended, files_of, leave, open_killed
+from .faults import full_disk
 from .fixtures import Fixtures, pairs
 
 __all__ = ["EngineMachine", "Histories"]
 
-NUMBERS = st.sampled_from([0, 1, 2, 255, 256, 2**32 - 1])
-TUPLES: st.SearchStrategy[Key] = st.tuples(NUMBERS, NUMBERS, st.sampled_from([0, 1, 2**63, 2**64 - 1]))
-BYTES: st.SearchStrategy[Key] = st.binary(max_size=3) | st.sampled_from([b"\xff" * 4, b"\0" * 4])
-SIZES = st.integers(0, 8) | st.sampled_from([400_000, 700_000])
-"""The sizes of values, which distinguish them; the large ones make lists of a scan end early."""
-FEW: st.SearchStrategy[Keyspace[Any]] = st.sampled_from([DATA, META])
+NUMBERS, LONG = (0, 1, 7, 100), 2**64 - 1
+TUPLES: st.SearchStrategy[Key] = st.sampled_from(
+    [
+        (0, 0, LONG),
+        *((1, 0, number) for number in NUMBERS),
+        (1, 0, LONG),
+        (1, 255, 0),
+        (1, 256, 0),
+        (2**32 - 1, LONG, LONG),
+    ]
+)
+BYTES: st.SearchStrategy[Key] = st.sampled_from(
+    [b"", b"\0", b"\0\xff", b"a", *(b"a%04d" % number for number in NUMBERS), b"a\xff", b"b", b"\xff", b"\xff" * 40]
+)
+SIZES = st.sampled_from([0, 1, 8, 100, 3_999, 4_001, 9_000, 400_000, 700_000])
+"""The sizes of values; the large ones make lists of a scan end early."""
+SPACES: st.SearchStrategy[Keyspace[Any]] = st.sampled_from(KEYSPACES)
 
 Model = dict[tuple[str, Any], bytes]
+Change = tuple[Keyspace[Any], list[Key], "list[int | None]"]
+"""A keyspace, keys, and the sizes of their new values; None removes a key."""
+Batch = tuple[list[Change], list[tuple[Keyspace[Any], Key, Key]]]
 
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[Keyspace[Any], Key]:
     """Draw a keyspace and one of its keys."""
-    keyspace = draw(FEW)
-    return keyspace, draw(TUPLES if keyspace is DATA else BYTES)
+    keyspace = draw(SPACES)
+    return keyspace, draw(TUPLES if keyspace.shape else BYTES)
 
 
 @st.composite
 def spans(draw: st.DrawFn) -> tuple[Keyspace[Any], Key, Key]:
     """Draw a keyspace and two of its keys, in any order."""
-    keyspace = draw(FEW)
-    of = TUPLES if keyspace is DATA else BYTES
+    keyspace = draw(SPACES)
+    of = TUPLES if keyspace.shape else BYTES
     return keyspace, draw(of), draw(of)
 
 
-OPERATIONS = st.lists(st.tuples(places(), st.none() | SIZES), max_size=30)
+@st.composite
+def runs(draw: st.DrawFn) -> Change:
+    """Draw neighbouring keys, of which some may be removed: so many that a scan has several lists."""
+    keyspace, first, count = draw(SPACES), draw(st.sampled_from([0, 90])), draw(st.sampled_from([2, 30, 300]))
+    numbers, sizes = range(first, first + count), draw(st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=4))
+    keys: list[Key] = [(1, 0, number) if keyspace.shape else b"a%04d" % number for number in numbers]
+    return keyspace, keys, [sizes[number % len(sizes)] for number in numbers]
+
+
+def single(place: tuple[Keyspace[Any], Key], size: int | None) -> Change:
+    """Return the change of one key."""
+    return place[0], [place[1]], [size]
+
+
+CHANGES = st.lists(st.builds(single, places(), st.none() | SIZES) | runs(), max_size=12)
+BATCHES: st.SearchStrategy[Batch] = st.tuples(CHANGES, st.lists(spans(), max_size=2))
+"""The changes and the deleted ranges of a batch."""
 
 
 def expected_scan(
@@ -79,53 +114,41 @@ class Held:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """A state machine over one engine. Subclass it with ``backend`` and ``persistent`` set."""
+    """A state machine over one engine. Subclass it with ``backend`` and ``capabilities`` set."""
 
     backend: Backend
-    persistent: bool
+    capabilities: Collection[str]
     snapshots: Bundle[Any] = Bundle("snapshots")
     scans: Bundle[Any] = Bundle("scans")
+    persistent = precondition(lambda self: "persistent" in self.capabilities)
 
-    @initialize()
-    def start(self) -> None:
-        """Open an empty shard."""
+    @initialize(first=BATCHES)
+    def start(self, first: Batch) -> None:
+        """Open an empty shard, and write to it."""
         self.directory = quick_directory()
         self.shard = Path(self.directory.name) / "shard"
         self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=True)
         self.model: Model = {}
         self.held: list[Held] = []
+        self.count = 0
+        self.write(first, sync=False)
 
     def teardown(self) -> None:
         """Close the engine, open it once more, and check that it has all that was written."""
-        if not hasattr(self, "engine"):
-            return
-        self.engine.close()
-        if self.persistent:
-            engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
-            for keyspace in KEYSPACES:
-                assert expected_scan(self.model, keyspace, None, None) == pairs(engine.scan(keyspace))
-            engine.close()
-        self.directory.cleanup()
+        with getattr(self, "directory", nullcontext()):
+            if not hasattr(self, "engine"):  # an error of closing or opening ended the run
+                return
+            if "persistent" in self.capabilities:
+                self.reopen(([], []))
+            self.check(self.engine)
+            self.engine.close()
 
-    @rule(operations=OPERATIONS, ranges=st.lists(spans(), max_size=2), sync=st.booleans())
-    def write(self, operations: list[Any], ranges: list[Any], sync: bool) -> None:
+    @rule(batch=BATCHES, sync=st.booleans())
+    def write(self, batch: Batch, sync: bool) -> None:
         """Write a batch: its ranges apply first, then its operations in order."""
-        batch = WriteBatch()
-        for (keyspace, key), size in operations:
-            if size is None:
-                batch.delete(keyspace, key)
-            else:
-                batch.put(keyspace, key, bytes(size))
-        for keyspace, start, end in ranges:
-            batch.delete_range(keyspace, start, end)
-        self.engine.write(batch, sync=sync)
-        for keyspace, start, end in ranges:
-            for key, _ in expected_scan(self.model, keyspace, start, end):
-                del self.model[keyspace.name, key]
-        for (keyspace, key), size in operations:
-            self.model.pop((keyspace.name, key), None)
-            if size is not None:
-                self.model[keyspace.name, key] = bytes(size)
+        made, after = self.batch_of(*batch)
+        self.engine.write(made, sync=sync)
+        self.model = after
 
     @rule(asked=st.lists(places(), max_size=5))
     def get(self, asked: list[Any]) -> None:
@@ -162,7 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
         held.reader.close()
         held.closed = True
 
-    @rule(target=scans, keyspace=FEW, reverse=st.booleans())
+    @rule(target=scans, keyspace=SPACES, reverse=st.booleans())
     def begin_scan(self, keyspace: Keyspace[Any], reverse: bool) -> Any:
         """Read the first list of a scan of everything."""
         return self.begun(self.hold(self.engine), keyspace, None, None, reverse=reverse)
@@ -183,19 +206,118 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             assert expected == found
 
-    @precondition(lambda self: self.persistent)
-    @rule()
-    def reopen(self) -> None:
-        """Close and open the engine while scans and snapshots are held."""
-        self.engine.close()
+    @rule(batch=BATCHES, span=spans())
+    def reclaim(self, batch: Batch, span: Any) -> None:
+        """Write a batch and reclaim a range, which changes nothing that is stored."""
+        self.write(batch, sync=False)
+        self.engine.reclaim(*span)
+        self.check(self.engine)
+
+    @precondition(lambda self: "checkpoint" in self.capabilities)
+    @rule(batch=BATCHES)
+    def checkpoint(self, batch: Batch) -> None:
+        """Write a batch, make a checkpoint, open it and drop it again."""
+        self.write(batch, sync=False)
+        copy = self.shard.with_name("checkpoint")
+        self.engine.checkpoint(copy)
+        engine = self.backend.open_shard(copy, KEYSPACES, create=False)
+        self.check(engine)
+        engine.close()
+        shutil.rmtree(copy)
+
+    # --- what ends an engine, while scans and snapshots are held ---
+
+    @persistent
+    @rule(batch=BATCHES)
+    def reopen(self, batch: Batch) -> None:
+        """Write a batch, and close and open the engine."""
+        self.write(batch, sync=False)
+        self.close()
+        self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
+        self.check(self.engine)
+
+    @persistent
+    @rule(batch=BATCHES, within=st.none() | st.integers(0, 99))
+    def kill(self, batch: Batch, within: int | None) -> None:
+        """Write a batch and go on with what a kill would leave, after the write or with a part of it in the log."""
+        earlier, before = self.model, files_of(self.backend, self.shard)
+        self.write(batch, sync=False)
+        after = files_of(self.backend, self.shard)
+        if within is not None and (log := appended(before, after)) is not None:
+            least, most = len(before[log]), len(after[log])
+            after[log] = after[log][: least + (most - least) * within // 100]
+            self.model = earlier
+        self.close()
+        shutil.rmtree(self.shard)
+        leave(after, self.shard)
+        self.engine = open_killed(self.backend, self.shard)
+        self.check(self.engine)
+
+    @persistent
+    @rule(batch=BATCHES)
+    def fill_the_disk(self, batch: Batch) -> None:
+        """Write a batch while no file can grow. If that fails it changes nothing, neither now nor after reopening."""
+        made, after = self.batch_of(*batch)
+        try:
+            with full_disk():
+                self.engine.write(made)
+        except (EngineError, StorageFullError):
+            self.check(self.engine)
+        else:
+            self.model = after
+        with suppress(EngineError, StorageFullError) if self.model is not after else nullcontext():
+            self.close()
+        self.engine = open_killed(self.backend, self.shard)
+        self.check(self.engine)
+
+    # --- the model ---
+
+    def batch_of(self, changes: list[Change], ranges: list[Any]) -> tuple[WriteBatch, Model]:
+        """Return a batch, in which no two values are the same, and what there must be after it."""
+        batch, after = WriteBatch(), dict(self.model)
+        for keyspace, start, end in ranges:
+            batch.delete_range(keyspace, start, end)
+            for key, _ in expected_scan(after, keyspace, start, end):
+                del after[keyspace.name, key]
+        for keyspace, keys, sizes in changes:
+            values = [None if size is None else self.value(size) for size in sizes]
+            whole = [value for value in values if value is not None]
+            if len(whole) == len(keys) > 1:
+                batch.put_many(keyspace, keys, whole)
+            elif len(keys) > 1:
+                batch.change_many(keyspace, keys, values)
+            elif whole:
+                batch.put(keyspace, keys[0], whole[0])
+            else:
+                batch.delete(keyspace, keys[0])
+            for key, value in zip(keys, values, strict=True):
+                after.pop((keyspace.name, key), None)
+                if value is not None:
+                    after[keyspace.name, key] = value
+        return batch, after
+
+    def value(self, size: int) -> bytes:
+        """Return a value that differs from all others of its size, as far as so few bytes can."""
+        self.count += 1
+        return (self.count.to_bytes(3, "little") * (size // 3 + 1))[:size]
+
+    def close(self) -> None:
+        """Close the engine, and with it all that is held. Until it is opened again there is none."""
         for held in self.held:
             held.closed = True
-        self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
+        engine = self.engine
+        del self.engine
+        engine.close()
 
     def hold(self, reader: Reader) -> Held:
         """Remember what a reader must show from now on; closing the engine closes it."""
-        self.held.append(Held(reader, dict(self.model)))
+        self.held.append(Held(reader, self.model))
         return self.held[-1]
+
+    def check(self, engine: Engine) -> None:
+        """Compare all that an engine has with the model."""
+        for keyspace in KEYSPACES:
+            assert expected_scan(self.model, keyspace, None, None) == pairs(engine.scan(keyspace))
 
     @staticmethod
     def begun(held: Held, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool) -> Any:
@@ -206,7 +328,7 @@ class EngineMachine(RuleBasedStateMachine):
     @staticmethod
     def check_gets(reader: Reader, model: Model, asked: list[Any]) -> None:
         """Compare gets with the model."""
-        for keyspace in (DATA, META):
+        for keyspace in KEYSPACES:
             keys = [key for place, key in asked if place is keyspace]
             expected = [model.get((keyspace.name, key)) for key in keys]
             assert expected == reader.get_many(keyspace, keys)
@@ -217,10 +339,7 @@ class Histories(Fixtures):
     """The promise that covers all others."""
 
     def test_random_histories(self, backend: Backend, subject: BackendSubject) -> None:
-        """Whatever is written, deleted, held open and opened again, in any order, reads give what a dict would."""
-        persistent = "persistent" in subject.capabilities
-        machine = type("Machine", (EngineMachine,), {"backend": backend, "persistent": persistent})
-        chosen = settings(
-            MACHINE, max_examples=tries(8, 40, subject.capabilities), stateful_step_count=30, derandomize=True
-        )
-        run_state_machine_as_test(machine, settings=chosen)
+        """Whatever is written, held open, killed and opened again, in any order, reads give what a dict would."""
+        machine = type("Machine", (EngineMachine,), {"backend": backend, "capabilities": subject.capabilities})
+        examples = tries(12, 48, subject.capabilities)
+        run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=examples, stateful_step_count=30))
