@@ -14,6 +14,7 @@ from topicstore.plugins import load_target, registry
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.batches import Batches
+from topicstore_conformance.backend.concurrency import Concurrency
 from topicstore_conformance.backend.crashes import Crashes
 from topicstore_conformance.backend.histories import Histories
 from topicstore_conformance.backend.ranges import Ranges
@@ -255,7 +256,7 @@ class TestTinyRocksdb(Tiny):
 
 
 @declaring(CAPABILITIES["leveldb"])
-class TestTinyLeveldb(Tiny):
+class TestTinyLeveldb(Tiny, Concurrency):
     @pytest.fixture
     def subject(self, tiny: Callable[[str], Callable[[], Backend]]) -> BackendSubject:
         return BackendSubject(make=tiny("leveldb"), capabilities=CAPABILITIES["leveldb"])

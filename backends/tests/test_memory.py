@@ -21,15 +21,6 @@ def put(engine: MemoryEngine, key: bytes, value: bytes) -> None:
     engine.write(batch)
 
 
-def test_the_path_is_left_alone(tmp_path: Path) -> None:
-    """Nothing is made there, and nothing is there after close and open."""
-    engine = open_engine(tmp_path / "shard")
-    put(engine, b"k", b"v")
-    engine.close()
-    assert None is open_engine(tmp_path / "shard").get(STATE, b"k")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_versions_are_kept_for_living_views_only(tmp_path: Path) -> None:
     """One for the snapshot and one for the present, however often a key is written."""
     engine = open_engine(tmp_path)

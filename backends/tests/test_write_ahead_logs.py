@@ -17,9 +17,10 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message
-from topicstore.contract.engine import DATA, KEYSPACES
-from topicstore.contract.errors import CorruptionError, DataLossError
+from topicstore.contract.engine import DATA, KEYSPACES, META
+from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
 from topicstore.plugins import load_target, registry
+from topicstore_conformance.backend.fixtures import pairs, put
 from topicstore_conformance.conditions.directories import quick_directory
 
 pytest.importorskip("google_crc32c", reason='needs google-crc32c: pip install "topicstore[rocksdb]"')
@@ -387,6 +388,32 @@ def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]
     for mode in ("r", "a"):
         with pytest.raises(CorruptionError, match=f"{manifest.name}: it can't be read from byte {before} on"):
             ts.open(damaged, mode=mode)
+
+
+@pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
+def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None:
+    """All but the writes that share a block of the log with the damage; nothing is changed."""
+    pytest.importorskip({"leveldb": "plyvel", "rocksdb": "rocksdict"}[backend])
+    kind = load_target(registry().backend(backend))
+    made = kind(kind.Options())
+    engine = made.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    for number in range(100):
+        put(engine, META, {b"%03d" % number: bytes(1_000)})
+    killed = shutil.copytree(tmp_path / "shard", tmp_path / "killed")
+    engine.close()
+    log = max(killed.glob("*.log"), key=lambda log: log.stat().st_size)
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+    before = {file: file.read_bytes() for file in killed.glob("*.log")}
+    with pytest.raises(LogDamagedError, match=log.name) as damaged:
+        made.open_shard(killed, KEYSPACES, create=False)
+    view = made.open_damaged(killed, KEYSPACES, damaged.value, salvage=True)
+    left = {int(key) for key, _ in pairs(view.scan(META))}
+    view.close()
+    assert {0, 99} <= left
+    assert 0 < 100 - len(left) <= 33
+    assert before == {file: file.read_bytes() for file in killed.glob("*.log")}
 
 
 # --- directories of readers -------------------------------------------------------------------

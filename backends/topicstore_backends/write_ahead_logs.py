@@ -37,7 +37,7 @@ from topicstore.contract.errors import CorruptionError, DataLossError, LogDamage
 
 from .files import link_files, place_aside, set_aside, sync
 
-__all__ = ["Cut", "CutNeededError", "apply_cuts", "check_logs", "cuts", "cuts_of", "link_uncut"]
+__all__ = ["Cut", "CutNeededError", "apply_cuts", "check_logs", "cuts", "cuts_of", "isolated", "link_uncut"]
 
 _BLOCK = 32 << 10
 _HEAD = 7
@@ -69,6 +69,8 @@ class Cut:
     """The number of bytes to keep from the beginning; None to set the whole file aside."""
     discarded: str = attrs.field(default="", eq=False)
     """A description of readable writes that are cut off because earlier ones are missing; empty if there are none."""
+    spoiled: Sequence[int] = attrs.field(default=(), eq=False)
+    """Offsets of bytes that are changed in a copy, so that what they belong to can't be read either."""
 
 
 class CutNeededError(LogDamagedError):
@@ -280,11 +282,36 @@ def link_uncut(
     link_files(directory, links, without={*without, *(cut.file.name for cut in found)}, lasting=lasting)
     for cut in found:
         if cut.keep is not None:
-            kept = b""
+            kept = bytearray()
             if cut.keep:
                 with cut.file.open("rb") as file:
-                    kept = file.read(cut.keep)
+                    kept += file.read(cut.keep)
+            for at in cut.spoiled:
+                kept[at] ^= 1
             Path(links, cut.file.name).write_bytes(kept)
+
+
+def isolated(directory: Path) -> list[Cut]:
+    """Return each log that has parts of writes without the others, with their first parts spoiled.
+
+    RocksDB that skips damage goes on with the checksum of the parts before it, and so refuses the next write of several
+    parts, and with it the database.
+    """
+    found = []
+    for log in sorted(path for path in directory.iterdir() if _LOG.fullmatch(path.name)):
+        data, at, begun, spoiled = memoryview(log.read_bytes()), 0, -1, list[int]()
+        while at < len(data):
+            for kind, start, stop in _records(data, at):
+                if begun >= 0 and kind in (_WHOLE, _FIRST):
+                    spoiled.append(begun)
+                begun = {_FIRST: start - _HEAD, _MIDDLE: begun}.get(kind, -1)
+                at = stop
+            if begun >= 0:
+                spoiled.append(begun)
+            at, begun = (at // _BLOCK + 1) * _BLOCK, -1
+        if spoiled:
+            found.append(Cut(log, len(data), spoiled=spoiled))
+    return found
 
 
 def apply_cuts(found: Sequence[Cut]) -> None:

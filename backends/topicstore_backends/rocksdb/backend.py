@@ -24,7 +24,7 @@ from topicstore_backends.files import (
     shortage,
 )
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
+from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, isolated, link_uncut
 
 from .engine import Opened, RocksdbEngine, RocksdbReader
 from .errors import Translated
@@ -141,9 +141,8 @@ class RocksdbBackend(Backend):
             options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
         with Translated(path):
             check_there(path / "CURRENT", "RocksDB")
-            opened = _open_linked(
-                path, options, families, [] if salvage else cuts_of(damaged, path, manifest_counts=False)
-            )
+            changed = isolated(path) if salvage else cuts_of(damaged, path, manifest_counts=False)
+            opened = _open_linked(path, options, families, changed)
         return RocksdbReader(path, opened, keyspaces, self._cache)
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> RocksdbReader:

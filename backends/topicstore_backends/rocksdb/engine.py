@@ -109,6 +109,8 @@ class RocksdbEngine(Engine):
         The child has none of RocksDB's threads (https://github.com/facebook/rocksdb/issues/2006).
         """
         forking.leak(self._database, *self._families.values())
+        self._closed = True
+        self._families = ByKeyspace()  # `get`, which takes no lock, finds none
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Apply the batch: ranges first, then the operations in their order.

@@ -31,6 +31,7 @@ from topicstore.contract.errors import (
     EngineError,
     InvalidArgumentError,
     StorageFullError,
+    TopicstoreError,
     UnsupportedError,
 )
 from topicstore_backends.plugin import topicstore_backends
@@ -511,6 +512,19 @@ def rows_in_memory(call: Call, me: Any, given: Given) -> None:
     call(batch=remade(given["batch"].operations, given["batch"].ranges, () if me.reopened else given["batch"].rows))
 
 
+def without_refused_rows(call: Call, me: Any, given: Given) -> None:
+    try:
+        call()
+    except (EngineError, InvalidArgumentError):
+        call(batch=remade(given["batch"].operations, given["batch"].ranges))
+
+
+def cut_logs(path: Path) -> None:
+    """Cut the last bytes off all logs."""
+    for log in path.glob("*.log"):
+        os.truncate(log, max(log.stat().st_size - 100, 0))
+
+
 WRITE, SCAN, GETS, CLOSE, OPEN = "ENGINE.write", "READER.scan", "READER.get_many", "ENGINE.close", "BACKEND.open_shard"
 # fmt: off
 ROWS = [
@@ -576,6 +590,9 @@ ROWS = [
     M("batches are written in halves", "test_batches_are_whole_when_killed", {WRITE: half_then_rest}, "rocksdb"),
     M("batches wait in memory", "test_a_process_that_ends_without_closing_loses_nothing", {WRITE: write_behind, GETS: also(settle, before=True), SCAN: also(settle, before=True), CLOSE: also(settle, before=True)}, "rocksdb"),
     M("batches are written in two", "test_a_log_cut_short_keeps_what_is_before", {WRITE: in_two}, "rocksdb"),
+    M("repairing cuts one more", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
+    M("damaged logs are repaired to be looked at", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.open_damaged": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
+    M("forked children are answered", "test_a_forked_child_leaves_the_shard_alone", {GETS: swallow(TopicstoreError, value=[None])}, "rocksdb"),
     M("errors of writing are swallowed", "test_a_full_disk_is_told", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb"),
     M("a full disk is any error", "test_a_full_disk_is_told", {WRITE: disguise(StorageFullError, EngineError)}, "rocksdb"),
     M("sync is commit", "test_sync_is_told_from_commit", {WRITE: argument(sync=False)}, "rocksdb"),
@@ -592,7 +609,7 @@ ROWS = [
     M("scans belong to a thread", "test_any_thread_may_go_on_with_a_scan", {SCAN: own_thread}, raises=EngineError),
     M("closed engines answer", "test_everything_raises_after_close", {CLOSE: also(lambda me, given: vars(me).update(closed=True)), GETS: when(lambda me, given: vars(me).get("closed"), lambda call, me, given: [None] * len(given["keys"]))}),
     M("closed snapshots stay open", "test_a_closed_snapshot_reads_nothing", {"SNAPSHOT.close": lie()}),
-    M("close ends scans", "test_close_beside_readers", {CLOSE: pull_away, SCAN: end_at_close}),
+    M("close ends scans", "test_close_beside_all_other_calls", {CLOSE: pull_away, SCAN: end_at_close}),
     M("close waits for scans", "test_close_waits_for_no_scan_that_nobody_reads", {CLOSE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="seconds for close to return"),
     M("writes wait for scans", "test_writes_go_on_beside_what_is_left_open", {WRITE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="seconds for the writes to return"),
     # leaks
@@ -613,6 +630,8 @@ ROWS = [
     M("undeclared SQL is answered", "test_rows_and_sql_raise_where_undeclared", {"ENGINE.sql": lie(pa.table({}))}),
     M("rows stay when their range goes", "test_rows_are_read_by_sql", {WRITE: hide_ranges}, "duckdb"),
     M("rows of a reopened shard are dropped", "test_rows_are_there_after_reopening", {WRITE: rows_in_memory}, "duckdb"),
+    M("refused rows are left out", "test_refused_rows_apply_nothing", {WRITE: without_refused_rows}, "duckdb"),
+    M("shards beside are forgotten", "test_several_shards_are_one_table", {"ENGINE.sql": argument(beside=())}, "duckdb"),
     M("wrong statements find nothing", "test_sql_only_reads", {"ENGINE.sql": swallow(InvalidArgumentError, value=pa.table({}))}, "duckdb"),
     M("other processes read what was closed", "test_another_process_reads", {"BACKEND.open_reader": lambda call, me, given: me.open_shard(shutil.copytree(given["path"], given["path"].with_name("copy"), dirs_exist_ok=True), given["keyspaces"], create=False)}, "rocksdb"),
     M("a refused reader is any error", "test_nobody_reads_beside_the_writer", {"BACKEND.open_reader": disguise(UnsupportedError, EngineError)}, "duckdb", raises=EngineError),

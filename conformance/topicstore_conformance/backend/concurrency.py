@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -122,7 +124,7 @@ class Concurrency(Fixtures):
 
     # --- close ---
 
-    def test_everything_raises_after_close(self, engine: Engine) -> None:
+    def test_everything_raises_after_close(self, subject: BackendSubject, engine: Engine) -> None:
         """After close every call raises DatabaseClosedError, on open scans and snapshots too; closing twice is fine."""
         put(engine, DATA, numbered(500))
         scan, unasked, snapshot = engine.scan(DATA), engine.scan(DATA), engine.snapshot()
@@ -133,7 +135,12 @@ class Concurrency(Fixtures):
         engine.close()
         batch = WriteBatch()
         batch.put(STATE, b"k", b"v")
+        optional: dict[str, Callable[[], object]] = {
+            "sql": lambda: engine.sql("select 1"),
+            "checksums": lambda: list(engine.verify()),
+        }
         for call in (
+            *(call for capability, call in optional.items() if capability in subject.capabilities),
             lambda: next(scan),
             lambda: next(unasked),
             lambda: next(within),
@@ -165,28 +172,45 @@ class Concurrency(Fixtures):
                 read()
         assert len(keys(engine.scan(DATA))) == 500
 
-    def test_close_beside_readers(self, engine: Engine) -> None:
-        """Readers that run during close get their answer or DatabaseClosedError, nothing else, and none hangs."""
+    def test_close_beside_all_other_calls(self, engine: Engine) -> None:
+        """Calls that run during close get their answer or DatabaseClosedError, nothing else, and none hangs."""
         put(engine, DATA, numbered(5000))
-        started = [Event() for _ in range(3)]
+        shared = engine.snapshot()
 
-        def read(mine: Event) -> str:
+        def scan() -> None:
+            assert len(keys(engine.scan(DATA))) == 5000
+            with engine.snapshot() as snapshot:
+                assert len(keys(snapshot.scan(DATA, reverse=True))) == 5000
+
+        def get() -> None:
+            for reader in (engine, shared):
+                assert None not in reader.get_many(DATA, [(1, 2, number) for number in range(100)])
+            assert engine.get(DATA, (1, 2, 3)) == b"\0\0\3"
+
+        def write() -> None:
+            put(engine, INDEX, {(1, 0, number): bytes(1_000) for number in range(100)})
+            engine.flush_log()
+            engine.reclaim(INDEX, (0, 0, 0), (2, 0, 0))
+
+        def look() -> None:
+            assert list(engine.verify()) == []
+            engine.info()
+
+        def repeat(work: Callable[[], None], begun: Event) -> str:
             try:
                 while True:
-                    assert len(keys(engine.scan(DATA))) == 5000
-                    assert None not in engine.get_many(DATA, [(1, 2, number) for number in range(100)])
-                    with engine.snapshot() as snapshot:
-                        assert len(keys(snapshot.scan(DATA, reverse=True))) == 5000
-                    mine.set()
+                    work()
+                    begun.set()
             except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
                 return type(error).__name__
             finally:
-                mine.set()
+                begun.set()
 
-        readers = [begin(lambda mine=mine: read(mine)) for mine in started]  # type: ignore[misc]
-        assert all(each.wait(PATIENCE) for each in started)
+        works = [(work, Event()) for work in (scan, get, write, look)]
+        ends = [begin(partial(repeat, *work)) for work in works]
+        assert all(begun.wait(PATIENCE) for _, begun in works)
         begin(engine.close).result(PATIENCE)
-        assert [reader.result(PATIENCE) for reader in readers] == ["DatabaseClosedError"] * 3
+        assert [end.result(PATIENCE) for end in ends] == ["DatabaseClosedError"] * 4
 
     def test_close_waits_for_no_scan_that_nobody_reads(self, engine: Engine) -> None:
         """Close ends half-read scans and snapshots at once, and reading them afterwards raises DatabaseClosedError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -155,6 +155,11 @@ def open_killed(backend: Backend, path: Path) -> Engine:
         return backend.open_shard(path, KEYSPACES, create=False)
 
 
+def open_reader(backend: Backend, path: Path) -> Engine:
+    """Open a shard to read it, while nothing else has it open."""
+    return backend.open_reader(path, KEYSPACES, alone=True)
+
+
 class Crashes(Fixtures):
     """Promises about killed processes."""
 
@@ -191,18 +196,49 @@ class Crashes(Fixtures):
     @requires("persistent")
     def test_a_log_cut_short_keeps_what_is_before(self, backend: Backend, shard: Path) -> None:
         """Wherever a file ends that a write only appends to, no part of that write is there, and all before it are."""
-        engine, draw = backend.open_shard(shard, KEYSPACES, create=True), random.Random(5)
+        for number, log, before, after in self.appends(backend, shard):
+            draw = random.Random(number)
+            for cut in range(tries(3, 20)):
+                torn = shard.with_name(f"torn-{number}-{cut}")
+                leave({**after, log: after[log][: draw.randrange(len(before[log]), len(after[log]))]}, torn)
+                for opened in (open_reader, open_killed):
+                    engine = opened(backend, torn)
+                    assert number == last_batch(engine)
+                    check_batches(engine)
+                    engine.close()
+
+    @requires("persistent")
+    def test_a_damaged_log_shows_what_repairing_leaves(self, backend: Backend, shard: Path) -> None:
+        """Where a log is damaged within, it ends; if opening doesn't cut it, it can be looked at, and then repaired."""
+        *_, (_, log, _, last) = steps = self.appends(backend, shard)
+        for number, _, before, after in [step for step in steps if step[1] == log][:-1]:
+            damaged = shard.with_name(f"damaged-{number}")
+            at = random.Random(number).randrange(len(before[log]) + 20, len(after[log]) - 20)
+            leave({**last, log: last[log][:at] + bytes([last[log][at] ^ 1]) + last[log][at + 1 :]}, damaged)
+            try:
+                engine = backend.open_shard(damaged, KEYSPACES, create=False)
+            except LogDamagedError as error:
+                found = files_of(backend, damaged)
+                with closing(backend.open_damaged(damaged, KEYSPACES, error, salvage=True)) as view:
+                    assert number <= last_batch(view)
+                with closing(backend.open_damaged(damaged, KEYSPACES, error, salvage=False)) as view:
+                    assert number == last_batch(view)
+                    check_batches(view)
+                assert found == files_of(backend, damaged)
+                backend.repair_log(damaged, error)
+                engine = backend.open_shard(damaged, KEYSPACES, create=False)
+            assert number == last_batch(engine)
+            check_batches(engine)
+            engine.close()
+
+    @staticmethod
+    def appends(backend: Backend, shard: Path) -> list[tuple[int, Path, Files, Files]]:
+        """Write batches; return the file that each was appended to, all files before and after it, and the number."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
         states = [files_of(backend, shard) for _ in written(engine, 0, 6)]
         engine.close()
-        steps = [(number, log) for number in range(5) if (log := appended(states[number], states[number + 1]))]
-        if not steps:
+        logs = [appended(*two) for two in itertools.pairwise(states)]
+        found = [(number, log, states[number], states[number + 1]) for number, log in enumerate(logs) if log]
+        if not found:
             pytest.skip("the engine appends to no file, or to several")
-        for number, log in steps:
-            before, after = states[number][log], states[number + 1][log]
-            for _ in range(tries(3, 20)):
-                torn = shard.with_name(f"torn-{number}-{draw.random()}")
-                leave({**states[number + 1], log: after[: draw.randrange(len(before), len(after))]}, torn)
-                engine = open_killed(backend, torn)
-                assert number == last_batch(engine)
-                check_batches(engine)
-                engine.close()
+        return found

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from topicstore.contract.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
+from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError, EngineError, StorageFullError
 
 from topicstore_conformance.conditions.directories import quick_directory
@@ -150,10 +150,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.write(made, sync=sync)
         self.model = after
 
-    @rule(asked=st.lists(places(), max_size=5))
+    @rule(asked=st.lists(places(), max_size=9))
     def get(self, asked: list[Any]) -> None:
-        """Read some keys."""
-        self.check_gets(self.engine, self.model, asked)
+        """Read some keys, which may be missing, together and one by one."""
+        for keyspace in KEYSPACES:
+            keys = [key for place, key in asked if place is keyspace]
+            expected = [self.model.get((keyspace.name, key)) for key in keys]
+            assert expected == self.engine.get_many(keyspace, keys)
+            assert expected == [self.engine.get(keyspace, key) for key in keys]
 
     @rule(
         span=spans(),
@@ -168,16 +172,17 @@ class EngineMachine(RuleBasedStateMachine):
         expected = expected_scan(self.model, keyspace, start, end, reverse=reverse, limit=limit)
         assert expected == pairs(self.engine.scan(keyspace, start, end, reverse=reverse, limit=limit))
 
-    @rule(target=snapshots)
-    def snapshot(self) -> Held:
-        """Take a snapshot, to read it later."""
+    @rule(target=snapshots, batch=BATCHES)
+    def snapshot(self, batch: Batch) -> Held:
+        """Write a batch and take a snapshot, to read it later."""
+        self.write(batch, sync=False)
         return self.hold(self.engine.snapshot())
 
-    @rule(held=snapshots, asked=st.lists(places(), max_size=5))
-    def get_from_snapshot(self, held: Held, asked: list[Any]) -> None:
-        """Read some keys from a snapshot."""
+    @rule(held=snapshots)
+    def read_snapshot(self, held: Held) -> None:
+        """Read all that a snapshot has."""
         if not held.closed:
-            self.check_gets(held.reader, held.model, asked)
+            self.check(held.reader, held.model)
 
     @rule(held=consumes(snapshots))
     def close_snapshot(self, held: Held) -> None:
@@ -314,25 +319,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.held.append(Held(reader, self.model))
         return self.held[-1]
 
-    def check(self, engine: Engine) -> None:
-        """Compare all that an engine has with the model."""
+    def check(self, reader: Reader, model: Model | None = None) -> None:
+        """Compare all that an engine or a snapshot has with the model."""
         for keyspace in KEYSPACES:
-            assert expected_scan(self.model, keyspace, None, None) == pairs(engine.scan(keyspace))
+            expected = expected_scan(self.model if model is None else model, keyspace, None, None)
+            assert expected == pairs(reader.scan(keyspace))
+            assert [value for _, value in expected] == reader.get_many(keyspace, [key for key, _ in expected])
 
     @staticmethod
     def begun(held: Held, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool) -> Any:
         """Return a scan of which one list was read, that list, and everything that the scan must give."""
         chunks = held.reader.scan(keyspace, start, end, reverse=reverse)
         return held, chunks, next(chunks, []), expected_scan(held.model, keyspace, start, end, reverse=reverse)
-
-    @staticmethod
-    def check_gets(reader: Reader, model: Model, asked: list[Any]) -> None:
-        """Compare gets with the model."""
-        for keyspace in KEYSPACES:
-            keys = [key for place, key in asked if place is keyspace]
-            expected = [model.get((keyspace.name, key)) for key in keys]
-            assert expected == reader.get_many(keyspace, keys)
-            assert expected == [reader.get(keyspace, key) for key in keys]
 
 
 class Histories(Fixtures):

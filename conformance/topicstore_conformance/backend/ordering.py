@@ -150,6 +150,8 @@ class Ordering(Fixtures):
         asked = [(1, 2, number) for number in random.Random(2).choices(range(3_000), k=3_000)]
         expected = [None if key[2] % 3 else b"%d" % key[2] for key in asked]
         assert expected == engine.get_many(DATA, asked)
+        expected = [None if number % 3 else b"%d" % number for number in range(3_000)]
+        assert expected == engine.get_many(DATA, [(1, 2, number) for number in range(3_000)])
 
     @pytest.mark.parametrize("generation", [1, 255, 256, 2**31 - 1, GENERATION_END - 1])
     def test_neighbouring_prefixes_are_apart(self, engine: Engine, generation: int) -> None:

@@ -65,6 +65,15 @@ class Ranges(Fixtures):
         assert keys(engine.scan(META, b"b", b"d\0")) == [b"b", b"d"]
         assert keys(engine.scan(META, b"", b"b")) == []
         assert keys(engine.scan(META, b"g", reverse=True)) == []
+        put(engine, META, {b"": b""})
+        with engine.snapshot() as snapshot:
+            readers: list[Reader] = [engine, snapshot]
+            for reader in readers:  # backwards, ranges whose only key is their start
+                assert keys(reader.scan(META, b"b", b"c", reverse=True)) == [b"b"]
+                assert keys(reader.scan(META, b"b", b"d", reverse=True)) == [b"b"]
+                assert keys(reader.scan(META, b"f", reverse=True)) == [b"f"]
+                assert keys(reader.scan(META, None, b"b", reverse=True)) == [b""]
+                assert keys(reader.scan(META, b"c", b"d", reverse=True)) == []
 
     def test_a_range_whose_end_is_not_behind_its_start_is_empty(self, engine: Engine) -> None:
         """An empty or inverted range reads nothing and deletes nothing."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from topicstore.contract.engine import (
     Keyspace,
     WriteBatch,
 )
-from topicstore.contract.errors import DataLossError, EngineError
+from topicstore.contract.errors import DataLossError, EngineError, TopicstoreError
 
 from topicstore_conformance.conditions.capabilities import requires, without
 from topicstore_conformance.subjects.subject import BackendSubject
@@ -51,6 +55,40 @@ def count_and_write(make: Make, path: Path) -> None:
         return
     child.tell(sum(map(len, engine.scan(DATA))))
     put(engine, STATE, {b"child": b"was here"})
+    engine.close()
+
+
+def fork(make: Make, path: Path) -> None:
+    """Fork a child that tries what its parent has open, and ends in order; report what it could do, and then the rest.
+
+    The rest is the child's return code, and how much the parent still reads of a scan that it has begun.
+    """
+    engine = make().open_shard(path, KEYSPACES, create=True)
+    put(engine, DATA, numbered(500))
+    scan, snapshot = engine.scan(DATA), engine.snapshot()
+    first = next(scan)
+    attempts: list[Callable[[], object]] = [
+        lambda: next(scan),
+        lambda: engine.get(DATA, (1, 2, 3)),
+        lambda: snapshot.get(DATA, (1, 2, 3)),
+        lambda: put(engine, STATE, {b"child": b"was here"}),
+    ]
+    forked = os.fork()
+    if not forked:
+        for number, attempt in enumerate(attempts):
+            try:
+                attempt()
+            except TopicstoreError:
+                continue
+            child.tell(number)
+        for close in (engine.close, snapshot.close):
+            with suppress(TopicstoreError):
+                close()
+        del engine, scan, snapshot, attempts, attempt, close
+        sys.exit(0)  # with all that Python does at its end
+    child.tell(["ended", os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])])
+    child.tell(["read", len(first + pairs(scan))])
+    put(engine, STATE, {b"parent": b"is here"}, sync=True)
     engine.close()
 
 
@@ -159,6 +197,17 @@ class Reopening(Fixtures):
         assert child.run(subject.make, count_and_write, shard) == [5]
         engine = backend.open_shard(shard, KEYSPACES, create=False)
         assert engine.get(STATE, b"child") == b"was here"
+        engine.close()
+
+    @requires("persistent")
+    def test_a_forked_child_leaves_the_shard_alone(
+        self, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
+        """A forked child is refused what its parent has open; whatever it does, and its end, harms nothing of that."""
+        assert child.run(subject.make, fork, shard) == [["ended", 0], ["read", 500]]
+        engine = backend.open_shard(shard, KEYSPACES, create=False)
+        assert list(numbered(500).items()) == pairs(engine.scan(DATA))
+        assert pairs(engine.scan(STATE)) == [(b"parent", b"is here")]
         engine.close()
 
     @without("persistent")

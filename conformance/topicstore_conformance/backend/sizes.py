@@ -29,6 +29,7 @@ class Hostile(Fixtures):
         put(engine, DATA, values)
         assert list(values.items()) == pairs(engine.scan(DATA))
         assert list(values.values()) == engine.get_many(DATA, list(values))
+        assert list(values.values()) == [engine.get(DATA, key) for key in values]
         with engine.snapshot() as snapshot:
             assert list(values.items())[::-1] == pairs(snapshot.scan(DATA, reverse=True))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -57,6 +58,33 @@ def seconds(work: Callable[[], None]) -> float:
     began = time.process_time()
     work()
     return time.process_time() - began
+
+
+WRONG = (
+    "",
+    "selec",
+    "select 1; select 2",
+    "select nothing from words",
+    "select * from nothing",
+    "select cast('a' as integer)",
+    "select ? + ?",
+    "insert into words select * from words",
+    "delete from words",
+    "with gone as (delete from words returning *) select * from gone",
+    "explain analyze delete from words",
+    "drop table words",
+    "create table t as select 1",
+    "create temp table t as select 1",
+    "begin",
+    "select 1; delete from words",
+)
+"""Statements that are no single reading one."""
+
+
+def positions(engine: Engine, *beside: Engine) -> list[int]:
+    """Return the positions of all rows, as they come."""
+    found: list[int] = engine.sql("select position from words", beside=beside)["position"].to_pylist()
+    return found
 
 
 def put_rows(engine: Engine, table: pa.Table) -> None:
@@ -157,27 +185,72 @@ class Unsupported(Fixtures):
         expected = [(1, number) for number in (*range(5), *range(25, 30))] + [(2, number) for number in range(3)]
         assert [{"generation": g, "position": p, "word": f"w{p}"} for g, p in expected] == found
         assert engine.sql("select count(*) as n from words where position >= ?", [28]).to_pylist() == [{"n": 2}]
+        batch = WriteBatch()
+        batch.delete(DATA, (1, 0, 29))
+        batch.delete_range(DATA, (1, 0, 0), (1, 0, 28))
+        batch.put_rows(DATA, "words", rows(1, 5, 1), 0)
+        engine.write(batch)
+        assert [28, 0, 1, 2, 5] == positions(engine)
+
+    @requires("sql")
+    def test_refused_rows_apply_nothing(self, engine: Engine) -> None:
+        """Rows of another schema, of a keyspace of bytes or under a keyspace's name are refused with their batch."""
+        put_rows(engine, rows(1, 0, 1))
+        wider = rows(1, 1, 1).append_column("more", pa.array([1]))
+        wrong: list[tuple[Any, str, pa.Table, type[Exception]]] = [
+            (DATA, "words", wider, EngineError),
+            (META, "others", rows(1, 1, 1), InvalidArgumentError),
+            (DATA, "state", rows(1, 1, 1), InvalidArgumentError),
+        ]
+        for keyspace, name, table, error in wrong:
+            batch = WriteBatch()
+            batch.put(STATE, b"k", b"v")
+            batch.put_rows(keyspace, name, table, 0)
+            with pytest.raises(error):
+                engine.write(batch)
+            assert engine.get(STATE, b"k") is None
+            assert [0] == positions(engine)
+
+    @requires("sql", "persistent")
+    def test_several_shards_are_one_table(self, backend: Backend, subject: BackendSubject, directory: Path) -> None:
+        """A statement reads the tables of several shards as one, where they have it; all are of one backend object."""
+        first, second, third = (backend.open_shard(directory / name, KEYSPACES, create=True) for name in "abc")
+        other = subject.make().open_shard(directory / "other", KEYSPACES, create=True)
+        put_rows(first, rows(1, 1, 2))
+        put_rows(third, rows(1, 7, 1))
+        assert [1, 2, 7] == sorted(positions(first, second, third)) == sorted(positions(second, first, third))
+        assert [1, 2] == positions(first)
+        with pytest.raises(InvalidArgumentError):
+            positions(first, other)
+        for engine in (first, second, third, other):
+            engine.close()
 
     @requires("sql")
     def test_sql_only_reads(self, engine: Engine) -> None:
         """A statement that is wrong, writes, or is no statement raises InvalidArgumentError, and changes nothing."""
         put_rows(engine, rows(1, 0, 3))
-        for statement in ("selec", "", "delete from words", "drop table words", "select 1; delete from words"):
+        for statement in WRONG:
             with pytest.raises(InvalidArgumentError):
                 engine.sql(statement)
         assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 3}]
 
     @requires("sql", "persistent")
-    def test_rows_are_there_after_reopening(self, backend: Backend, shard: Path) -> None:
-        """Rows of a batch are there after close and open, with what is put then, and go with the range they are in."""
+    def test_rows_are_there_after_reopening(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """Rows are there after close and open, and in checkpoints, with what is put then, and go with their range."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put_rows(engine, rows(1, 0, 3))
         engine.close()
         engine = backend.open_shard(shard, KEYSPACES, create=False)
         put_rows(engine, rows(1, 3, 3))
-        assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 6}]
+        assert [*range(6)] == positions(engine)
         remove(engine, DATA, (1, 0, 0), (1, 0, 2))
-        assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 4}]
+        assert [*range(2, 6)] == positions(engine)
+        if "checkpoint" in subject.capabilities:
+            engine.checkpoint(shard.with_name("copy"))
+            put_rows(engine, rows(1, 6, 1))
+            copy = backend.open_shard(shard.with_name("copy"), KEYSPACES, create=False)
+            assert [*range(2, 6)] == positions(copy)
+            copy.close()
         engine.close()
 
     # --- other processes ---
