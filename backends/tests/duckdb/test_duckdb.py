@@ -1,4 +1,4 @@
-"""What only the DuckDB engine does: files, locks, pieces of values, SQL, full disks and damage."""
+"""What only the DuckDB engine does: files, locks, large values, SQL, full disks and damage."""
 
 from __future__ import annotations
 

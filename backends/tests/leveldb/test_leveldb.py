@@ -1,4 +1,4 @@
-"""What only the LevelDB engine does: hidden ranges, files, crashes, damage, and plyvel's traps."""
+"""What only the LevelDB engine does: hidden ranges, files, and plyvel's traps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the RocksDB engine does: files, crashes, damage, and rocksdict's traps."""
+"""What only the RocksDB engine does: merges, readers, logs, and rocksdict's traps."""
 
 from __future__ import annotations
 
