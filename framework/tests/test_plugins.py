@@ -298,6 +298,15 @@ def topicstore_store(request):
         assert [m.payload for m in db.replay("#")] == [b"-ab"]
 
 
+def test_a_plugin_may_only_wrap(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """One that would replace the store is refused when the database is opened."""
+    text = "from topicstore import hookimpl\n@hookimpl\ndef topicstore_store(request): ..."
+    use(monkeypatch, Registry([*BUILT_IN, module("replaces_", text, entry="replaces")]))
+    with pytest.raises(ts.PluginError, match="topicstore_store of plugin 'replaces' must be"):
+        ts.open(tmp_path / "db", plugins=["replaces"])
+    assert not (tmp_path / "db").exists()
+
+
 def test_a_transform_that_breaks_messages_is_refused(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """What a plugin puts into a batch is checked like what a person hands in."""
     bad = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
-from topicstore.contract.engine import DATA, WriteBatch
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.profiles import full, tries
@@ -24,8 +22,6 @@ from topicstore_conformance.subjects.pairs import Pair
 __all__ = ["Compaction"]
 BATCHES = tries(16, 40)
 """The batches of each writer."""
-ENOUGH = 70_000
-"""The number of messages after which the background looks for work."""
 
 
 def batch(writer: int, number: int, size: int = 9) -> list[Message]:
@@ -90,44 +86,9 @@ class Stepping:
             self._saved[place] = cursor.to_bytes()
 
 
-# --- in the background ------------------------------------------------------------------------
-
-
 def has_begun(pair: Pair, db: ts.Database) -> bool:
     """Return whether a compaction has done something, or has nothing to do."""
     return bool(db.storage.shards[0].counters.compacted) or not pair.merges(db)
-
-
-def has_compacted(pair: Pair, db: ts.Database, count: int) -> bool:
-    """Return whether nothing is left to compact, and at least this many messages were compacted."""
-    return not pair.merges(db) and db.info().total.compacted >= count
-
-
-def hold_back(db: ts.Database) -> None:
-    """Keep the background from taking a step: when it begins, it waits until it must stop."""
-    shard = db.storage.shards[0]
-    compact = shard.compact
-
-    def held(*, whole: bool, stop: Callable[[], bool]) -> int:
-        wait_until(stop, "an end of the background's compaction")
-        return compact(whole=whole, stop=stop)
-
-    shard.compact = held  # type: ignore[method-assign, assignment]
-
-
-def fill(db: ts.Database, count: int = ENOUGH) -> None:
-    """Store many messages, in batches as a gateway sends them."""
-    for first in range(0, count, 2_000):
-        db.store([Message(f"t/{n % 50}/x", b"%d" % n, f"c{n % 3}") for n in range(first, min(first + 2_000, count))])
-
-
-def merging(pair: Pair, db: ts.Database) -> ts.Database:
-    """Return the database; skip the test if its layout doesn't merge."""
-    db.store([Message("first", b"")])
-    if not pair.merges(db):
-        db.close()
-        pytest.skip(f"{pair.layout} keeps what is stored as it is: nothing is compacted")
-    return db
 
 
 class Compaction(Fixtures):
@@ -165,6 +126,38 @@ class Compaction(Fixtures):
             for before, after in pairwise(prefixes):
                 assert set(before) <= set(after) <= set(stored)
             assert (len(stored), []) == ((report := db.verify()).messages, report.damages)
+
+    @pytest.mark.parametrize(
+        "topic_filter", ["#", "t/+/b", *(pytest.param(each, marks=full) for each in ("t/1/a", "t/+/#", "no/such"))]
+    )
+    def test_cursors_survive_compaction(self, pair: Pair, directory: Path, topic_filter: str) -> None:
+        """Cursors saved before and between compactions and deletes return exactly the rest afterwards."""
+        stride = max(1, 120 // tries(12, 40, pair.capabilities))
+        with opened(pair, directory / "db") as db:
+            for number in range(12):
+                db.store(
+                    [Message(f"t/{n % 5}/{'ab'[n % 2]}", b"%03d" % (number * 10 + n), f"c{n % 2}") for n in range(10)]
+                )
+            db.replay("#")  # waits until nothing is hidden any more
+            streams = db.streams(topic_filter)
+            whole = {stream: drain(db, db.cursor(stream, topic_filter))[0] for stream in streams}
+            saved = []
+            for stream, rows in whole.items():
+                cursor = db.cursor(stream, topic_filter)
+                for seen in range(len(rows) + 1):
+                    if seen % stride == 0:
+                        saved.append((cursor.to_bytes(), rows[seen:]))
+                    cursor = db.read(cursor, 1).cursor
+            for deleted in (None, "t/2/+", "+/+/a"):
+                if deleted is not None:
+                    db.delete(deleted)
+                for _ in range(2):
+                    left = {id_ for id_, _ in replayed(db)}
+                    for limit, (data, rest) in enumerate(saved):
+                        rows, _, _ = drain(db, ts.Cursor.from_bytes(data), 1 + limit % 9)
+                        assert [row for row in rest if row[0] in left] == rows
+                    db.compact()
+            assert [] == db.verify().damages
 
     def test_deletes_beside_compactions(self, pair: Pair, directory: Path) -> None:
         """Beside compactions each message is deleted once, never comes back, and is counted once; all others stay."""
@@ -262,73 +255,3 @@ class Compaction(Fixtures):
             if path.exists():
                 with ts.open(path) as db:
                     assert (1_200 * (number + 1), []) == ((report := db.verify()).messages, report.damages)
-
-    def test_the_background_compacts(self, pair: Pair, directory: Path) -> None:
-        """If background compaction is on, it compacts much stored data without a request, also that of earlier runs."""
-        path = directory / "db"
-        with merging(pair, opened(pair, path)) as db:
-            fill(db)
-            list(db.replay("t/7/x"))
-            assert 0 == db.info().total.compacted
-            if not path.exists():
-                return
-        with ts.open(path) as db:
-            wait_until(partial(has_compacted, pair, db, ENOUGH + 1), "the background to compact everything")
-            assert [b"%d" % n for n in range(7, ENOUGH, 50)] == [m.payload for m in db.replay("t/7/x", order="time")]
-            fill(db)
-            wait_until(partial(has_compacted, pair, db, 2 * ENOUGH + 1), "the background to compact everything")
-            assert (2 * ENOUGH + 1, []) == ((report := db.verify()).messages, report.damages)
-            assert db.info().compaction_failure is None
-
-    @full
-    def test_readers_beside_the_background(self, pair: Pair, directory: Path) -> None:
-        """A reader beside background compaction sees every message once, in the same order."""
-        with merging(pair, opened(pair, directory / "db", auto_compact=True)) as db:
-            cursors = [db.cursor(stream, "#") for stream in db.streams("#")]
-            fill(db)
-            while pair.merges(db):
-                rows = replayed(db, "t/3/x")
-                assert [b"%d" % n for n in range(3, ENOUGH, 50)] == [message.payload for _, message in sorted(rows)]
-                cursors = [db.read(cursor, 10).cursor for cursor in cursors]
-            wait_until(partial(has_compacted, pair, db, ENOUGH + 1), "the background to count what it compacted")
-            assert ENOUGH + 1 == sum(batch.num_rows for batch in db.replay_arrow("#"))
-
-    @requires("persistent")
-    @pytest.mark.parametrize("begun", [False, pytest.param(True, marks=full)])
-    def test_close_beside_the_background(self, pair: Pair, directory: Path, begun: bool) -> None:
-        """Closing waits at most for the compaction's current step, leaves no thread running, and loses nothing."""
-        count, threads = 3 * ENOUGH if begun else ENOUGH, threading.active_count()
-        db = merging(pair, opened(pair, directory / "db", auto_compact=True))
-        if not begun:
-            hold_back(db)
-        fill(db, count)
-        if begun:
-            wait_until(lambda: db.storage.shards[0].counters.compacted, "the background to compact something")
-        db.close()
-        wait_until(lambda: threading.active_count() <= threads, "the background's threads to end")
-        with ts.open(directory / "db", auto_compact=False) as db:
-            assert begun or pair.merges(db)
-            assert (count + 1, []) == ((report := db.verify()).messages, report.damages)
-
-    def test_a_failure_in_the_background_is_shown(self, pair: Pair, directory: Path) -> None:
-        """Background compaction that fails at a damaged message warns, `info` says why, and stores and reads go on."""
-        with merging(pair, opened(pair, directory / "db", auto_compact=True)) as db:
-            engine = db.storage.shards[0].engine()
-            (key, value), *_ = next(engine.scan(DATA, limit=1))
-            damage, undo = WriteBatch(), WriteBatch()
-            damage.put(DATA, key, value[:-1] + bytes((value[-1] ^ 1,)))
-            undo.put(DATA, key, value)
-            engine.write(damage)
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                fill(db)
-                failed = "background compaction failed"  # counting, which reads the message too, reports it as well
-                wait_until(lambda: any(failed in str(one.message) for one in told), "the failure to be told")
-            assert "shard 0" in str(db.info().compaction_failure)
-            with pytest.raises(ts.CorruptionError):
-                db.compact()
-            later = db.store([Message("later", b"1")]).ids
-            assert later == [id_ for id_, _ in replayed(db, "later", later[0].position >> 11)]
-            engine.write(undo)
-            db.compact()  # perhaps beside the background, which goes on too
-            assert (ENOUGH + 2, []) == ((report := db.verify()).messages, report.damages)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .compaction import Compaction
 from .concurrency import Concurrency
 from .crashes import Crashes
-from .cursors import Cursors
 from .damage import Damage
 from .durability import Durability
 from .forks import Forks
@@ -13,7 +12,6 @@ from .generations import Generations
 from .histories import Histories
 from .own_times import OwnTimes
 from .power import PowerLoss
-from .refusals import Refusals
 from .salvage import Salvage
 from .visibility import Visibility
 
@@ -30,10 +28,8 @@ class DatabaseSuite(
     Concurrency,
     Forks,
     Generations,
-    Cursors,
     OwnTimes,
     Visibility,
-    Refusals,
     Histories,
 ):  # pytest begins with the last of them
     """Tests of whole databases, of a backend and a layout. Subclass it and override the fixture ``pair``.

@@ -1,43 +1,36 @@
 """Promises about visibility: a stored message is seen at once or, with epochs, within one, never in another order.
 
-Layouts with epochs hide the one that is being written. ``next`` shows it when it is over; a replay
-waits for that. Epochs are either so long that none ends during a test except by the clock that the
-test sets, or so short that waiting for them costs little.
+Layouts with epochs hide the one that is being written. `read` shows it when it is over; a replay waits for that.
+Epochs are so long that none ends except by the clock that the test sets.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attrs
 import msgspec
-import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageId
-from topicstore.contract.positions import COUNTER_BITS, time_of
+from topicstore.contract.positions import time_of
 
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import COSTLY, tries
-from topicstore_conformance.database.fixtures import Fixtures, both_durabilities, both_timestamps
-from topicstore_conformance.database.intercepting_engines import Full, Gate, replace_engine
+from topicstore_conformance.database.fixtures import Fixtures, both_timestamps
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.threads import PATIENCE, wait_until
-from topicstore_conformance.oracle.checks import check_replay, drain, follow_epochs, replayed
+from topicstore_conformance.oracle.checks import check_replay, drain, follow_epochs
 from topicstore_conformance.oracle.model import Model, Row
 from topicstore_conformance.subjects.pairs import Pair
 
 __all__ = ["Visibility"]
 
-LONG, SHORT = 30, 16
-"""The number of bits of an epoch's microseconds: eighteen minutes, and 66 milliseconds."""
+LONG = 30
+"""The number of bits of an epoch's microseconds: eighteen minutes."""
 LENGTH = 1 << LONG
 BEGIN = START >> LONG << LONG
 """The time at which a long epoch begins."""
@@ -45,9 +38,9 @@ TOPICS = [f"t/{level}/{end}" for level in "abcdefgh" for end in "xy"]
 Place = tuple[int, int, int]
 
 
-def opened(pair: Pair, path: Path, clock: Callable[[], int], bits: int = LONG, **arguments: Any) -> ts.Database:
-    """Return a new database whose layout learns early, with epochs of a length if it has any."""
-    return pair.open(path, options={pair.layout: pair.small(epoch_bits=bits)}, clock=clock, **arguments)
+def opened(pair: Pair, path: Path, clock: Callable[[], int], **arguments: Any) -> ts.Database:
+    """Return a new database whose layout learns early, with long epochs if it has any."""
+    return pair.open(path, options={pair.layout: pair.small(epoch_bits=LONG)}, clock=clock, **arguments)
 
 
 def reopened(path: Path, clock: Callable[[], int]) -> ts.Database:
@@ -67,11 +60,6 @@ def some(number: int, count: int = 8) -> list[Message]:
 def epoch_of(db: ts.Database, generation: int, shard: int = 0) -> int:
     """Return how many positions an epoch of a generation has: 1 if the layout has no epochs."""
     return db.storage.shards[shard].slab(generation).epoch
-
-
-def hides(db: ts.Database) -> bool:
-    """Return whether the current generation has epochs."""
-    return epoch_of(db, db.generations()[-1].number) > 1
 
 
 @attrs.define
@@ -107,9 +95,6 @@ class Follower:
                 of = message.client_id, message.topic
                 assert last.get(of, -1) < id_.position
                 last[of] = id_.position
-
-
-# --- random histories -------------------------------------------------------------------------
 
 
 @attrs.define
@@ -216,210 +201,3 @@ class Visibility(Fixtures):
                     life.db.close()
 
         check()
-
-    # --- single situations ------------------------------------------------------------------------
-
-    @both_durabilities
-    def test_an_epoch_is_seen_when_it_is_over(self, pair: Pair, directory: Path, durability: str) -> None:
-        """A stored message is seen at once or, with epochs, as soon as the clock is past the end of its epoch."""
-        clock = Clock(BEGIN + 5)
-        with opened(pair, directory / "db", clock, durability=durability) as db:
-            stored = db.store(some(1)).ids + db.store(some(2)).ids
-            follower = Follower()
-            for now in (clock.now, BEGIN - LENGTH, BEGIN + LENGTH - 1):
-                clock.now = now
-                follower.read(db)
-                assert hides(db) or sorted(stored) == sorted(follower.ids)
-            assert not hides(db) or sorted(stored) != sorted(follower.ids)
-            clock.now = BEGIN + LENGTH
-            follower.read(db)
-            assert sorted(stored) == sorted(follower.ids)
-            assert sorted(stored) == sorted(id_ for id_, _ in replayed(db))
-
-    @both_durabilities
-    def test_nothing_comes_before_what_was_seen(self, pair: Pair, directory: Path, durability: str) -> None:
-        """An epoch that was shown gets no more messages, even if the clock jumps back into it, or after a restart."""
-        clock = Clock(BEGIN + LENGTH)
-        path = directory / "db"
-        with opened(pair, path, clock, durability=durability) as db:
-            clock.now = BEGIN
-            first = db.store(some(1)).ids
-            clock.now = BEGIN + LENGTH
-            assert sorted(first) == sorted(id_ for id_, _ in replayed(db))
-            clock.now = BEGIN
-            epoch = epoch_of(db, 1)
-            later = db.store(some(2)).ids[0]
-            assert epoch == 1 or later.position // epoch > first[-1].position // epoch
-            if path.exists():
-                db.close()
-                with reopened(path, clock) as db:
-                    assert db.store(some(3)).ids[0].position > later.position
-                    db.add_generation()
-                    assert sorted(id_ for id_, _ in replayed(db))[:8] == sorted(first)
-
-    def test_a_generation_ends_its_epoch(self, pair: Pair, directory: Path) -> None:
-        """Sealing a generation shows at once what its epoch hid, with the end of each stream."""
-        clock = Clock(BEGIN)
-        with opened(pair, directory / "db", clock) as db:
-            old = db.store(some(1)).ids
-            follower = Follower()
-            follower.read(db)
-            db.add_generation()
-            new = db.store(some(2)).ids
-            assert old[-1].position < new[0].position < BEGIN + LENGTH << COUNTER_BITS
-            follower.read(db)
-            assert sorted(old) == sorted(id_ for id_ in follower.ids if id_ in old)
-            for (_, generation, _), saved in follower.saved.items():
-                assert (generation == 1) == db.read(ts.Cursor.from_bytes(saved)).end_of_stream
-            clock.now += LENGTH
-            follower.read(db)
-            assert sorted(old + new) == sorted(follower.ids)
-
-    @both_durabilities
-    @both_timestamps
-    def test_short_epochs_in_real_time(self, pair: Pair, directory: Path, durability: str, timestamps: str) -> None:
-        """With short epochs in real time a replay has everything, and a follower waits only a short time."""
-        how = {"durability": durability, "timestamps": timestamps}
-        path = directory / "db"
-        with pair.open(path, options={pair.layout: pair.small(epoch_bits=SHORT)}, **how) as db:
-            stored = []
-            for number in range(20):
-                stored += db.store(some(number)).ids
-                assert sorted(stored) == sorted(id_ for id_, _ in replayed(db)) or number % 5
-            follower = Follower()
-            stored += db.store(some(20)).ids
-
-            def has_all() -> bool:
-                follower.read(db)
-                return sorted(stored) == sorted(follower.ids)
-
-            wait_until(has_all, "the end of a short epoch")
-
-    @both_durabilities
-    @both_timestamps
-    def test_a_replay_waits_an_epoch_and_not_longer(
-        self, pair: Pair, directory: Path, durability: str, timestamps: str
-    ) -> None:
-        """A replay waits for no more than one epoch, even if the clock stands still and others go on storing."""
-        clock, done = Clock(BEGIN), threading.Event()
-        how = {"durability": durability, "timestamps": timestamps}
-        with opened(pair, directory / "db", clock, bits=SHORT, **how) as db, ThreadPoolExecutor() as threads:
-            stored = db.store(some(0)).ids
-
-            def write() -> None:
-                number = 0
-                while not done.wait(0.001):  # without a pause more would be stored meanwhile than the replays can check
-                    number += 1
-                    db.store(some(number, 1))
-
-            writer = threads.submit(write)
-            try:
-                for _ in range(3):
-                    found = threads.submit(replayed, db).result(PATIENCE)
-                    assert set(stored) <= {id_ for id_, _ in found}
-            finally:
-                done.set()
-            writer.result(PATIENCE)
-
-    @pytest.mark.parametrize("other", ["replay", "store"])
-    def test_two_replays_at_the_end_of_an_epoch(self, pair: Pair, directory: Path, other: str) -> None:
-        """A replay has all that was there at its call, even while the end of an epoch, or the next, is flushed."""
-        clock = Clock(BEGIN)
-        with opened(pair, directory / "db", clock, durability="sync") as db, ThreadPoolExecutor() as threads:
-            stored = db.store(some(1)).ids
-            clock.now += LENGTH
-            gate = Gate(db.storage.shards[0].engine())
-            replace_engine(db, gate)
-            first = threads.submit(db.store, some(2)) if other == "store" else threads.submit(replayed, db)
-            assert (other == "replay" and not hides(db)) or gate.flushing.wait(PATIENCE)
-            waits, epochs = threading.Event(), db.storage.shards[0]._epochs  # noqa: SLF001 - the suite looks inside
-            end = epochs.end
-
-            def told_of(*arguments: Any, **how: Any) -> None:
-                waits.set()
-                end(*arguments, **how)
-
-            epochs.end = told_of  # type: ignore[method-assign]
-            second = threads.submit(replayed, db)
-            wait_until(lambda: waits.is_set() or second.done(), "the second replay to know where it ends")
-            gate.open.set()
-            assert sorted(stored) == sorted(id_ for id_, _ in second.result(PATIENCE))
-            first.result(PATIENCE)
-
-    @pytest.mark.parametrize("refused", ["write", "flush_log"])
-    @pytest.mark.parametrize("first", ["store", "read"])
-    def test_a_shard_that_takes_no_writes(self, pair: Pair, directory: Path, first: str, refused: str) -> None:
-        """A stored message is read or reported as unreachable, never left out without an error; reopening shows it."""
-        clock, path = Clock(BEGIN - LENGTH), directory / "db"
-        follower = Follower()
-        with opened(pair, path, clock, durability="sync") as db:
-            stored = db.store(some(0)).ids
-            clock.now = BEGIN
-            stored += db.store(some(1)).ids
-            hiding = hides(db)
-            engine = db.storage.shards[0].engine()
-            replace_engine(db, Full(engine, refused))
-            clock.now += LENGTH
-            if first == "store":
-                with pytest.raises(ts.StorageFullError):
-                    db.store(some(2))
-            elif hiding:
-                with pytest.raises(ts.StorageFullError):
-                    follower.read(db)
-            with pytest.raises(ts.RecoverableError) if hiding else contextlib.nullcontext():
-                assert sorted(stored) == sorted(id_ for id_, _ in replayed(db))
-            follower.read(db)
-            assert set(stored[:8]) <= set(follower.ids) <= set(stored)
-            assert hiding or sorted(follower.ids) == sorted(stored)
-            assert (first == "store" or hiding) == (db.info().shards[0].failure is not None)
-            replace_engine(db, engine)
-        if path.exists():
-            with reopened(path, clock) as db:
-                known = {*stored, *db.store(some(3)).ids}
-                clock.now += LENGTH
-                whole = {id_ for id_, _ in replayed(db)}
-                assert known <= whole
-                assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # a failed batch may be there whole
-                follower.read(db)
-                assert sorted(whole) == sorted(follower.ids)
-
-    @pytest.mark.parametrize("what", ["close", "add_generation", "store", "fail"])
-    def test_who_waits_is_let_go(self, pair: Pair, directory: Path, what: str) -> None:
-        """A replay that waits for a long epoch continues, or raises, as soon as the epoch can't go on."""
-        clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
-
-        def now() -> int:
-            if threading.get_ident() in replaying:
-                asked.set()  # the replay has the shard's lock, asks how long the epoch still lasts, and waits
-            return clock.now
-
-        def replay() -> list[tuple[MessageId, Message]]:
-            replaying.add(threading.get_ident())
-            return replayed(db)
-
-        db = opened(pair, directory / "db", now, durability="sync")
-        with contextlib.closing(db), ThreadPoolExecutor() as threads:
-            stored = db.store(some(1)).ids
-            waiting = threads.submit(replay)
-            if hides(db):
-                assert asked.wait(PATIENCE)
-            else:
-                waiting.exception(PATIENCE)
-            if what == "close":
-                db.close()
-            elif what == "add_generation":
-                db.add_generation()
-            elif what == "store":
-                clock.now += LENGTH
-                db.store(some(2))
-            else:
-                engine = db.storage.shards[0].engine()
-                replace_engine(db, Full(engine, "write"))
-                with pytest.raises(ts.StorageFullError):
-                    db.store(some(2))
-                replace_engine(db, engine)
-            told = {"close": ts.DatabaseClosedError, "fail": ts.ShardReadOnlyError}.get(what)
-            waited = waiting.exception(PATIENCE)
-            assert waited is None or type(waited) is told
-            if waited is None:
-                assert sorted(stored) == sorted(id_ for id_, _ in waiting.result())

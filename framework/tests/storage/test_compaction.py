@@ -1,15 +1,22 @@
-"""Compaction in the background, where some of it fails."""
+"""Compaction in the background: that it does its work, rests, ends, and reports what fails."""
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import topicstore as ts
 from topicstore import background
+from topicstore.contract.engine import DATA, WriteBatch
 from topicstore.storage import compaction
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.oracle.checks import replayed
+from topicstore_conformance.subjects.pairs import pair_of, small_options
 
 
 def test_a_shard_that_fails_keeps_none_from_being_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +72,99 @@ def test_compaction_ends_when_it_is_told(tmp_path: Path) -> None:
         assert 0 == db.compact(stop=lambda: True).messages
         assert 20 == len(list(db.replay("#")))
         assert 20 == db.compact().messages
+
+
+# --- a whole database ---
+
+ENOUGH = 70_000
+"""The number of messages after which the background looks for work."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a database is made whose layout merges early."""
+    need("rocksdb")
+    return tmp_path / "db"
+
+
+def opened(path: Path, *, auto_compact: bool) -> ts.Database:
+    return ts.open(path, options={"block": small_options("block")}, auto_compact=auto_compact)
+
+
+def fill(db: ts.Database, count: int = ENOUGH) -> None:
+    """Store many messages, in batches as a gateway sends them."""
+    for first in range(0, count, 2_000):
+        db.store([ts.Message(f"t/{n % 50}/x", b"%d" % n, f"c{n % 3}") for n in range(first, min(first + 2_000, count))])
+
+
+def merges(db: ts.Database) -> bool:
+    """Return whether something is left to compact."""
+    return pair_of("rocksdb", "block").merges(db)
+
+
+def has_compacted(db: ts.Database, count: int) -> bool:
+    """Return whether nothing is left to compact, and at least this many messages were compacted."""
+    return not merges(db) and db.info().total.compacted >= count
+
+
+def test_the_background_compacts(path: Path) -> None:
+    """If background compaction is on, it compacts much stored data without a request, also that of earlier runs."""
+    with opened(path, auto_compact=False) as db:
+        fill(db)
+        assert 0 == db.info().total.compacted
+    with ts.open(path) as db:
+        wait_until(lambda: has_compacted(db, ENOUGH), "the background to compact everything")
+        assert [b"%d" % n for n in range(7, ENOUGH, 50)] == [message.payload for message in db.replay("t/7/x")]
+        fill(db)
+        wait_until(lambda: has_compacted(db, 2 * ENOUGH), "the background to compact everything")
+        assert (2 * ENOUGH, []) == ((report := db.verify()).messages, report.damages)
+        assert db.info().compaction_failure is None
+
+
+@pytest.mark.parametrize("begun", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_close_beside_the_background(path: Path, begun: bool) -> None:
+    """Closing waits at most for the compaction's current step, leaves no thread running, and loses nothing."""
+    count, threads = 3 * ENOUGH if begun else ENOUGH, threading.active_count()
+    db = opened(path, auto_compact=True)
+    shard = db.storage.shards[0]
+    compact = shard.compact
+
+    def held(*, whole: bool, stop: Callable[[], bool]) -> int:
+        wait_until(stop, "an end of the background's compaction")
+        return compact(whole=whole, stop=stop)
+
+    if not begun:
+        shard.compact = held  # type: ignore[method-assign, assignment]
+    fill(db, count)
+    if begun:
+        wait_until(lambda: shard.counters.compacted, "the background to compact something")
+    db.close()
+    wait_until(lambda: threading.active_count() <= threads, "the background's threads to end")
+    with opened(path, auto_compact=False) as db:
+        assert begun or merges(db)
+        assert (count, []) == ((report := db.verify()).messages, report.damages)
+
+
+def test_a_failure_in_the_background_is_shown(path: Path) -> None:
+    """Background compaction that fails at a damaged message warns, `info` says why, and stores and reads go on."""
+    with opened(path, auto_compact=True) as db:
+        db.store([ts.Message("first", b"")])
+        engine = db.storage.shards[0].engine()
+        (key, value), *_ = next(engine.scan(DATA, limit=1))
+        damage, undo = WriteBatch(), WriteBatch()
+        damage.put(DATA, key, value[:-1] + bytes((value[-1] ^ 1,)))
+        undo.put(DATA, key, value)
+        engine.write(damage)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            fill(db)
+            failed = "background compaction failed"  # counting, which reads the message too, reports it as well
+            wait_until(lambda: any(failed in str(one.message) for one in told), "the failure to be told")
+        assert "shard 0" in str(db.info().compaction_failure)
+        with pytest.raises(ts.CorruptionError):
+            db.compact()
+        later = db.store([ts.Message("later", b"1")]).ids
+        assert later == [id_ for id_, _ in replayed(db, "later", later[0].position >> 11)]
+        engine.write(undo)
+        db.compact()  # perhaps beside the background, which goes on too
+        assert (ENOUGH + 2, []) == ((report := db.verify()).messages, report.damages)

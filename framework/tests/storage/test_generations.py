@@ -1,0 +1,205 @@
+"""Generations over several shards: added, dropped, and finished by the next opening, in all shards or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.contract.engine import DATA, INDEX, KEYS, META, encode_generation
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.subjects.pairs import small_options
+
+CLIENTS = [f"c{number}" for number in range(12)]
+SHARDS = 3
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", shards=SHARDS) as opened:
+        yield opened
+
+
+def store(db: ts.Database, text: str) -> None:
+    """Store a message of every client, and so in every shard."""
+    db.store([ts.Message(f"t/{number % 3}", text.encode(), client) for number, client in enumerate(CLIENTS)])
+
+
+def check(db: ts.Database, *texts: str) -> None:
+    """Check that a database has what was stored under these texts, and nothing else."""
+    assert sorted(text.encode() for text in texts for _ in CLIENTS) == sorted(m.payload for m in db.replay("#"))
+    assert (len(texts) * len(CLIENTS), []) == ((report := db.verify()).messages, report.damages)
+
+
+def test_times_of_generations() -> None:
+    """A generation records when it was made and sealed; replays, and streams, leave out those before a start."""
+    clock = Clock()
+    with ts.open("memory", backend="memory", clock=clock) as db:
+        for number in range(3):
+            db.store([ts.Message("a", b"%d" % number)])
+            clock.now += 1_000_000
+            db.add_generation()
+        ends = [START + 1_000_000 * number for number in range(4)]
+        assert [*pairwise(ends), (ends[-1], None)] == [(each.created, each.sealed) for each in db.generations()]
+        for first in range(3):
+            assert first + 1 in {stream.generation for stream in db.streams("#", ends[first])}
+            assert first + 1 not in {stream.generation for stream in db.streams("#", ends[first] + 1)}
+            for end in range(3):
+                got = [message.payload for message in db.replay("#", ends[first], ends[end])]
+                assert [b"%d" % number for number in range(first, end)] == got
+
+
+def test_a_publisher_stays_in_its_shard(tmp_path: Path) -> None:
+    """A publisher's messages lie in one shard, the one that is reported, over all generations and openings."""
+    shards: dict[str, set[int]] = {client: set() for client in CLIENTS}
+    for _ in range(2):
+        with ts.open(tmp_path / "db", shards=SHARDS) as db:
+            for _ in range(2):
+                result = db.store([ts.Message("a", b"", client) for client in CLIENTS])
+                for client, id_ in zip(CLIENTS, result.ids, strict=True):
+                    shards[client] |= {id_.shard, db.shard_of(client)}
+                db.add_generation()
+    assert [] == [client for client, of in shards.items() if len(of) != 1]
+    assert set(range(SHARDS)) == {shard for of in shards.values() for shard in of}
+
+
+def test_learned_structure_is_inherited(tmp_path: Path) -> None:
+    """A new generation has the wildcards that the one before has learned, from its first message on and reopened."""
+    with ts.open(tmp_path / "db", options={"block": small_options("block")}) as db:
+        db.store([ts.Message(f"site/{n % 4}/device-{n}/temperature", b"x") for n in range(200)])
+        before = len(db.streams("#"))
+        db.add_generation()
+    for restart in range(2):
+        with ts.open(tmp_path / "db") as db:
+            db.store([ts.Message(f"site/{n % 4}/new-{restart}-{n}/temperature", b"y") for n in range(100)])
+            assert len([stream for stream in db.streams("#") if stream.generation == 2]) < before
+            assert 25 * (restart + 1) == sum(m.payload == b"y" for m in db.replay("site/1/+/temperature"))
+
+
+# --- dropping ---
+
+
+def test_a_dropped_generation_stays_dropped(tmp_path: Path) -> None:
+    """After a restart too, and its number is not used again."""
+    with ts.open(tmp_path / "db", shards=SHARDS) as db:
+        store(db, "old")
+        assert 2 == db.add_generation()
+        assert db.drop_generation(1)
+    for number in (3, 4):
+        with ts.open(tmp_path / "db") as db:
+            check(db)
+            assert not db.drop_generation(1)
+            assert number == db.add_generation()
+
+
+def test_what_reads_in_a_dropped_generation(db: ts.Database) -> None:
+    """Its cursors, used before or not, and a replay that runs, raise; no new cursor can be made."""
+    db.store([ts.Message("a", b"%d" % number, "c") for number in range(5)])
+    (stream,) = db.streams("#")
+    never = db.cursor(stream, "#")
+    once, ended = db.read(never, 1).cursor, db.read(never).cursor
+    replay = db.replay("#", order="any", batch_size=1)  # in order of time, all of them may be in memory already
+    assert b"0" == next(replay).payload
+    db.add_generation()
+    db.store([ts.Message("a", b"new", "c")])
+    db.drop_generation(1)
+    for cursor in (never, once, ended):
+        with pytest.raises(ts.GenerationDroppedError):
+            db.read(ts.Cursor.from_bytes(cursor.to_bytes()))
+    with pytest.raises(ts.GenerationDroppedError):
+        db.cursor(stream, "#")
+    with pytest.raises(ts.GenerationDroppedError):
+        list(replay)
+    assert [b"new"] == [message.payload for message in db.replay("#")]
+
+
+def test_a_tombstone_is_removed_at_open(tmp_path: Path) -> None:
+    """A removal interrupted after its tombstone was written leaves nothing in the engine after the next opening."""
+    with ts.open(tmp_path / "db") as db:
+        store(db, "old")
+        db.add_generation()
+        assert db.storage.shards[0].drop_generation(1)
+        assert [] == list(db.replay("#"))
+    with ts.open(tmp_path / "db") as db:
+        engine = db.storage.shards[0].engine()
+        for numbers in (DATA, INDEX):
+            assert [] == list(engine.scan(numbers, (1, 0, 0), (2, 0, 0)))
+        for names in (META, KEYS):
+            assert [] == list(engine.scan(names, encode_generation(1), encode_generation(2)))
+
+
+# --- done by some of the shards only ---
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_an_interrupted_addition_is_finished_at_open(tmp_path: Path, done: int) -> None:
+    """If only some shards got a new generation, opening gives it to the others, with its layout and options."""
+    with ts.open(tmp_path / "db", shards=SHARDS) as db:
+        store(db, "before")
+        for shard in db.storage.shards[-done:]:
+            shard.add_generation("skipstream", {"thresholds": [3, 2]})
+        with pytest.raises(ts.GenerationError, match="the current one"):  # of a shard, so it stays in all
+            db.drop_generation(1)
+        check(db, "before")
+    with ts.open(tmp_path / "db") as db:
+        assert [2] * SHARDS == [shard.current for shard in db.storage.shards]
+        made = [shard.generations()[-1] for shard in db.storage.shards]
+        assert [("skipstream", [3, 2])] * SHARDS == [(each.layout, list(each.options["thresholds"])) for each in made]
+        store(db, "after")
+        check(db, "before", "after")
+        assert db.drop_generation(1)
+        check(db, "after")
+
+
+@pytest.mark.parametrize("done", [1, 2])
+@pytest.mark.parametrize("removed", [True, False])
+def test_an_interrupted_drop_is_finished_at_open(tmp_path: Path, done: int, removed: bool) -> None:
+    """If only some shards have dropped a generation, opening drops it everywhere."""
+    with ts.open(tmp_path / "db", shards=SHARDS) as db:
+        store(db, "old")
+        db.add_generation()
+        store(db, "new")
+        for shard in db.storage.shards[:done]:
+            assert shard.drop_generation(1)
+            if removed:
+                shard.remove_dropped()
+    for _ in range(2):
+        with ts.open(tmp_path / "db") as db:
+            check(db, "new")
+            assert not db.drop_generation(1)
+
+
+def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
+    """Generations that were added and dropped in other shards meanwhile are passed through."""
+    with ts.open(tmp_path / "db", shards=SHARDS) as db:
+        store(db, "old")
+        for _ in range(3):
+            db.storage.shards[0].add_generation("block", {})
+        db.storage.shards[0].drop_generation(2)
+    with ts.open(tmp_path / "db") as db:
+        assert [1, 3, 4] == [generation.number for generation in db.generations()]
+        check(db, "old")
+
+
+def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Database) -> None:
+    """No generation is dropped that one of the shards still writes."""
+    broken = db.storage.shards[1]
+    add: Any = broken.add_generation
+
+    def fail(*_: object) -> int:
+        raise ts.StorageFullError("disk full")
+
+    broken.add_generation = fail  # type: ignore[method-assign]
+    with pytest.raises(ts.StorageFullError):
+        db.add_generation()
+    assert [1] == [generation.number for generation in db.generations()]
+    broken.add_generation = add  # type: ignore[method-assign]
+    assert 2 == db.add_generation()
+    assert [2] * SHARDS == [shard.current for shard in db.storage.shards]
+    store(db, "after")
+    with pytest.raises(ts.GenerationError, match="the current one"):
+        db.drop_generation(2)
+    check(db, "after")
