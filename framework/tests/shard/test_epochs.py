@@ -114,6 +114,19 @@ def test_a_generation_ends_its_epoch() -> None:
 
 
 @both_timestamps
+@pytest.mark.parametrize("start", [0, BEGIN])
+def test_a_delete_takes_what_an_epoch_hides(timestamps: str, start: int) -> None:
+    """Also if the positions of what is hidden are later than its time, because the epoch of that time had ended."""
+    with opened(Clock(BEGIN), bits=SHORT, timestamps=timestamps) as db:
+        for number in range(2):
+            db.store(some(number))
+            assert 8 * (number + 1) == len(found(db))
+        db.store(some(2))
+        assert 24 == db.delete("#", start)
+        assert [] == found(db)
+
+
+@both_timestamps
 def test_short_epochs_in_real_time(timestamps: str) -> None:
     """A replay has everything, and a follower waits only for the end of an epoch."""
     options = {EPOCHAL: small_options(EPOCHAL, epoch_bits=SHORT)}

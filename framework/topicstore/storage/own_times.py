@@ -8,6 +8,7 @@ lies in it. Where every position has its message's time, which is usual, nothing
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import attrs
@@ -51,18 +52,19 @@ def runs_of(
 ) -> Iterator[tuple[int, int]]:
     """Yield spans of positions, ascending and up to ``bound``, that have the matching messages of a range of times.
 
-    They have no other matching messages. With displaced positions, the matching messages around the range are read.
+    They have no other matching messages. With displaced positions, the matching messages around the range are read. An
+    epoch that hides some of them is waited for, as by a replay.
     """
-    displaced = shard.displacement
+    times, displaced = TimeRange(start, until), shard.displacement
     last = bound if until is None else min(bound, first_position(until + displaced) - 1)
     first = first_position(start)
-    if not displaced:
+    if not displaced or times == TimeRange():
         if first <= last:
             yield first, last
         return
-    times, begun, end = TimeRange(start, until), None, 0
+    begun, end, since = None, 0, time.monotonic()
     for record in shard.generations():
-        plan = plan_generation(storage, shard, record.number, topic_filter, first, last, since=None)
+        plan = plan_generation(storage, shard, record.number, topic_filter, first, last, since=since)
         for batch in run_as_stored(storage, shard, [plan] if plan.generations else [], "time"):
             rows = times.rows(batch.timestamps)
             among = np.ones(len(batch), np.bool_) if rows is None else np.isin(np.arange(len(batch)), rows)
