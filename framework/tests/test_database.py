@@ -368,17 +368,6 @@ def test_options_of_layouts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
-def test_options_that_cannot_be_stored_leave_nothing_behind(tmp_path: Path, layout: str) -> None:
-    """They are refused before there is a file, and as options of a later generation too."""
-    for thresholds in ([2**70], [-1], []):
-        with pytest.raises(ts.InvalidOptionError, match="thresholds"):
-            ts.open(tmp_path / "db", mode="x", layout=layout, options={layout: {"thresholds": thresholds}})
-        assert not (tmp_path / "db").exists()
-    with ts.open(tmp_path / "db", mode="x", layout=layout) as db, pytest.raises(ts.InvalidOptionError):
-        db.add_generation(layout, {"thresholds": [2**70]})
-
-
-@pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
 def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None:
     """The others are read and written; what needs it is told; it can be dropped, and another begun."""
     clock = Clock(START)

@@ -240,8 +240,9 @@ def test_bad_generations(db: ts.Database) -> None:
     """A generation of an unknown layout or with bad options is refused, and none is added."""
     with refuses(db, ts.UnknownPluginError):
         db.add_generation("no such layout")
-    with refuses(db, ts.InvalidOptionError):
-        db.add_generation(options={"no such option": 1})
+    for options in ({"no such option": 1}, {"thresholds": [2**70]}):
+        with refuses(db, ts.InvalidOptionError):
+            db.add_generation(options=options)
 
 
 def test_generations_that_cannot_be_dropped(db: ts.Database) -> None:
@@ -343,6 +344,7 @@ def test_the_same_options_open_it_again(tmp_path: Path) -> None:
         (ts.InvalidArgumentError, {"options": {"no such plugin": {}}}, "."),
         (ts.InvalidOptionError, {"options": {"block": {"no such option": 1}}}, "."),
         (ts.InvalidOptionError, {"options": {"rocksdb": {"no such option": 1}}}, "."),
+        *((ts.InvalidOptionError, {"options": {"block": {"thresholds": bad}}}, "thres") for bad in ([2**70], [-1], [])),
         (ts.UnknownPluginError, {"plugins": ["no such plugin"]}, "."),
         (ts.UnknownPluginError, {"backend": "no such"}, "there are"),
         (ts.UnknownPluginError, {"layout": "no such"}, "there are"),

@@ -4,49 +4,35 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 import msgspec
 import topicstore as ts
-from changes import also, argument, disguise, late, lie, nth, result, swallow, when
+from changes import also, argument, disguise, late, lie, nth, result, when
 from running import M, suites_of
-from topicstore import MessageBatch, opening
-from topicstore.contract.cursors import Cursor
+from topicstore import MessageBatch
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.layout import SlabStep
 from topicstore.shard.commit_log import CommitLog
-from topicstore.shard.epochs import Epochs
-from topicstore.shard.generations import Generations
-from topicstore.shard.reads import Reads
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
 from topicstore.shard.write_path import WritePath
-from topicstore.storage import opening as storage_opening
-from topicstore.storage import shard_opener
-from topicstore.storage.compaction import CompactionScheduler
-from topicstore.storage.directory_lock import DirectoryLock
-from topicstore.storage.shard_map import ShardMap
+from topicstore.storage import opening
 from topicstore.storage.shard_opener import ShardOpener
-from topicstore.storage.storage import Storage
 from topicstore.storage.synced_writes import SyncedWrites
-from topicstore.storage.writer import Writer, _StoredLater
 from topicstore_backends.rocksdb import RocksdbEngine
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.subjects.pairs import Pair, pair_of
-from topicstore_layouts.block.layout import BlockLayout
 
 Call = Callable[..., Any]
 Given = dict[str, Any]
 EMPTY = MessageBatch.empty()
 
 # What rows name.
-DATABASE, STORAGE, WRITER, FUTURE, CURSOR, MAP = ts.Database, Storage, Writer, _StoredLater, Cursor, ShardMap
-LOG, WRITES, EPOCHS, READS, SHARD, STATE, OPENER = CommitLog, WritePath, Epochs, Reads, Shard, ShardState, ShardOpener
-LOCK, SCHEDULER, SYNCED, ENGINE, BLOCK = DirectoryLock, CompactionScheduler, SyncedWrites, RocksdbEngine, BlockLayout
-OPENING, MAKING, REACHING, GENERATIONS = opening, storage_opening, shard_opener, Generations
+DATABASE, LOG, WRITES, SHARD, STATE, OPENER = ts.Database, CommitLog, WritePath, Shard, ShardState, ShardOpener
+SYNCED, ENGINE, MAKING = SyncedWrites, RocksdbEngine, opening
 
 
 def subject_of(row: M) -> Pair:
@@ -71,13 +57,6 @@ def but_the_first(found: SlabStep) -> SlabStep:
 
 
 LOSES = {"SHARD.next": fetched(lambda found, ended, me, given: (but_the_first(found), ended))}
-SKIPS_DAMAGE = {
-    "SHARD.next": lambda call, me, given: swallow(
-        ts.CorruptionError,
-        ts.NewerFormatError,
-        value=(SlabStep(batch=EMPTY, place=given["place"], exhausted=True), True),
-    )(call, me, given)
-}
 NO_DAMAGE = {"DATABASE.verify": result(lambda report: attrs.evolve(report, damages=[]))}
 COMPACTED = {
     "SHARD.compact": also(lambda me, given: vars(me).update(compacted=True)),
@@ -121,14 +100,8 @@ def forget_position(call: Call, me: Any, given: Given) -> Any:
 UNFINISHED = {
     "MAKING.complete_generations": when(lambda me, given: any(shard.current for shard in given["shards"]), lie())
 }
-OWNER, TURNS = os.getpid(), Counter[str]()
-STORE, READ, REPLAY, NEXT, DROP = (
-    "DATABASE.store",
-    "DATABASE.read",
-    "DATABASE.replay",
-    "SHARD.next",
-    "DATABASE.drop_generation",
-)
+OWNER = os.getpid()
+STORE, REPLAY, DROP = "DATABASE.store", "DATABASE.replay", "DATABASE.drop_generation"
 MEMORY, EPOCHAL, DISK = "memory-block", "memory-wildcard_optimized", "rocksdb-block"
 # fmt: off
 ROWS = [
@@ -144,7 +117,6 @@ ROWS = [
     M("fetched batches lack their first message", "test_hostile_topics", LOSES, MEMORY),
     M("fetched batches lack their first message", "test_more_topics_than_memory_keeps", LOSES, MEMORY),
     M("topics have no upper case", "test_every_edge_topic_by_itself", {STORE: messages(lambda m: msgspec.structs.replace(m, topic=m.topic.lower().replace(" ", "")  or "x"))}, MEMORY),
-    M("replays ignore their times", "test_own_times_are_asked_for_exactly", {REPLAY: argument(by="position")}, MEMORY),
     M("no order is kept", "test_order_over_layouts_and_shards", {REPLAY: argument(order="any"), "DATABASE.replay_arrow": argument(order="any")}, MEMORY),
     M("deletes do nothing", "test_machine", {"DATABASE.delete": lie(0)}, MEMORY),
     # cursors

@@ -56,7 +56,7 @@ results = [CliRunner().invoke(cli, [*command, *how]) for how in json.loads(sys.a
 print(json.dumps([[result.exit_code, result.stdout, result.stderr] for result in results]))
 """
 """Runs the suites once, and the command for each of its formats with what became of them."""
-PROMISE = "Closing a writer stores what is buffered, and a put after it is refused."
+PROMISE = "Closing ends a compaction between two steps, with an error, and the next opening finds everything."
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_broken_promises_are_named(printed: str) -> None:
     """Each broken promise is printed once, with its cases and the reason of each."""
     assert 1 == printed.count(f"broken-picky broke: {PROMISE}\n")
     after = printed.partition(PROMISE)[2].splitlines()[1]
-    assert after.startswith("    test_writer_close[broken-picky]: KeyError: 'of all things' (")
+    assert after.startswith("    test_close_beside_a_compaction[broken-picky]: KeyError: 'of all things' (")
     assert PROMISE not in printed.partition(PROMISE)[2]
 
 
@@ -165,7 +165,7 @@ def test_json(formats: dict[str, str]) -> None:
     assert {("backend", None), ("database", "picky")} == runs.keys()
     tests = runs["database", "picky"]["tests"]
     (closing,) = [test for test in tests if test["promise"] == PROMISE]
-    assert ("concurrency", "failed", "KeyError: 'of all things'") == (
+    assert ("compaction", "failed", "KeyError: 'of all things'") == (
         closing["group"],
         closing["outcome"],
         closing["reason"],

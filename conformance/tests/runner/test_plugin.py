@@ -87,11 +87,11 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         f"    def pair(self): return Pair({PAIR.backend!r}, {PAIR.layout!r}, frozenset())\n"
         "class TestForgetful(DatabaseSuite): pass\n"
     )
-    done = run_pytest(tmp_path, "-rA", "-k", "test_bad_filters or test_checkpoint", "test_mine.py")
-    assert "PASSED test_mine.py::TestMine::test_bad_filters" in done.stdout
+    done = run_pytest(tmp_path, "-rA", "-k", "test_close_beside_a_compaction or test_checkpoints", "test_mine.py")
+    assert "PASSED test_mine.py::TestMine::test_close_beside_a_compaction" in done.stdout
     assert "needs checkpoint" in done.stdout
     assert "override the fixture `pair`" in done.stdout
-    assert "ERROR test_mine.py::TestForgetful::test_bad_filters" in done.stdout
+    assert "ERROR test_mine.py::TestForgetful::test_close_beside_a_compaction" in done.stdout
 
 
 def test_assertions_show_what_was_compared(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from .durability import Durability
 from .forks import Forks
 from .generations import Generations
 from .histories import Histories
-from .own_times import OwnTimes
 from .power import PowerLoss
 from .salvage import Salvage
 from .visibility import Visibility
@@ -28,7 +27,6 @@ class DatabaseSuite(
     Concurrency,
     Forks,
     Generations,
-    OwnTimes,
     Visibility,
     Histories,
 ):  # pytest begins with the last of them

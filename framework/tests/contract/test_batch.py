@@ -40,11 +40,9 @@ def changed(field: str, value: Any) -> Message:
     return msgspec.structs.replace(GOOD, **{field: value})
 
 
-def stored(rows: list[Message], first: int = 2**63, shard: int = 3) -> MessageBatch:
-    """Return a batch as a shard hands it out: with positions, and times in an array."""
-    batch = MessageBatch.from_messages(rows)
-    times = np.array([row.timestamp or 0 for row in rows], dtype=np.int64)
-    return batch.placed(np.arange(first, first + len(rows), dtype=np.uint64), times, shard)
+def stored(rows: list[Message]) -> MessageBatch:
+    """Return a batch as a shard hands it out."""
+    return formed(rows, "stored")
 
 
 # --- there and back -------------------------------------------------------------------
@@ -351,43 +349,55 @@ def test_texts_that_another_thread_has_checked_meanwhile() -> None:
 # --- slicing, taking, joining -----------------------------------------------------------
 
 
-@given(lists, st.slices(8), st.booleans())
-def test_a_slice_of_a_batch_is_the_slice_of_its_messages(rows: list[Message], cut: slice, placed: bool) -> None:
-    """Steps of one slice messages and positions alike."""
-    batch = stored(rows) if placed else MessageBatch.from_messages(rows)
-    part = slice(cut.start, cut.stop)
-    assert exactly(batch.to_messages()[part]) == exactly(batch[part].to_messages())
-    assert len(rows[part]) == len(batch[part])
-    if placed:
-        assert batch.ids()[part] == batch[part].ids()
+def formed(rows: list[Message], form: str, first: int = 2**63, shard: int = 3) -> MessageBatch:
+    """Return a batch whose columns are of one form, as layouts hand them out, but for the properties.
+
+    Those of new messages have no positions; those that were stored have times in an array.
+    """
+    positions, times = np.arange(first, first + len(rows), dtype=np.uint64), [row.timestamp or 0 for row in rows]
+    if form in ("new", "stored"):
+        batch = MessageBatch.from_messages(rows)
+        return batch if form == "new" else batch.placed(positions, np.array(times, dtype=np.int64), shard)
+    kinds = {
+        "topic": (object, pa.string()),
+        "payload": (object, pa.binary()),
+        "client_id": (object, pa.string()),
+        "qos": (np.uint8, pa.int8()),
+        "retain": (np.bool_, pa.bool_()),
+        "timestamp": (object, pa.int64()),
+    }
+    columns = []
+    for field, (numpy_kind, arrow_kind) in kinds.items():
+        values = [getattr(row, field) for row in rows]
+        columns.append(np.array(values, numpy_kind) if form == "numpy" else pa.array(values, arrow_kind))
+    shards = Constant(shard, len(rows))
+    return MessageBatch(*columns, [row.properties for row in rows], positions=positions, shards=shards)
 
 
-@given(lists.filter(bool), st.data(), st.booleans())
-def test_taking_from_a_batch_is_taking_from_its_messages(
-    rows: list[Message], data: st.DataObject, placed: bool
-) -> None:
-    """Any rows in any order, repeats and none included, with the positions they have."""
-    batch = stored(rows) if placed else MessageBatch.from_messages(rows)
-    indices = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
-    taken = batch.take(np.array(indices, dtype=np.intp))
-    every = batch.to_messages()
-    assert exactly([every[index] for index in indices]) == exactly(taken.to_messages())
-    if placed:
-        ids = batch.ids()
-        assert [ids[index] for index in indices] == taken.ids()
-
-
-@given(st.lists(lists, max_size=4), st.booleans())
-def test_joined_batches_are_the_joined_messages(parts: list[list[Message]], placed: bool) -> None:
-    """Rows of all batches, one behind the other, with the ids they have."""
+@given(st.lists(lists, min_size=1, max_size=4), st.booleans(), st.data())
+def test_parts_and_joins_are_those_of_the_messages(parts: list[list[Message]], new: bool, data: st.DataObject) -> None:
+    """Whatever the form of the columns, slicing, taking rows and joining does to a batch what it does to a list."""
+    forms = ["new"] if new else data.draw(st.lists(st.sampled_from(["stored", "numpy", "arrow"]), min_size=1))
     batches = [
-        stored(rows, 1_000 * number, number % 2) if placed else MessageBatch.from_messages(rows)
+        formed(rows, forms[number % len(forms)], 2**63 + 1_000 * number, number % 2)
         for number, rows in enumerate(parts)
     ]
-    joined = MessageBatch.concat(batches)
-    assert exactly([row for batch in batches for row in batch.to_messages()]) == exactly(joined.to_messages())
-    if placed and len(joined):
-        assert [one for batch in batches for one in batch.ids()] == joined.ids()
+    batch = MessageBatch.concat(batches)
+    every = [row for each in batches for row in each.to_messages()]
+    ids = None if new else [id_ for each in batches for id_ in each.ids()]
+    cut = slice(data.draw(st.integers(-9, 9)), data.draw(st.integers(-9, 9) | st.none()))
+    indices = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=12)) if every else []
+    for made, of in (
+        (batch, range(len(every))),
+        (batch[cut], range(len(every))[cut]),
+        (batches[0][cut], range(len(parts[0]))[cut]),
+        (batch.take(np.array(indices, dtype=np.intp)), indices),
+    ):
+        assert len(of) == len(made)
+        assert exactly([every[index] for index in of]) == exactly(made.to_messages())
+        assert ids is None or [ids[index] for index in of] == made.ids()
+    if "stored" not in forms:
+        assert exactly([row for rows in parts for row in rows]) == exactly(every)
 
 
 def test_a_batch_is_sliced_in_steps_of_one_and_never_indexed() -> None:
@@ -414,44 +424,6 @@ def test_nothing_joins_to_nothing() -> None:
     assert len(MessageBatch.concat([])) == 0
     assert len(MessageBatch.concat([MessageBatch.empty(), MessageBatch.empty()])) == 0
     assert batch is MessageBatch.concat([MessageBatch.empty(), batch, MessageBatch.empty()])
-
-
-# --- columns of other forms, as layouts hand them out -------------------------------------
-
-
-def formed(rows: list[Message], form: str) -> MessageBatch:
-    """Return a stored batch whose columns are all of one form, but for the properties."""
-    kinds = {
-        "topic": (object, pa.string()),
-        "payload": (object, pa.binary()),
-        "client_id": (object, pa.string()),
-        "qos": (np.uint8, pa.int8()),
-        "retain": (np.bool_, pa.bool_()),
-        "timestamp": (object, pa.int64()),
-    }
-    columns = []
-    for field, (numpy_kind, arrow_kind) in kinds.items():
-        values = [getattr(row, field) for row in rows]
-        columns.append(np.array(values, numpy_kind) if form == "numpy" else pa.array(values, arrow_kind))
-    positions = np.arange(2**63, 2**63 + len(rows), dtype=np.uint64)
-    return MessageBatch(*columns, [row.properties for row in rows], positions=positions, shards=Constant(1, len(rows)))
-
-
-@given(lists, lists, st.sampled_from(["numpy", "arrow"]), st.data())
-def test_the_form_of_the_columns_does_not_show(
-    rows: list[Message], more: list[Message], form: str, data: st.DataObject
-) -> None:
-    """NumPy and Arrow columns slice, take and join to the same messages, of Python's own types."""
-    batch = formed(rows, form)
-    assert exactly(rows) == exactly(batch.to_messages())
-    start, stop = data.draw(st.integers(-9, 9)), data.draw(st.integers(-9, 9))
-    assert exactly(rows[start:stop]) == exactly(batch[start:stop].to_messages())
-    indices = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
-    taken = batch.take(np.array(indices, dtype=np.intp))
-    assert exactly([rows[index] for index in indices]) == exactly(taken.to_messages())
-    joined = MessageBatch.concat([batch, stored(more)])
-    expected = exactly(rows) + exactly(stored(more).to_messages())
-    assert expected == exactly(joined.to_messages())
 
 
 # --- replacing, placing, ids ----------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import topicstore as ts
@@ -122,11 +122,11 @@ def test_new_streams_appear(db: ts.Database) -> None:
     assert [b"1", b"2"] == [p for stream in db.streams("#") for p in payloads(db.read(db.cursor(stream, "#")))]
 
 
-@pytest.mark.parametrize("order", get_args(Order))
-def test_a_replay_ends_at_the_watermark_of_its_call(db: ts.Database, order: Order) -> None:
+@pytest.mark.parametrize("how", [*({"order": order} for order in get_args(Order)), {"reverse": True}], ids=str)
+def test_a_replay_ends_at_the_watermark_of_its_call(db: ts.Database, how: dict[str, Any]) -> None:
     """Messages stored while a replay runs, or after its call but before its first item is read, are not in it."""
     store(db, *(b"%d" % number for number in range(10)))
-    replay, arrow = db.replay("#", order=order, batch_size=2), db.replay_arrow("#", order=order, batch_size=2)
+    replay, arrow = db.replay("#", batch_size=2, **how), db.replay_arrow("#", batch_size=2, **how)
     store(db, b"later")
     got = 0
     for _ in replay:

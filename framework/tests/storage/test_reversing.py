@@ -31,15 +31,6 @@ def messages_read(db: ts.Database) -> int:
     return sum(shard.counters.read_messages for shard in db.info().shards)
 
 
-def test_the_newest_come_first(db: ts.Database) -> None:
-    """Also over several generations, and of a topic whose messages lie far apart."""
-    assert [b"350", b"300", b"250"] == [m.payload for m in db.replay("rare/#", reverse=True, limit=3)]
-    db.add_generation()
-    db.store([ts.Message("rare/x", b"last", "r")])
-    assert [b"last", b"350"] == [m.payload for m in db.replay("rare/#", reverse=True, limit=2)]
-    assert 9 == len(list(db.replay("rare/#", reverse=True)))
-
-
 def test_hardly_more_is_read_than_is_asked_for(db: ts.Database) -> None:
     """Of 100,000 messages: some of the newest for the last ten, whatever lies before them."""
     before = messages_read(db)
@@ -54,13 +45,6 @@ def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database
     assert 7 == max(batch.num_rows for batch in got)
     forward = [message.topic for message in db.replay("#", order="time")]
     assert forward[:-1_001:-1] == [topic for batch in got for topic in batch.column("topic").to_pylist()]
-
-
-def test_what_is_stored_meanwhile_is_left_out(db: ts.Database) -> None:
-    """As it is by any replay: what was there at the call is what comes, whenever it is asked for."""
-    going_back = db.replay("rare/#", reverse=True)
-    db.store([ts.Message("rare/x", b"later", "r"), ts.Message("rare/y", b"later", "other")])
-    assert [b"%d" % number for number in range(350, -1, -50)] == [message.payload for message in going_back]
 
 
 def test_a_generation_that_is_dropped_meanwhile_is_missed(db: ts.Database) -> None:
