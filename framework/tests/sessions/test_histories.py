@@ -4,20 +4,17 @@ The model knows what each subscription is due, by the options of the time it was
 client holds by the rules of MQTT. It is checked at every delivery, and at the end of each history, when
 everybody comes back and answers: then nothing that is due may be missing.
 
-The store is driven by plain calls (`Store`), in this process or in one that is killed with SIGKILL.
+The store is driven by plain calls (`Store`), which may fail to write, or be the last ones of a killed process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import runpy
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -30,6 +27,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from topicstore import database
+from topicstore.clocks import SteadyClock
 from topicstore.contract.positions import time_of
 from topicstore.pubsub.publishing import publish
 from topicstore.sessions import (
@@ -45,11 +43,11 @@ from topicstore.sessions import (
     Will,
     database_parts,
 )
+from topicstore.sessions.session_state import SessionState
 from topicstore.storage.keyed_messages import state_key
 from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.killing import Countdown, moment_of
 
 SECOND = 1_000_000
 CLIENTS = ["a", "b", "c"]
@@ -75,7 +73,8 @@ class Store:
         self.path = path
         self.how = how
         self.clock = Clock(now)
-        self.db = ts.open(path, clock=self.clock, auto_compact=False, **how)
+        with patch("topicstore_backends.rocksdb.backend.SCARCE", 1 << 60):  # then it removes no file beside `Left`
+            self.db = ts.open(path, clock=self.clock, auto_compact=False, **how)
         self.outcomes: list[Outcome] = []
         database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
 
@@ -132,9 +131,10 @@ class Store:
         assert len(found) == len({message.payload for message in found})
         return {message.payload: message.timestamp or 0 for message in found}
 
-    def retained(self) -> dict[str, bytes]:
-        """Return the payloads of all retained messages."""
-        return {message.topic: message.payload for text in ("#", "$s/#") for message in self.db.retained(text)}
+    def retained(self) -> dict[tuple[str, bytes], int]:
+        """Return all retained messages, by topic and payload, with their times."""
+        found = [message for text in ("#", "$s/#") for message in self.db.retained(text)]
+        return {(message.topic, message.payload): message.timestamp or 0 for message in found}
 
     def left_in_flight(self) -> list[bytes]:
         """Return the keys of what is stored of messages in flight."""
@@ -217,7 +217,19 @@ class Here:
         # one that is kept in memory is gone with its process, and has nothing by which it could be told of another
         stored = [client for client in CLIENTS if client in db.sessions and not db.sessions[client].in_memory]
         self._older += [session for client in stored if (session := db.sessions.connected(client)) is not None]
-        db._sessions = None
+        db._sessions, db.storage.steady = None, SteadyClock(db.storage.clocks)
+
+    def call_and_fail(self, failing: int, *what: Any) -> tuple[Any, list[Outcome]]:
+        """Call while one of the writes of sessions fails: which, counted from 0."""
+        write, writes = SessionState.write, count()
+
+        def fail(*arguments: Any) -> None:
+            if next(writes) == failing:
+                raise ts.StorageFullError("the disk is full")
+            write(*arguments)
+
+        with patch.object(SessionState, "write", fail):
+            return self.call(*what)
 
     def older(self, client: str) -> Session | None:
         """Return a session object of this client that a crash left behind, if there is one."""
@@ -236,87 +248,44 @@ class DiedError(Exception):
     """The process was killed before it answered."""
 
 
-class There:
-    """A store in a process that is killed."""
-
-    processes = multiprocessing.get_context("forkserver")
+class Left(Here):
+    """A store that is killed: what goes on is a copy of its files as they were at that moment."""
 
     def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
-        self._path, self._how = path, how
-        self._start(now)
+        super().__init__(path, now, how)
+        self._paths = (path.with_name(f"left-{number}") for number in count())
+        self._left: Path | None = None
 
-    def _start(self, now: int) -> None:
-        self._connection, theirs = self.processes.Pipe()
-        known = {"CONNECTION": theirs, "ARGUMENTS": (self._path, now, self._how)}
-        self._process = self.processes.Process(target=runpy.run_path, args=(__file__, known, "child"))
-        self._process.start()
-        theirs.close()
-        assert self._connection.recv() == "ready"
+    def call_and_die(self, death: tuple[int, bool], *what: Any) -> tuple[Any, list[Outcome]]:
+        """Call, and be killed at one of the engine's writes: which, counted from 0, and whether before it is made."""
+        engine = type(self._store.db.storage.shards[0].log.engine)
+        write, writes = engine.write, count()
 
-    def call(self, *what: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
-        return self.call_and_die(None, *what, **kwargs)
+        def dying(*arguments: Any, **options: Any) -> None:
+            number = next(writes)
+            if death == (number, True):
+                self._leave()
+            write(*arguments, **options)
+            if death == (number, False):
+                self._leave()
 
-    def call_and_die(self, death: tuple[int, bool] | None, *what: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
-        """Call, and let the process be killed at one of its engine writes: which, and whether before it is made."""
-        self._connection.send((death, what, kwargs))
-        try:
-            found = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise DiedError from None
-        if isinstance(found, Exception):
-            raise found
+        with patch.object(engine, "write", dying):
+            found = self.call(*what)
+        if self._left is not None:
+            raise DiedError
         return found
 
+    def _leave(self) -> None:
+        self._left = next(self._paths)
+        shutil.copytree(self._store.path, self._left)
+
     def crash(self, now: int) -> None:
-        self.kill()
-        self._start(now)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._process.close()
-        self._connection.close()
-
-    def reopen(self, now: int) -> None:
-        self.call(now, "store", "close")
-        self.crash(now)
-
-    def older(self, client: str) -> None:
-        return None
-
-    def close(self) -> None:
-        self.kill()
-
-
-def _serve(connection: Connection, arguments: tuple[Path, int, dict[str, Any]]) -> None:
-    """Be the process of `There`."""
-    store = Store(*arguments)
-    connection.send("ready")
-    while True:
-        death, what, kwargs = connection.recv()
-        try:
-            with _dying(store, death):
-                answer: Any = store.call(*what, **kwargs)
-        except (AssertionError, ts.TopicstoreError) as failure:
-            answer = failure
-        connection.send(answer)
-
-
-@contextlib.contextmanager
-def _dying(store: Store, death: tuple[int, bool] | None) -> Iterator[None]:
-    """Kill this process at one of its engine writes, counted from 0, just before or after it."""
-    if death is None:
-        yield
-        return
-    countdown = Countdown(moment_of(death[0] + 1, "before" if death[1] else "after"))
-    countdown.start()
-    engine = type(store.db.storage.shards[0].log.engine)
-    with patch.object(engine, "write", countdown.counted(engine.write)):
-        yield
-
-
-if __name__ == "child":
-    _serve(globals()["CONNECTION"], globals()["ARGUMENTS"])
+        if self._left is None:
+            self._leave()
+        assert self._left is not None
+        self._store.close()
+        self._store = Store(self._left, now, self._store.how)
+        self._left = None
 
 
 # --- the model --------------------------------------------------------------------------
@@ -374,6 +343,10 @@ class Subscription:
     """Topics of retained messages that were sent; None: none are to be."""
     kept_due: list[Published] = attrs.field(factory=list)
     """Those there were when they were to be sent."""
+    after_kept: dict[str, int] = attrs.field(factory=dict)
+    """By topic, the newest payload that was delivered since then."""
+    kept_again: set[str] = attrs.field(factory=set)
+    """Topics of those that came again, perhaps for the first time."""
     kept_stored: bool = False
     """They were begun at QoS 1 or 2, so that they go on on the next connection."""
 
@@ -389,7 +362,7 @@ class Exchange:
 
     packet_id: int
     qos: int
-    topic: str
+    message: ts.Message
     due: Due | None
     """None of a retained message."""
     order: int
@@ -870,12 +843,20 @@ class Histories(RuleBasedStateMachine):
         will=st.booleans(),
         early=st.booleans(),
         ticks=st.booleans(),
+        crashes=st.booleans(),
     )
-    def be_away(self, name: str, how: str, delay: int | None, will: bool, early: bool, ticks: bool) -> None:
-        """A client comes back just when its session ends or its will is due, or a microsecond before."""
+    def be_away(
+        self, name: str, how: str, delay: int | None, will: bool, early: bool, ticks: bool, crashes: bool
+    ) -> None:
+        """A client comes back just when its session ends or its will is due, or a microsecond before.
+
+        Meanwhile the process may crash.
+        """
         client = self.clients[name]
         self.connect(name, clean=False, interval=20, most=10, delay=delay)
         self.end(self.live().index(client), how)
+        if crashes:
+            self.crash()
         due = client.will_due if will else client.expires
         self.wait(max(due - early - self.now, 0) if due is not None else 0, ticks)
         self.connect(name, clean=False, interval=None, most=10, delay=None)
@@ -992,6 +973,7 @@ class Histories(RuleBasedStateMachine):
         due = [kept for topic, kept in self.retained_now().items() if subscription.topic_filter.matches(topic)]
         if due:
             subscription.kept, subscription.kept_due = [], due
+            subscription.after_kept, subscription.kept_again = {}, set()
             subscription.kept_stored = subscription.options.qos > 0
 
     def retained_now(self) -> dict[str, Published]:
@@ -1130,7 +1112,9 @@ class Histories(RuleBasedStateMachine):
             assert item.expiry == left or (left is not None and item.expiry == left + 1)  # it is rounded up twice
             assert subscription.topic_filter.matches(message.topic)
             if not item.dup:
-                self.take_kept(subscription, message.topic)
+                self.take_kept(subscription, message)
+            elif client.unsure and subscription.kept is not None:  # perhaps it was committed, and never sent
+                subscription.kept_again.add(message.topic)
             return message.topic
         exchange = client.exchanges.get(item.packet_id) if item.dup else None
         due = exchange.due if exchange is not None and exchange.due is not None else None
@@ -1152,17 +1136,19 @@ class Histories(RuleBasedStateMachine):
         return due
 
     @staticmethod
-    def take_kept(subscription: Subscription, topic: str) -> None:
+    def take_kept(subscription: Subscription, message: ts.Message) -> None:
+        """A retained message comes before all newer ones of its topic."""
         assert subscription.kept is not None
-        assert not subscription.kept or subscription.kept[-1] < topic
-        subscription.kept.append(topic)
+        assert not subscription.kept or subscription.kept[-1] < message.topic
+        assert subscription.after_kept.get(message.topic, 0) <= int(message.payload)
+        subscription.kept.append(message.topic)
 
     def take_exchange(self, client: Client, item: Publish, target: Due | str) -> None:
         """A message with a packet id came."""
         due = target if isinstance(target, Due) else None
         known = client.exchanges.get(item.packet_id)
         if item.dup and known is not None and known.again in ("message", "either"):
-            assert (known.due, known.topic, known.qos) == (due, item.message.topic, item.qos)
+            assert (known.due, known.message.payload, known.qos) == (due, item.message.payload, item.qos)
             assert known.order > client.resent
             client.resent = known.order
             exchange = known
@@ -1173,7 +1159,7 @@ class Histories(RuleBasedStateMachine):
             if not item.dup:
                 waiting = [e for e in client.exchanges.values() if e.again == "message" and not self.may_be_over(e)]
                 assert [] == [e for e in waiting if not self.stays(e)]
-            exchange = Exchange(item.packet_id, item.qos, item.message.topic, due, next(self.orders))
+            exchange = Exchange(item.packet_id, item.qos, item.message, due, next(self.orders))
             client.exchanges[item.packet_id] = exchange
         exchange.state, exchange.again, exchange.committed, exchange.vanished = "sent", "", False, False
         exchange.answer = "puback" if item.qos == 1 else "pubrec"
@@ -1204,10 +1190,41 @@ class Histories(RuleBasedStateMachine):
 
     def check_order(self, client: Client, item: Publish, due: Due) -> None:
         subscription, _ = client.by_identifier[item.subscription_identifiers[0]]
+        newest = subscription.after_kept.get(item.message.topic, 0)
+        subscription.after_kept[item.message.topic] = max(newest, int(item.message.payload))
         if subscription.due.get(item.message.payload) is due:
             key = (item.message.client_id, "" if self.ordered else item.message.topic)
             assert subscription.newest.get(key, -1) < due.published.number
             subscription.newest[key] = due.published.number
+
+    # --- failing ---
+
+    @precondition(lambda self: self.live())
+    @rule(limit=st.sampled_from([1, 3, 1_000]), failing=st.integers(0, 1))
+    def fail_to_deliver(self, limit: int, failing: int) -> None:
+        """What can't be committed is not handed out, and holds up no other; after a tick it comes."""
+        self.note_vanished(self.live())
+        result, outcomes = self.store.call_and_fail(failing, self.now, "sessions", "deliver", limit)
+        self.absorb_all(outcomes)
+        for name, items in result:
+            self.take(self.clients[name], items)
+        self.tick()
+
+    @precondition(lambda self: any(not client.in_memory for client in self.live()))
+    @rule(which=st.integers(0, 2), what=st.sampled_from(["disconnect", "subscribe", "unsubscribe", "checkpoint"]))
+    def fail_to_change(self, which: int, what: str) -> None:
+        """Then nothing has changed."""
+        stored = [client for client in self.live() if not client.in_memory]
+        client = stored[which % len(stored)]
+        text = next(iter(client.subscriptions), None)
+        arguments = {"subscribe": ["none", 1], "unsubscribe": [text]}.get(what, [])
+        if what == "checkpoint" or (what == "unsubscribe" and text is None):
+            with contextlib.suppress(ts.StorageFullError):
+                self.store.call_and_fail(0, self.now, "sessions", "checkpoint")
+        else:
+            with pytest.raises(ts.StorageFullError):
+                self.store.call_and_fail(0, self.now, client.name, what, *arguments)
+        self.tick()
 
     # --- answering ---
 
@@ -1302,7 +1319,8 @@ class Histories(RuleBasedStateMachine):
         stored = {published.message.payload for published in self.published if published.stored and not published.gone}
         assert stored == self.call("store", "contents").keys()
         assert [client.name for client in self.clients.values() if client.will] == self.call("store", "wills")
-        assert {t: p.message.payload for t, p in self.retained_now().items()} == self.call("store", "retained")
+        kept = {(topic, one.message.payload) for topic, one in self.retained_now().items()}
+        assert kept == self.call("store", "retained").keys()
 
     def status_of(self, client: Client) -> Any:
         """Return the status of a session that was told all there is.
@@ -1335,7 +1353,7 @@ class Histories(RuleBasedStateMachine):
             return []
         still = {id(kept) for kept in self.retained_now().values()}
         topics = [kept.message.topic for kept in subscription.kept_due if id(kept) in still]
-        return [topic for topic in topics if topic not in came]
+        return [topic for topic in topics if topic not in (*came, *subscription.kept_again)]
 
     # --- who is there ---
 
@@ -1348,9 +1366,9 @@ class Histories(RuleBasedStateMachine):
 
 
 class KilledHistories(Histories):
-    """The same with a process that is killed, between calls and in the middle of them."""
+    """The same with what a killed process leaves, between calls and in the middle of them."""
 
-    backend, store_class = "rocksdb", There
+    backend, store_class = "rocksdb", Left
 
     def die_in(self, death: tuple[int, bool], *what: Any) -> bool:
         """Make a call that the process perhaps dies in; say whether it did."""
@@ -1375,9 +1393,9 @@ class KilledHistories(Histories):
         for message in messages:
             if message.payload in contents:
                 self.absorb(message, contents[message.payload])
-            if retained.get(message.topic) == message.payload:
-                self.retain(message, self.now)
-        there = set(retained.values())
+            if (message.topic, message.payload) in retained:
+                self.retain(message, retained[message.topic, message.payload])
+        there = {payload for _, payload in retained}
         self.retained = {topic: kept for topic, kept in self.retained.items() if kept.message.payload in there}
 
     @precondition(lambda self: self.live())
@@ -1530,7 +1548,7 @@ TestBlock = case(Histories, 80, 150)
 TestSkipstream = case(SkipstreamHistories, 8, 40)
 TestReopened = case(ReopenedHistories, 10, 20)
 TestWildcard = case(WildcardHistories, 8, 40)
-TestKilled = case(KilledHistories, 3, 10)
+TestKilled = case(KilledHistories, 8, 25)
 
 
 # --- short histories that are worth a test of their own ---
