@@ -44,33 +44,6 @@ def test_all_are_delivered_the_same_object(sessions: Sessions, publish: Publishi
 # --- QoS ---
 
 
-def test_qos_0_needs_no_packet_id_and_no_room(sessions: Sessions, publish: Publishing) -> None:
-    """It flows on while the window is full."""
-    session = sessions.open("subscriber", expiry_interval=None, receive_maximum=1)
-    session.subscribe("a/#", 1)
-    session.subscribe("z/#", 0)
-    publish("1", "2")
-    assert [1] == ids(session.deliver())
-    publish("live", topic="z/z")
-    assert [("live", 0)] == [(i.message.payload.decode(), i.packet_id) for _, some in sessions.deliver() for i in some]  # type: ignore[union-attr]
-    assert [] == session.deliver()
-
-
-def test_qos_0_subscriptions_get_nothing_of_their_absence(sessions: Sessions, publish: Publishing) -> None:
-    """They are served live only."""
-    session = opened(sessions, "a/#", 0)
-    other = sessions.open("other", expiry_interval=None)
-    other.subscribe("a/#", 1)
-    publish("1")
-    assert ["1"] == payloads(session.deliver())
-    session.disconnect()
-    publish("2")
-    session = sessions.open("subscriber", expiry_interval=None)
-    publish("3")
-    assert ["3"] == payloads(session.deliver())
-    assert ["1", "2", "3"] == payloads(other.deliver())
-
-
 def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """However many sessions want it; a subscription of QoS 0 doesn't."""
     for number in range(5):
