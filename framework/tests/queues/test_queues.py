@@ -1,10 +1,8 @@
-"""Queues: first in first out, bounded, durable, and whole after a kill."""
+"""Queues: their copies, names, arguments and files. `test_queue_histories` has what holds of their messages."""
 
 from __future__ import annotations
 
-import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +10,8 @@ import attrs
 import numpy as np
 import pytest
 import topicstore as ts
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from topicstore.contract.errors import QuotaExceededError
 from topicstore.queues import queue as queues
-from topicstore.queues.queue import Overflow
-from topicstore.storage.generations import generation_infos
-from topicstore_conformance.conditions.profiles import MACHINE, tries
-from topicstore_conformance.conditions.skipping import need
-from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.subjects.pairs import Pair, known
-
-EMPTY = queues.QueueBatch(messages=[], ids=[])
-RunUntil = Callable[..., list[tuple[str, int]]]
+from topicstore_conformance.faults.clock import Clock
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
@@ -101,76 +87,15 @@ def test_much_that_is_not_committed_is_copied_seldom(monkeypatch: pytest.MonkeyP
 # --- in and out ---
 
 
-def test_peeking_leaves_the_place_of_reading(db: ts.Database) -> None:
-    """What follows an id, or the head if that is further."""
-    queue = db.queues.open("q")
-    ids = queue.append(numbered(1, 2, 3, 4))
-    assert [1] == numbers(queue.read(1))
-    assert [1, 2] == numbers(queue.peek(2))
-    assert [3, 4] == numbers(queue.peek(after=ids[1]))
-    assert EMPTY == queue.peek(after=ids[3])
-    assert [2] == numbers(queue.read(1))
-    queue.commit(ids[2])
-    assert [4] == numbers(queue.peek(after=ids[0]))
-    for wrong in (-1, 1 << 64):
-        with pytest.raises(ts.InvalidArgumentError):
-            queue.peek(after=wrong)
-
-
-def test_messages_come_out_whole_and_in_order(db: ts.Database) -> None:
-    """All fields, of any topic; the time is that of appending where they had none; the database has none of them."""
-    queue = db.queues.open("to the cloud")
-    properties = ts.Properties(correlation_data=b"\0", user_properties=(("a", "b"),))
-    rows = [
-        ts.Message("$SYS/x", b"", "é", 2, True, 7, properties),
-        ts.Message("a" * 65_535, b"\xff" * 1_000, "c" * 65_535, 1, True, 8, None),
-        ts.Message("/", b"1", "", 0, False, START, None),
-    ]
-    ids = queue.append([*rows[:2], ts.Message("/", b"1")])
-    assert sorted(ids) == ids
-    batch = queue.read()
-    assert (rows, ids) == (batch.messages, batch.ids)
-    assert [] == list(db.replay("#"))
-
-
-def test_committing_is_idempotent(db: ts.Database) -> None:
-    """Ids that were committed, or never were, remove what lies up to them and no more; none need have been read."""
-    queue = db.queues.open("q")
-    ids = queue.append(numbered(*range(5)))
-    assert [0, 2, 0, 0] == [queue.commit(one) for one in (0, ids[1], ids[0], ids[1])]
-    assert [2, 3, 4] == numbers(queue.read())
-    assert [2, 1, 0] == [queue.commit(one) for one in (ids[4] - 1, 2**64 - 1, 2**64 - 1)]
-    assert (0, 0) == (len(queue), queue.bytes)
-
-
 @pytest.mark.parametrize("upto", [-1, 1 << 64, 1.5, None, True])
 def test_what_is_no_id_is_refused(db: ts.Database, upto: object) -> None:
-    with pytest.raises(ts.InvalidArgumentError):
-        db.queues.open("q").commit(upto)  # type: ignore[arg-type]
-
-
-def test_bad_messages_are_refused_whole(db: ts.Database) -> None:
     queue = db.queues.open("q")
-    with pytest.raises(ts.InvalidMessageError) as refused:
-        queue.append([*numbered(1), ts.Message("#", b"")])
-    assert (1, 0) == (refused.value.index, len(queue))
-    assert [] == queue.append([])
+    for call in (queue.commit, lambda one: queue.peek(after=one)):
+        with pytest.raises(ts.InvalidArgumentError):
+            call(upto)
 
 
 # --- bounds ---
-
-
-def test_bounds_that_are_not_named_stay_and_none_lifts_one(db: ts.Database) -> None:
-    """Whoever opens a queue again need not know how it is bounded."""
-    queue = db.queues.open("q", max_messages=2, max_bytes=1_000, overflow="drop_newest")
-    assert queue is db.queues.open("q")
-    queue.append([ts.Message("a", b"")] * 3)
-    assert 2 == len(queue)
-    db.queues.open("q", max_messages=None, overflow="refuse")
-    queue.append([ts.Message("a", b"")] * 3)
-    assert 5 == len(queue)
-    with pytest.raises(QuotaExceededError):
-        queue.append([ts.Message("a", bytes(1_000))])
 
 
 @pytest.mark.parametrize(
@@ -179,104 +104,6 @@ def test_bounds_that_are_not_named_stay_and_none_lifts_one(db: ts.Database) -> N
 def test_bounds_and_names_that_are_none_are_refused(db: ts.Database, arguments: dict[str, object]) -> None:
     with pytest.raises(ts.InvalidArgumentError):
         db.queues.open(**{"name": "q", **arguments})  # type: ignore[arg-type]
-
-
-class QueueModel(RuleBasedStateMachine):
-    """A queue against a list, with reopening."""
-
-    @initialize(
-        overflow=st.sampled_from(["refuse", "drop_oldest", "drop_newest"]),
-        most=st.none() | st.integers(1, 12),
-        most_bytes=st.none() | st.integers(10, 200),
-    )
-    def begin(self, overflow: Overflow, most: int | None, most_bytes: int | None) -> None:
-        self.directory = tempfile.TemporaryDirectory()
-        self.db = ts.open(Path(self.directory.name) / "db", layout="reference")
-        self.queue = self.db.queues.open("q", max_messages=most, max_bytes=most_bytes, overflow=overflow)
-        self.overflow, self.most, self.most_bytes = overflow, most or 10**9, most_bytes or 10**9
-        self.held: deque[tuple[int, bytes]] = deque()
-        self.read_upto = self.dropped = 0
-
-    def over(self) -> bool:
-        size = sum(6 + len(payload) for _, payload in self.held)
-        return len(self.held) > self.most or size > self.most_bytes
-
-    @rule(sizes=st.lists(st.integers(0, 31), min_size=1, max_size=6))
-    def append(self, sizes: list[int]) -> None:
-        before = list(self.held)
-        payloads = [bytes(size) for size in sizes]
-        taken, self.held = self.model_append(payloads)
-        try:
-            ids = self.queue.append([ts.Message("t", payload) for payload in payloads])
-        except QuotaExceededError:
-            assert self.overflow == "refuse"
-            assert taken is None
-            self.held = deque(before)
-            return
-        assert taken is not None
-        assert taken == len(ids)
-        new = [self.held.pop() for _ in range(taken)][::-1]
-        self.held.extend((one, payload) for one, (_, payload) in zip(ids, new, strict=True))
-
-    def model_append(self, payloads: list[bytes]) -> tuple[int | None, deque[tuple[int, bytes]]]:
-        """Return how many are taken (None: refused), and what is held then."""
-        old = list(self.held)
-        for payload in payloads:
-            if self.overflow == "drop_oldest" and 6 + len(payload) > self.most_bytes:
-                continue
-            self.held.append((0, payload))
-            if self.overflow == "drop_newest" and self.over():
-                self.held.pop()
-                break
-        if self.overflow == "refuse":
-            return (None if self.over() else len(payloads)), self.held
-        while self.over():
-            self.held.popleft()
-        taken = min(len(payloads), sum(one == 0 for one, _ in self.held))
-        self.dropped += len(old) + len(payloads) - len(self.held)
-        return taken, self.held
-
-    @rule(limit=st.integers(1, 8))
-    def read(self, limit: int) -> None:
-        expected = [(one, payload) for one, payload in self.held if one > self.read_upto][:limit]
-        batch = self.queue.read(limit)
-        assert expected == list(zip(batch.ids, (message.payload for message in batch.messages), strict=True))
-        self.read_upto = expected[-1][0] if expected else self.read_upto
-
-    @rule(share=st.floats(0, 1))
-    def commit(self, share: float) -> None:
-        count = int(len(self.held) * share)
-        upto = self.held[count - 1][0] if count else 0
-        assert count == self.queue.commit(upto)
-        for _ in range(count):
-            self.held.popleft()
-        self.read_upto = max(self.read_upto, upto)
-
-    @rule(reopened=st.booleans())
-    def begin_anew(self, reopened: bool) -> None:
-        """Go back to the first that was not committed; so does another opening, with the same bounds and counters."""
-        if reopened:
-            self.db.close()
-            self.db = ts.open(self.db.path)
-            self.queue = self.db.queues.open("q")
-        else:
-            self.queue.rewind()
-        self.read_upto = 0
-
-    @invariant()
-    def counts(self) -> None:
-        if hasattr(self, "queue"):
-            size = sum(6 + len(payload) for _, payload in self.held)
-            assert (len(self.held), size, self.dropped) == (len(self.queue), self.queue.bytes, self.queue.dropped)
-
-    def teardown(self) -> None:
-        if hasattr(self, "db"):
-            self.db.close()
-            self.directory.cleanup()
-
-
-TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(MACHINE, max_examples=tries(50, 100), stateful_step_count=20)
 
 
 # --- names, restarts, the disk ---
@@ -303,50 +130,6 @@ def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
                 db.queues["another"]
             for name in NAMES:
                 assert [name[:9].encode()] == [message.payload for message in db.queues.open(name).read().messages]
-
-
-@pytest.mark.parametrize("pair", known("persistent"), ids=str)
-def test_it_goes_on_after_a_restart(tmp_path: Path, pair: Pair) -> None:
-    """At the first that was not committed, with its bounds and counters, on every backend and layout."""
-    need(pair)
-    with pair.open(tmp_path / "db", shards=2) as db:
-        queue = db.queues.open("q", max_messages=6, overflow="drop_oldest")
-        queue.append(numbered(*range(8)))
-        assert 2 == queue.commit(queue.read(2).last)
-        info = queue.info()
-    with pair.open(tmp_path / "db") as db:
-        queue = db.queues.open("q")
-        assert (4, 2, 6, None, "drop_oldest") == (
-            len(queue),
-            queue.dropped,
-            info.max_messages,
-            info.max_bytes,
-            info.overflow,
-        )
-        assert info == attrs.evolve(queue.info(), disk_bytes=info.disk_bytes)
-        assert [4, 5, 6] == numbers(queue.read(3))
-        queue.append(numbered(8, 9, 10))
-        assert [7, 8, 9, 10] == numbers(queue.read())
-        queue.rewind()
-        assert [5, 6, 7, 8, 9, 10] == numbers(queue.read())
-
-
-def test_the_disk_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much passes through, only what waits is kept, and a generation or two."""
-    monkeypatch.setattr("topicstore.queues.queue._GENERATION_BYTES", 100_000)
-    with ts.open(tmp_path / "db") as db:
-        queue = db.queues.open("q")
-        rows = [ts.Message("a", n.to_bytes(2, "big") * 500) for n in range(50)]
-        for _ in range(100):
-            queue.append(rows)
-            queue.commit(queue.read(30).last)
-            queue.commit(queue.read(20).last)
-            assert sum(one.live_bytes for one in generation_infos(queue._storage)) < 300_000
-            assert len(generation_infos(queue._storage)) <= 3
-        assert 0 == len(queue)
-        queue.append(rows[:1])
-        assert rows[0].payload == queue.read().messages[0].payload
-        assert [] == queue.damages()
 
 
 def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
@@ -419,49 +202,6 @@ def test_plugins_see_what_is_queued(tmp_path: Path, reversing: str) -> None:
     assert not any(b"secret" in content for content in files)
     with ts.open(tmp_path / "db") as db:
         assert [message] == db.queues.open("q").read().messages
-
-
-# --- kills ---
-
-APPENDING = """
-import topicstore as ts, topicstore.queues.queue
-topicstore.queues.queue._GENERATION_BYTES = 20_000
-path, number = arguments
-counts(RocksdbEngine, "write")
-db = ts.open(path)
-queue = db.queues.open("q", max_messages=2_000, overflow="drop_oldest")
-while True:
-    queue.append([ts.Message("a", b"%d " % n + bytes(50), "me") for n in range(number, number + 7)])
-    number += 7
-    say("appended", number)
-    if number % 5 == 0:
-        read = queue.read(25)
-        queue.commit(read.last)
-        say("committed", int(read.messages[-1].payload.split()[0]) + 1)
-"""
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_at_any_moment_it_holds_what_it_said(tmp_path: Path, run_until: RunUntil, moment: str) -> None:
-    """All that was appended and not committed, in order, and its counters are right."""
-    appended = committed = 0
-    for write in (150, 4, 9, 13, 400):
-        for what, number in run_until((write, moment), APPENDING, tmp_path / "db", appended):
-            appended, committed = (number, committed) if what == "appended" else (appended, number)
-        with ts.open(tmp_path / "db") as db:
-            queue = db.queues.open("q")
-            messages = [message for batch in iter(queue.read, EMPTY) for message in batch.messages]
-            found = [int(message.payload.split()[0]) for message in messages]
-            assert list(range(found[0], found[-1] + 1)) == found
-            assert found[-1] + 1 in (appended, appended + 7)
-            assert committed <= found[0] <= committed + 25
-            assert (len(found), sum(len(message.payload) + 8 for message in messages)) == (
-                len(queue),
-                queue.bytes,
-            )
-            assert [] == queue.damages()
-            appended = found[-1] + 1
-    assert appended > 1_000
 
 
 def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Faults of this process at a counted write of an engine within a call: the disk is full, or the process is killed.
+
+What a killed process leaves behind is what its files hold at that moment. So a kill is a copy of the directory that is
+made then, while the call goes on; the caller closes what it has open, and opens the copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import attrs
+from hypothesis import strategies as st
+from topicstore.contract.engine import Engine
+from topicstore.contract.errors import StorageFullError
+
+__all__ = ["Fault", "faults", "striking"]
+
+
+@attrs.define
+class Fault:
+    """A fault of a call at one of the writes that it makes, counted from 1 over all engines."""
+
+    kind: Literal["full", "before", "after"]
+    """The disk is full at this write, or the process is killed before or after it."""
+    write: int
+    struck: bool = False
+    """Whether the call came to this write; otherwise a kill comes after the call, and a full disk not at all."""
+
+    @property
+    def kills(self) -> bool:
+        """Whether this is a kill, so that the copy is what is left."""
+        return self.kind != "full"
+
+
+def faults(writes: int = 2, *, kills: bool = True, none: int = 5) -> st.SearchStrategy[Fault | None]:
+    """Return a strategy for faults within the first writes of a call, which is none in most cases."""
+    kinds = st.sampled_from(("full", "before", "after") if kills else ("full",))
+    found = st.builds(Fault, kinds, st.integers(1, writes))
+    return st.one_of(*[st.none()] * none, found)
+
+
+@contextmanager
+def striking(fault: Fault | None, engines: Iterable[Engine], directory: Path, copy: Path) -> Iterator[None]:
+    """Make a fault happen at the writes of these engines; a kill copies the directory into the new one ``copy``.
+
+    The error of the full disk ends the block, and no more.
+    """
+    if fault is None:
+        yield
+        return
+    strike = _Strike(fault, directory, copy, fault.write)
+    with ExitStack() as stack:
+        for engine in engines:
+            stack.enter_context(patch.object(engine, "write", strike.within(engine.write)))
+        try:
+            yield
+        except StorageFullError:
+            if not fault.struck or fault.kills:
+                raise
+    if fault.kills and not fault.struck:
+        shutil.copytree(directory, copy)
+
+
+@attrs.define
+class _Strike:
+    fault: Fault
+    directory: Path
+    copy: Path
+    left: int
+
+    def within(self, write: Any) -> Any:
+        """Return a write that counts, and that the fault strikes if it is the last."""
+
+        def counted(*arguments: Any, **options: Any) -> None:
+            self.left -= 1
+            last = not self.left
+            if last and self.fault.kind != "after":
+                self.happen()
+            write(*arguments, **options)
+            if last and self.fault.kind == "after":
+                self.happen()
+
+        return counted
+
+    def happen(self) -> None:
+        self.fault.struck = True
+        if not self.fault.kills:
+            raise StorageFullError("no room")
+        shutil.copytree(self.directory, self.copy)
