@@ -317,21 +317,6 @@ def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> 
     assert ["1"] == stored(db)
 
 
-def test_a_jump_forward_removes_no_retained_message_early(quiet: ts.Database, clock: Clock) -> None:
-    """It is given out again when the clock is right."""
-    db = quiet
-    expiring = ts.Properties(message_expiry_interval=3_600)
-    db.publish([ts.Message("a", b"1", retain=True, properties=expiring)])
-    clock.jump(DAY)
-    with pytest.warns(RuntimeWarning, match="ahead"):
-        assert 0 == db.retention.run().expired
-    assert [] == db.retained("#")
-    clock.jump(-DAY)
-    assert 1 == len(db.retained("#"))
-    clock.now += 3_601 * SECOND
-    assert 1 == db.retention.run().expired
-
-
 def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tmp_path: Path, clock: Clock) -> None:
     """A jump that an opening finds is no jump."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:

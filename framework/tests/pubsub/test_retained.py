@@ -1,4 +1,4 @@
-"""Retained messages: the last of each topic, found by any filter, given out until they expire."""
+"""Retained messages: what a look reads, and how expired ones go by themselves; else see `test_publishing_histories`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topicstore.contract.errors import EngineError
 from topicstore.pubsub.retained import remove_expired
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
-from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
 SECOND = 1_000_000
@@ -38,51 +38,6 @@ def found(db: ts.Database, topic_filter: str = "#") -> list[tuple[str, bytes]]:
     return [(message.topic, message.payload) for message in db.retained(topic_filter)]
 
 
-# --- setting and clearing ---
-
-
-def test_an_empty_payload_clears(db: ts.Database) -> None:
-    """In order with what else the batch has; clearing what is not there is no error."""
-    db.publish([retain("a"), retain("a", b""), retain("b", b""), retain("c"), retain("c", b""), retain("c", b"3")])
-    assert [("c", b"3")] == found(db)
-    db.publish([retain("c", b"4"), retain("c", b"")])
-    assert [] == found(db)
-    assert [] == [key for shard in range(3) for key, _ in db.state(shard).scan(state_key(b"r"))]
-
-
-def test_it_comes_back_as_it_was_published(db: ts.Database) -> None:
-    """All fields."""
-    message = ts.Message("a", b"1", "me", 2, True, 5, ts.Properties(content_type="text/plain"))
-    db.publish([message])
-    assert [message] == db.retained("a")
-
-
-def test_it_is_there_whether_stored_or_not(db: ts.Database) -> None:
-    """A rule puts it into the streams too; dropping that doesn't take it."""
-    db.persistence.add("stored")
-    result = db.publish([retain("stored"), retain("live")])
-    assert (2, 1, 1, 2) == (result.count, result.stored, result.routed, result.retained)
-    db.add_generation()
-    db.drop_generation(1)
-    assert [("live", b"x"), ("stored", b"x")] == found(db)
-
-
-def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
-    with ts.open(tmp_path / "db", shards=2) as db:
-        db.publish([retain("a"), retain("b"), retain("c")])
-        db.publish([retain("b", b"")])
-    with ts.open(tmp_path / "db") as db:
-        assert [("a", b"x"), ("c", b"x")] == found(db)
-
-
-def test_columns_of_any_form_are_understood(db: ts.Database) -> None:
-    """Record batches too, with one topic or several."""
-    for topics in (["a", "a"], ["b", "c"]):
-        batch = ts.MessageBatch.from_messages([retain(topic, b"%d" % n) for n, topic in enumerate(topics)])
-        db.publish(batch.to_arrow())
-    assert [("a", b"1"), ("b", b"0"), ("c", b"1")] == found(db)
-
-
 # --- looking up ---
 
 
@@ -103,38 +58,6 @@ def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
 def test_a_bad_filter_is_refused(db: ts.Database) -> None:
     with pytest.raises(ts.InvalidFilterError):
         db.retained("a/#/b")
-
-
-def test_what_is_left_of_its_time_goes_with_it(db: ts.Database, clock: Clock) -> None:
-    """Rounded up, as long as there is any; then it is not given out."""
-    db.publish([retain("a", expiry=3), retain("b")])
-    left = []
-    for now in (0, 1, SECOND, SECOND + 1, 3 * SECOND - 1):
-        clock.now = START + now
-        properties = db.retained("a")[0].properties
-        assert properties is not None
-        left.append(properties.message_expiry_interval)
-    assert [3, 3, 2, 2, 1] == left
-    clock.now = START + 3 * SECOND
-    assert [("b", b"x")] == found(db)
-
-
-def test_its_time_counts_from_the_last_one(db: ts.Database, clock: Clock) -> None:
-    db.publish([retain("a", expiry=3)])
-    clock.now += 2 * SECOND
-    db.publish([retain("a", b"again", expiry=3)])
-    clock.now += 2 * SECOND
-    assert [("a", b"again")] == found(db)
-
-
-def test_an_expired_one_is_removed(db: ts.Database, clock: Clock) -> None:
-    """By a run of the retention, those and no others; a second run finds nothing."""
-    db.publish([retain("a", expiry=3), retain("b", expiry=4), retain("c"), retain("d", expiry=3)])
-    clock.now += 3 * SECOND
-    assert 2 == db.retention.run().expired
-    assert 0 == db.retention.run().expired
-    kept = [key for shard in range(3) for key, _ in db.state(shard).scan(state_key(b"r"))]
-    assert [state_key(b"rb"), state_key(b"rc")] == sorted(kept)
 
 
 def kept(db: ts.Database) -> list[bytes]:
