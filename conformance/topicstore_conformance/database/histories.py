@@ -33,7 +33,7 @@ class Histories(Fixtures):
     def test_machine(self, pair: Pair) -> None:
         """After any sequence of operations the database holds what the model says."""
         machine = type("Machine", (DatabaseMachine,), {"pair": pair})
-        run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(5, 30, pair.capabilities)))
+        run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(8, 30, pair.capabilities)))
 
     def test_hostile_topics(self, pair: Pair) -> None:
         """Every topic that MQTT 5 permits is stored, found by every filter that matches, and comes back unchanged."""

@@ -2,13 +2,17 @@
 
 The clock is the machine's, and jumps both ways. Consumers read streams by cursors that are
 turned into bytes and back at every step. Everything is compared after every rule that writes.
+Where a database persists, the process is killed or the disk is full within some of the calls:
+then each shard has all of its part of a batch, or nothing of it.
 """
 
 from __future__ import annotations
 
+import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -21,13 +25,15 @@ from topicstore.plugins import registry
 
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.faults.clock import START
+from topicstore_conformance.faults.striking import Fault, faults, striking
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.oracle.checks import check_all, check_replay, drain, follow_epochs
+from topicstore_conformance.oracle.checks import check_all, check_replay, drain, follow_epochs, replayed
 from topicstore_conformance.oracle.model import Model, Row, match
 from topicstore_conformance.subjects.pairs import Pair, layouts_on, quick_options, small_options
 
 __all__ = ["DatabaseMachine"]
 
+T = TypeVar("T")
 _SKEW = 5.0
 _STEPS = (0, 1, 2, 1_000, 999_999, 1_000_000, 60_000_000)
 _KEYS = (b"a", b"b", b"\xff", b"\xff\xff", b"key")
@@ -126,8 +132,10 @@ class DatabaseMachine(RuleBasedStateMachine):
             near = st.one_of(near, *[st.sampled_from(topics).flatmap(strategies.filters_of)] * 3)
         return data.draw(near)
 
-    @rule(drawn=_drawn, times=st.sampled_from((1, 1, 1, 40)), arrow=st.booleans(), sort=st.booleans())
-    def store(self, drawn: list[tuple[Message, int | None]], times: int, arrow: bool, sort: bool) -> None:
+    @rule(drawn=_drawn, times=st.sampled_from((1, 1, 1, 40)), arrow=st.booleans(), sort=st.booleans(), fault=faults(3))
+    def store(
+        self, drawn: list[tuple[Message, int | None]], times: int, arrow: bool, sort: bool, fault: Fault | None
+    ) -> None:
         """Store a batch, sometimes a longer one, sometimes from Arrow."""
         messages = self._messages(drawn) * times
         if sort:
@@ -139,9 +147,13 @@ class DatabaseMachine(RuleBasedStateMachine):
                 self.db.store(handed)
             assert (type(refused.value).__name__, refused.value.index) in refusals
             return
-        lifted = self.model.lifted
-        result = self.db.store(handed)
-        rows = self.model.store(messages, self.now)
+        after = self.model.copy()
+        rows = after.store(messages, self.now)
+        result = self._call(fault, lambda: self.db.store(handed))
+        if result is None:
+            self._adopt(after, rows, whole=not fault or not fault.struck)
+            return
+        lifted, self.model = self.model.lifted, after
         assert [row.id for row in rows] == result.ids
         assert [row.message for row in rows] == result.batch.to_messages()
         assert self.model.lifted - lifted == result.lifted
@@ -202,6 +214,44 @@ class DatabaseMachine(RuleBasedStateMachine):
         """Set the clock forward or back."""
         self.now += -step if back else step
 
+    # --- faults ---
+
+    def _call(self, fault: Fault | None, call: Callable[[], T]) -> T | None:
+        """Return the result of a call, or None after a fault: then the database was opened again."""
+        result, killed = None, self.directory / "killed"
+        fault = fault if "persistent" in self.pair.capabilities else None
+        engines = [shard.log.engine for shard in self.db.storage.shards]
+        with striking(fault, engines, self.directory / "db", killed):
+            result = call()
+        if fault is None or not (fault.kills or fault.struck):
+            return result
+        assert fault.kills or result is None
+        self.db.close()
+        if fault.kills:
+            shutil.rmtree(self.directory / "db")
+            killed.rename(self.directory / "db")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*in the future", UserWarning)
+            self.db = ts.open(self.directory / "db", clock=lambda: self.now, auto_compact=False)
+        return None
+
+    def _there(self, rows: list[Row]) -> set[MessageId]:
+        """Return the ids of those messages, of all with the topics of these, that the database has."""
+        topics = {row.message.topic for row in rows}
+        return {id_ for topic in topics for id_, _ in replayed(self.db, topic)}
+
+    def _adopt(self, after: Model, rows: list[Row], *, whole: bool) -> None:
+        """Take over from a model with a batch more what the database has: a shard's part is there as a whole."""
+        there = self._there(rows)
+        for shard in range(self.model.shards):
+            part = [row for row in rows if row.shard == shard]
+            found = [row for row in part if row.id in there]
+            assert found in ([], part)
+            assert found == part or not whole
+            if found:
+                self.model.rows += found
+                self.model.last[shard], self.model.newest[shard] = after.last[shard], after.newest[shard]
+
     # --- removing ---
 
     def _moment(self, offset: int) -> int:
@@ -211,31 +261,50 @@ class DatabaseMachine(RuleBasedStateMachine):
         data=st.data(),
         start=st.just(0) | st.sampled_from((-60_000_000, -2_000_000, -1, 0, 1)),
         until=st.none() | st.sampled_from((-1_000_000, 0, 1, 5_000_000)),
+        fault=faults(3),
     )
-    def delete(self, data: st.DataObject, start: int, until: int | None) -> None:
-        """Delete the messages of a filter and a time range."""
+    def delete(self, data: st.DataObject, start: int, until: int | None, fault: Fault | None) -> None:
+        """Delete the messages of a filter and a time range; a fault may leave some of these, and takes no others."""
         topic_filter = self._filter(data)
         from_, to = self._moment(start) if start else 0, None if until is None else self._moment(until)
-        assert self.model.delete(topic_filter, from_, to) == self.db.delete(topic_filter, from_, to)
+        matching = self.model.find(topic_filter, from_, to)
+        deleted = self._call(fault, lambda: self.db.delete(topic_filter, from_, to))
+        if deleted is None and fault and fault.struck:
+            gone = {row.id for row in matching} - self._there(matching)
+            self.model.rows = [row for row in self.model.rows if row.id not in gone]
+        else:
+            assert self.model.delete(topic_filter, from_, to) == (len(matching) if deleted is None else deleted)
 
-    @rule(which=st.integers(0, 1), small=st.booleans())
+    @rule(which=st.integers(0, 1), small=st.booleans(), fault=faults(3))
     @precondition(lambda self: len(self.model.generations) < 8)
-    def add_generation(self, which: int, small: bool) -> None:
-        """Begin a generation, with the same layout or another."""
+    def add_generation(self, which: int, small: bool, fault: Fault | None) -> None:
+        """Begin a generation, with the same layout or another, in all shards or in none."""
         layouts = layouts_on(self.pair.backend)
         layout = (self.pair.layout, layouts[len(self.model.rows) % len(layouts)])[which]
         options = small_options(layout) if small else quick_options(layout)
-        assert self.model.add_generation(layout) == self.db.add_generation(layout, options)
+        added = self._call(fault, lambda: self.db.add_generation(layout, options))
+        if added is None:
+            added = self.db.generations()[-1].number
+            if added == self.model.current and fault and fault.struck:
+                return
+        assert self.model.add_generation(layout) == added
 
-    @rule(number=st.integers(-1, 8))
-    def drop_generation(self, number: int) -> None:
+    @rule(number=st.integers(-1, 8), fault=faults(3))
+    def drop_generation(self, number: int, fault: Fault | None) -> None:
         """Drop a generation: it is gone, or it was already, or it can't be dropped."""
         generation = self.model.generations.get(number)
         if generation is None or not generation.sealed:
             with pytest.raises(ts.GenerationError):
                 self.db.drop_generation(number)
         else:
-            assert self.model.drop_generation(number) == self.db.drop_generation(number)
+            dropped = self._call(fault, lambda: self.db.drop_generation(number))
+            if dropped is not None:
+                assert self.model.drop_generation(number) == dropped
+            elif number not in {info.number for info in self.db.generations()}:
+                self.model.drop_generation(number)
+            else:
+                assert fault
+                assert fault.struck
 
     # --- reading ---
 
@@ -356,6 +425,34 @@ class DatabaseMachine(RuleBasedStateMachine):
             warnings.simplefilter("always")
             self.db = ts.open(self.directory / "db", clock=lambda: self.now, auto_compact=False)
         assert future == bool(told)
+
+    @rule(data=st.data(), drawn=_drawn)
+    @precondition(lambda self: "concurrent_readers" in self.pair.capabilities)
+    def read_beside(self, data: st.DataObject, drawn: list[tuple[Message, int | None]]) -> None:
+        """A reader beside the writer sees what was there when it was opened or refreshed."""
+        messages = [Message(m.topic, m.payload, m.client_id) for m, _ in drawn]
+        if self.model.refusal(messages, self.now):
+            return
+        with ts.open(self.directory / "db", mode="r", clock=lambda: self.now) as reader:
+            before, topic_filter = self.model.copy(), self._filter(data)
+            self.db.store(messages)
+            self.model.store(messages, self.now)
+            check_replay(reader, before, topic_filter)
+            reader.refresh()
+            check_replay(reader, self.model, topic_filter)
+
+    @rule(data=st.data())
+    @precondition(lambda self: "checkpoint" in self.pair.capabilities)
+    def checkpoint(self, data: st.DataObject) -> None:
+        """A copy has everything, and is a database of its own."""
+        self.db.checkpoint(self.directory / "copy")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*in the future", UserWarning)
+            taken = ts.open(self.directory / "copy", clock=lambda: self.now, auto_compact=False)
+        with taken:
+            check_replay(taken, self.model, self._filter(data))
+            taken.delete("#")
+        shutil.rmtree(self.directory / "copy")
 
     @rule()
     def compact(self) -> None:

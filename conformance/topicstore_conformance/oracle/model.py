@@ -86,6 +86,14 @@ class Model:
         self.last = dict.fromkeys(range(self.shards), 0)
         self.newest = dict.fromkeys(range(self.shards), 0)
 
+    def copy(self) -> Model:
+        """Return a copy that changes by itself."""
+        made = attrs.evolve(self, rows=[*self.rows])
+        made.generations = {number: attrs.evolve(generation) for number, generation in self.generations.items()}
+        made.state = {shard: {**values} for shard, values in self.state.items()}
+        made.last, made.newest = {**self.last}, {**self.newest}
+        return made
+
     @property
     def current(self) -> int:
         """Return the number of the generation that is written to."""
