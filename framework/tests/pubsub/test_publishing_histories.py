@@ -193,6 +193,7 @@ class PublishingMachine(RuleBasedStateMachine):
         result = None
         with striking(fault, self._engines(), self.path, self.root / "killed"):
             result = self.db.publish(handed, state=state)
+        assert (result is None) == (fault is not None and fault.struck and not fault.kills)
         if result is None:
             assert not any(ear.heard for ear in self.ears.values())
         else:

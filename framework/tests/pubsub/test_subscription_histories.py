@@ -5,15 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import attrs
 import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from topicstore.pubsub.subscription import Subscription
+from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.subscription import Subscription, SubscriptionBatch
 from topicstore.storage.lag import Lag
 from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.faults.striking import Fault, faults, striking
 
 SHARDS = 2
 TOPICS = ["a/x", "a/y", "b/x", "b/y/z", "$s/x"]
@@ -31,6 +34,19 @@ class Follower:
     """Generations of which it has not been told that it missed some."""
     may: set[int] = attrs.field(factory=set)
     """Those of which it may be told, whether something that matched was behind its place or not."""
+    live: list[ts.Message] = attrs.field(factory=list)
+    """What was routed to it, is stored nowhere, and was not fetched yet."""
+    window: int | None = None
+    delivered: int = 0
+    acknowledged: int = 0
+    pending: list[tuple[int, int, int]] = attrs.field(factory=list)
+    """Of each stored batch that is not acknowledged as a whole: its sequence, shard and first position."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """Acknowledge messages up to a number; without a window they are anyway."""
+        self.subscription.acknowledge(sequence)
+        self.acknowledged = max(self.acknowledged, sequence)
+        self.pending = [one for one in self.pending if one[0] > self.acknowledged]
 
 
 class Histories(RuleBasedStateMachine):
@@ -47,9 +63,10 @@ class Histories(RuleBasedStateMachine):
         self.generations = [1]
         self.stored = 0
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(text=st.sampled_from(FILTERS), window=st.sampled_from([None, 3, 50]))
+    def begin(self, text: str, window: int | None) -> None:
         self.db = ts.open(self.path / "db", layout=self.layout, shards=SHARDS)
+        self.subscribe(text, False, window)
 
     def teardown(self) -> None:
         for follower in self.followers:
@@ -57,16 +74,49 @@ class Histories(RuleBasedStateMachine):
         self.db.close()
         shutil.rmtree(self.path)
 
-    @rule(rows=st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 3)), min_size=1, max_size=12))
-    def store(self, rows: list[tuple[str, int]]) -> None:
-        messages = [
-            ts.Message(topic, str(self.stored + number).encode(), f"c{client}")
-            for number, (topic, client) in enumerate(rows)
+    _rows = st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 3)), min_size=1, max_size=12)
+
+    def _messages(self, rows: list[tuple[str, int]]) -> list[ts.Message]:
+        first = self.stored
+        self.stored += len(rows)
+        return [
+            ts.Message(topic, str(first + number).encode(), f"c{client}") for number, (topic, client) in enumerate(rows)
         ]
-        self.stored += len(messages)
-        result = self.db.store(messages)
-        for message_id, message in zip(result.ids, messages, strict=True):
+
+    @rule(rows=_rows)
+    def store(self, rows: list[tuple[str, int]]) -> None:
+        messages = self._messages(rows)
+        for message_id, message in zip(self.db.store(messages).ids, messages, strict=True):
             self.live[message_id.shard].append((message_id.position, self.generations[-1], message))
+
+    @rule(rows=_rows)
+    def route(self, rows: list[tuple[str, int]]) -> None:
+        """Publish what nothing stores: it comes to those who follow now, once."""
+        messages = self._messages(rows)
+        assert 0 == self.db.publish(messages).stored
+        for follower in self.followers:
+            follower.live += [message for message in messages if follower.topic_filter.matches(message.topic)]
+
+    @rule(rows=_rows, fault=faults())
+    def store_and_be_killed(self, rows: list[tuple[str, int]], fault: Fault | None) -> None:
+        """Go on in the next process from where each acknowledged, whatever part of a batch the last one stored."""
+        messages, path = self._messages(rows), self.path / "killed"
+        if fault is None:
+            return
+        engines = [shard.log.engine for shard in self.db.storage.shards]
+        with striking(fault, engines, self.path / "db", path):
+            self.db.store(messages)
+        places = [follower.subscription.acknowledged for follower in self.followers]
+        self._go_on(places, path if fault.kills else None)
+        known = {(shard, row[0]) for shard, there in enumerate(self.live) for row in there}
+        by_payload = {message.payload: message for message in messages}
+        for batch in self.db.replay_arrow("#", ids=True), self.db.replay_arrow("$s/#", ids=True):
+            for row in (row for part in batch for row in part.to_pylist()):
+                if (row["shard"], row["position"]) not in known:
+                    message = by_payload[row["payload"]]
+                    self.live[row["shard"]].append((row["position"], self.generations[-1], message))
+        for there in self.live:
+            there.sort(key=lambda row: row[0])
 
     @precondition(lambda self: len(self.followers) < 6)
     @rule(text=st.sampled_from(FILTERS), from_now=st.booleans(), window=st.sampled_from([None, 3, 50]))
@@ -75,17 +125,43 @@ class Histories(RuleBasedStateMachine):
         ends = [rows[-1][0] if rows else 0 for rows in self.live]
         place = list(subscription.place.values())
         assert all(place[shard] >= end for shard, end in enumerate(ends)) if from_now else place == [0] * SHARDS
-        self.followers.append(Follower(ts.TopicFilter(text), subscription, place))
+        self.followers.append(Follower(ts.TopicFilter(text), subscription, place, window=window))
 
     @precondition(lambda self: self.followers)
-    @rule(number=st.integers(0, 5), limit=st.sampled_from([1, 2, 5, None]), acknowledge=st.booleans())
-    def fetch(self, number: int, limit: int | None, acknowledge: bool) -> None:
+    @rule(
+        number=st.integers(0, 5),
+        limits=st.lists(st.sampled_from([1, 2, 5, None]), min_size=1, max_size=4),
+        share=st.sampled_from([0, 0.5, 1, 1]),
+        rows=_rows,
+        how=st.sampled_from(["store", "store", "route", "nothing"]),
+    )
+    def fetch(self, number: int, limits: list[int | None], share: float, rows: list[tuple[str, int]], how: str) -> None:
+        """Fetch some batches, mostly right after something came, and acknowledge a part of each."""
+        if how != "nothing":
+            getattr(self, how)(rows)
         follower = self.followers[number % len(self.followers)]
-        batch = follower.subscription.fetch(limit, timeout=0)
+        for limit in limits:
+            batch = follower.subscription.fetch(limit, timeout=0)
+            self._check(follower, batch)
+            follower.acknowledge(batch.sequence - int(len(batch) * (1 - share)))
+
+    def _check(self, follower: Follower, batch: SubscriptionBatch) -> None:
+        """Compare a batch with what is behind the follower's place, and move that."""
         assert follower.may >= set(batch.dropped)
         follower.may -= set(batch.dropped)
         follower.missed -= set(batch.dropped)
-        if batch.shard is not None:
+        follower.delivered += len(batch)
+        assert follower.delivered == batch.sequence
+        full = follower.delivered - follower.acknowledged == follower.window
+        assert batch.messages or batch.dropped or batch.stuck == full
+        if follower.window is None:
+            follower.acknowledged = batch.sequence
+        elif batch.shard is not None and batch.messages:
+            follower.pending.append((batch.sequence, batch.shard, self.behind(follower, batch.shard)[0][0]))
+        if batch.shard is None and batch.messages:
+            assert same(batch, [(0, 0, message) for message in follower.live])
+            del follower.live[: len(batch)]
+        elif batch.shard is not None:
             expected = self.behind(follower, batch.shard)
             assert same(batch, expected)
             assert batch.messages == batch.batch.to_messages()
@@ -95,8 +171,25 @@ class Histories(RuleBasedStateMachine):
         elif not batch.stuck:
             assert not any(self.behind(follower, shard) for shard in range(SHARDS))
             assert not follower.missed
-        if acknowledge:
-            follower.subscription.acknowledge(batch.sequence)
+            assert not follower.live
+
+    @precondition(lambda self: self.followers)
+    @rule(number=st.integers(0, 5))
+    def fail_to_fetch(self, number: int) -> None:
+        """After an error of reading, which is told, fetching goes on at the same place."""
+        subscription = self.followers[number % len(self.followers)].subscription
+        before = subscription.status()
+
+        def failing(*_: object) -> None:
+            raise ts.StorageFullError("for a moment")
+
+        with patch.object(Feed, "read", failing):
+            try:
+                batch = subscription.fetch(timeout=0)
+            except ts.StorageFullError:
+                assert before == attrs.evolve(subscription.status(), stuck_for=before.stuck_for)
+            else:
+                self._check(self.followers[number % len(self.followers)], batch)
 
     @precondition(lambda self: self.followers)
     @rule(number=st.integers(0, 5))
@@ -134,15 +227,25 @@ class Histories(RuleBasedStateMachine):
         places = []
         for follower in self.followers:
             batch = follower.subscription.fetch(timeout=0)
-            follower.subscription.acknowledge(batch.sequence)
-            follower.missed -= set(batch.dropped)
-            follower.may = {*range(1, self.generations[-1])}  # a place does not tell since when somebody reads
+            self._check(follower, batch)
+            follower.acknowledge(batch.sequence)
             places.append(follower.subscription.acknowledged)
+        self._go_on(places, None)
+
+    def _go_on(self, places: list[ts.Place], killed: Path | None) -> None:
+        """Open the database again, or what a kill left of it, with all followers at these places."""
+        for follower in self.followers:
             follower.subscription.close()
+            follower.live.clear()
+            follower.may = {*range(1, self.generations[-1])}  # a place does not tell since when somebody reads
         self.db.close()
+        if killed is not None:
+            shutil.rmtree(self.path / "db")
+            killed.rename(self.path / "db")
         self.db = ts.open(self.path / "db")
         for follower, place in zip(self.followers, places, strict=True):
-            follower.subscription = self.db.subscribe(follower.topic_filter.text, place, window=50)
+            follower.subscription = self.db.subscribe(follower.topic_filter.text, place, window=follower.window)
+            follower.delivered, follower.acknowledged, follower.pending = 0, 0, []
             follower.place = list(place.values())
 
     @invariant()
@@ -151,6 +254,17 @@ class Histories(RuleBasedStateMachine):
             status = follower.subscription.status()
             waiting = any(self.behind(follower, shard) for shard in range(SHARDS))
             assert status.lagging or not waiting
+
+    @invariant()
+    def no_more_than_the_window_is_unacknowledged(self) -> None:
+        """What is not acknowledged comes again from where it is said that all was acknowledged."""
+        for follower in self.followers:
+            waiting = follower.delivered - follower.acknowledged
+            status = follower.subscription.status()
+            assert (waiting, waiting == follower.window) == (status.unacknowledged, status.stuck)
+            assert waiting <= (follower.window or 0)
+            acknowledged = follower.subscription.acknowledged
+            assert all(acknowledged[shard] < first for _, shard, first in follower.pending)
 
     @invariant()
     def lag_is_what_is_left_to_fetch(self) -> None:

@@ -127,22 +127,6 @@ def test_new_topics_and_generations_come(db: ts.Database) -> None:
 # --- back-pressure -----------------------------------------------------------------------
 
 
-def test_the_window_holds_back(plain: ts.Database) -> None:
-    """No more than the window is delivered unacknowledged; acknowledging lets the next come."""
-    plain.store(numbered(0, 100))
-    with plain.subscribe("#", 0, window=10) as subscription:
-        first = subscription.fetch(timeout=PATIENCE)
-        assert len(first) == 10
-        nothing = subscription.fetch(timeout=0)
-        assert (len(nothing), nothing.stuck, nothing.lagging) == (0, True, True)
-        assert subscription.status().stuck
-        assert subscription.status().unacknowledged == 10
-        subscription.acknowledge(first.sequence - 6)
-        assert len(subscription.fetch(timeout=PATIENCE)) == 4
-        subscription.acknowledge(14)
-        assert not subscription.status().stuck
-
-
 def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> None:
     """Who fetches gets nothing, at once or when the time is over, until something is acknowledged."""
     with plain.subscribe("#", window=1) as subscription:
@@ -405,35 +389,6 @@ def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
             await asyncio.wait_for(waiting, PATIENCE)
 
     asyncio.run(run())
-
-
-# --- errors ------------------------------------------------------------------------------
-
-
-class _Failing:
-    """A plugin whose reads fail as often as it is told."""
-
-    failures = 0
-
-    @ts.hookimpl(wrapper=True)
-    def topicstore_read(self, request: object):  # type: ignore[no-untyped-def]
-        if _Failing.failures:
-            _Failing.failures -= 1
-            raise ts.StorageFullError("for a moment")
-        return (yield)
-
-
-def test_a_recoverable_error_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumer is told, and fetching again goes on where it was."""
-    monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: _Failing())
-    with ts.open(tmp_path / "db", plugins=["failing"]) as db:
-        db.store(numbered(0, 10))
-        with db.subscribe("#", 0) as subscription:
-            _Failing.failures = 3
-            for _ in range(3):
-                with pytest.raises(ts.StorageFullError):
-                    subscription.fetch(timeout=PATIENCE)
-            assert take(subscription, 10) == list(range(10))
 
 
 def test_threads_share_one_subscription(plain: ts.Database) -> None:

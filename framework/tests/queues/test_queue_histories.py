@@ -195,6 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
                 next(model for model in (self.model, after) if fault.struck or model is after if self._is(model))
             )
         else:
+            assert result is None
             assert self._is(self.model)
             with pytest.raises(ShardReadOnlyError):
                 self.queue.append([ts.Message("t", b"", timestamp=1)])
