@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from topicstore.lifecycle.retention import RetentionSettings
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.striking import Fault, striking
 from topicstore_conformance.faults.threads import wait_until
 
 SECOND = 1_000_000
@@ -295,6 +297,7 @@ class Model:
         return age is not None and now - time > age * SECOND
 
 
+FAULTS = st.builds(Fault, st.sampled_from(["full", "before", "after"]), st.sampled_from([1, 1, 2, 3, 5]))
 STEP = st.one_of(
     st.tuples(st.just("store"), st.lists(st.sampled_from(TOPICS), min_size=1, max_size=6)),
     st.tuples(st.just("wait"), st.integers(1, 150)),
@@ -303,22 +306,43 @@ STEP = st.one_of(
         st.just("set"), st.dictionaries(st.sampled_from([*FILTERS, "#", "plain", "$SYS/x"]), LENGTHS, max_size=4)
     ),
     st.tuples(st.sampled_from(["reopen", "seal", "compact", "sweep"]), st.none()),
+    *[st.tuples(st.just("struck"), st.tuples(st.integers(1, 150), FAULTS))] * 2,
 )
 
 
-@settings(COSTLY, max_examples=tries(30, 150))
-@given(max_age=LENGTHS, rotate_every=LENGTHS, steps=st.lists(STEP, min_size=3, max_size=25))
+def run_struck(db: ts.Database, fault: Fault) -> None:
+    """Run retention, which a fault ends; leave in the place of the database what that leaves."""
+    killed = db.path.parent / "killed"
+    with striking(fault, [shard.log.engine for shard in db.storage.shards], db.path, killed):
+        db.retention.run()
+    db.close()
+    if fault.kills:
+        shutil.rmtree(db.path)
+        killed.rename(db.path)
+
+
+@settings(COSTLY, max_examples=tries(60, 200))
+@given(
+    max_age=LENGTHS,
+    rotate_every=LENGTHS,
+    filters=st.sampled_from([{}, FILTERS]),
+    steps=st.lists(STEP, min_size=3, max_size=25),
+)
 @pytest.mark.parametrize(
     "layout", ["block", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("skipstream", "reference"))]
 )
 def test_exactly_what_is_too_old_goes(
-    layout: str, max_age: int | None, rotate_every: int | None, steps: list[tuple[str, object]]
+    layout: str,
+    max_age: int | None,
+    rotate_every: int | None,
+    filters: Mapping[str, float | None],
+    steps: list[tuple[str, object]],
 ) -> None:
     """A run leaves what must stay, and nothing else but what goes with its generation; a second run is idle.
 
-    Whatever is set and changed, sealed, compacted and reopened.
+    Whatever is set and changed, sealed, compacted and reopened, and where runs are killed or find the disk full.
     """
-    clock, model, numbers = Clock(), Model(max_age, {}), count()
+    clock, model, numbers = Clock(), Model(max_age, filters), count()
     with quick_directory() as directory:
 
         def opened() -> ts.Database:
@@ -328,7 +352,7 @@ def test_exactly_what_is_too_old_goes(
             return found
 
         db = opened()
-        db.retention.set(max_age=max_age, rotate_every=rotate_every)
+        db.retention.set(max_age=max_age, rotate_every=rotate_every, filters=filters)
         for what, how in [*steps, ("run", None)]:
             if what == "store":
                 assert isinstance(how, list)
@@ -345,10 +369,13 @@ def test_exactly_what_is_too_old_goes(
             elif what == "reopen":
                 db.close()
                 db = opened()
-            elif what == "seal":
-                db.add_generation()
-            elif what == "compact":
-                db.compact()
+            elif what in ("seal", "compact"):
+                {"seal": db.add_generation, "compact": db.compact}[what]()
+            elif what == "struck":
+                assert isinstance(how, tuple)
+                clock.now += how[0] * SECOND
+                run_struck(db, how[1])
+                db = opened()
             elif what == "sweep":
                 db.retention._sweep(db.storage, None, at_once=False)
             else:
@@ -364,45 +391,3 @@ def test_exactly_what_is_too_old_goes(
             model.times = {text: row for text, row in model.times.items() if text in there}
         assert [] == db.verify().damages
         db.close()
-
-
-# --- kills ---
-
-KILLED = """
-import topicstore as ts
-from topicstore_backends.rocksdb import RocksdbEngine
-[path] = arguments
-now = [1_700_000_000_000_000]
-db = ts.open(path, shards=3, clock=lambda: now[0], auto_compact=False)
-db.retention.stop()
-topics = "debug/a", "alarms/a", "b"
-for n in range(3):
-    for i in range(20):
-        db.store([ts.Message(topic, f"{topic} {n} {i}".encode(), f"client {i}") for topic in topics])
-    if n < 2:
-        db.add_generation()
-    now[0] += 60_000_000
-db.retention.set(max_age=100, rotate_every=1_000, filters={"debug/#": 10, "alarms/#": None})
-counts(RocksdbEngine, "write")
-db.retention.run()
-"""
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", [1, 3, 5, 7, 9, 11])
-def test_a_run_that_was_killed_is_made_up_for(
-    tmp_path: Path, run_until: Callable[..., object], number: int, when: str
-) -> None:
-    """Around whichever write: nothing is gone that should stay, and the next run does the rest."""
-    run_until((number, when), KILLED, tmp_path / "db")
-    alarms = {f"alarms/a {n} {i}" for n in range(3) for i in range(20)}
-    young = {f"b 2 {i}" for i in range(20)} | alarms
-    clock = Clock(START + 180 * SECOND)
-    with ts.open(tmp_path / "db", clock=clock, auto_compact=False) as db:
-        db.retention.stop()
-        assert young <= stored(db)
-        db.retention.run(clock.now)
-        assert young == stored(db)
-        assert [] == db.verify().damages
-        again = db.retention.run(clock.now)
-        assert ({}, ()) == (again.deleted, again.dropped)
