@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from topicstore.contract.engine import Engine
 from topicstore.contract.errors import StorageFullError
 
-__all__ = ["Fault", "faults", "striking"]
+from .threads import wait_until
 
-_TRIES = 100
+__all__ = ["Fault", "copy_open", "faults", "striking"]
 
 
 @attrs.define
@@ -65,7 +65,7 @@ def striking(fault: Fault | None, engines: Iterable[Engine], directory: Path, co
             if not fault.struck or fault.kills:
                 raise
     if fault.kills and not fault.struck:
-        _copy(directory, copy)
+        copy_open(directory, copy)
 
 
 @attrs.define
@@ -93,16 +93,24 @@ class _Strike:
         self.fault.struck = True
         if not self.fault.kills:
             raise StorageFullError("no room")
-        _copy(self.directory, self.copy)
+        copy_open(self.directory, self.copy)
 
 
-def _copy(directory: Path, copy: Path) -> None:
-    """Copy a directory, once more where files vanish meanwhile, because an engine removes them in the background."""
-    for _ in range(_TRIES):
-        try:
+def copy_open(directory: Path, copy: Path) -> None:
+    """Copy the directory of an open database at a moment when no file in it changes, as a kill would leave it."""
+
+    def copied() -> bool:
+        with suppress(FileNotFoundError, shutil.Error):  # an engine may remove files at any time
+            before = _listed(directory)
             shutil.copytree(directory, copy)
-        except shutil.Error:
-            shutil.rmtree(copy)
-        else:
-            return
-    raise AssertionError(f"files of {directory} vanish all the time")
+            if before == _listed(directory):
+                return True
+        shutil.rmtree(copy, ignore_errors=True)
+        return False
+
+    wait_until(copied, f"the files of {directory} to stay as they are")
+
+
+def _listed(directory: Path) -> dict[Path, tuple[int, int, int]]:
+    found = {path: path.stat() for path in directory.rglob("*")}
+    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}

@@ -48,6 +48,7 @@ from topicstore.storage.keyed_messages import state_key
 from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.striking import copy_open
 
 SECOND = 1_000_000
 CLIENTS = ["a", "b", "c"]
@@ -73,8 +74,7 @@ class Store:
         self.path = path
         self.how = how
         self.clock = Clock(now)
-        with patch("topicstore_backends.rocksdb.backend.SCARCE", 1 << 60):  # then it removes no file beside `Left`
-            self.db = ts.open(path, clock=self.clock, auto_compact=False, **how)
+        self.db = ts.open(path, clock=self.clock, auto_compact=False, **how)
         self.outcomes: list[Outcome] = []
         database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
 
@@ -277,7 +277,7 @@ class Left(Here):
 
     def _leave(self) -> None:
         self._left = next(self._paths)
-        shutil.copytree(self._store.path, self._left)
+        copy_open(self._store.path, self._left)
 
     def crash(self, now: int) -> None:
         if self._left is None:
