@@ -146,7 +146,7 @@ class Stored:
         """Commit the steps of a delete or a compaction; return the number of messages of each."""
         size, counts = self.size(), []
         for step in steps:
-            assert step.messages or not step.write, "a step without messages writes"
+            assert bool(step.messages) == bool(step.write), "messages and writes belong together"
             self.engine.write(step.write)
             counts.append(step.messages)
             size -= step.freed
