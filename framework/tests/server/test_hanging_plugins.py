@@ -42,7 +42,13 @@ def access(plugin: Hanging) -> Iterator[Access]:
     hooks = AccessHooks([("hanging", plugin)], "topicstore_authenticate")
     made = Access(AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks)
     yield made
-    made.close()
+    made.join()
+
+
+async def end(plugin: Hanging, access: Access) -> None:
+    """Let the plugin answer, and end the access in the event loop that uses it."""
+    plugin.may_answer.set()
+    access.end()
 
 
 def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
@@ -62,7 +68,7 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
                 assert other.connect("other").reason == 0x97
             wait_until(lambda: not embedded.do(full()), "the place to be free")
         finally:
-            plugin.may_answer.set()
+            embedded.do(end(plugin, access))
 
 
 def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
@@ -79,7 +85,7 @@ def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
             assert plugin.asked.is_set()
             assert refused == ("CONNACK", 0x88)
         finally:
-            plugin.may_answer.set()
+            embedded.do(end(plugin, access))
 
 
 def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(
