@@ -1,7 +1,8 @@
-"""Changes of the product's own lines, chosen by chance: what the suites find of mistakes that nobody thought of.
+"""Changes of the product's own lines, chosen by chance: what the tests find of mistakes that nobody thought of.
 
-A program: ``python generated.py COUNT SEED`` changes one line after the other in as many runs of a suite in quick mode,
-and prints which changes survived, and the score. A change whose line no test reached is not counted.
+A program: ``python generated.py COUNT SEED`` changes one line after the other in as many runs of the tests of its
+folder, and prints which changes survived, and the score. Without a change the tests have to pass. A change whose line
+no test reached is not counted.
 """
 
 from __future__ import annotations
@@ -24,18 +25,40 @@ VARIABLE, REACHED = "MUTANT", "MUTANT_REACHED"
 MINUTES = 10
 """A run that takes longer has found the change: a test is stuck."""
 
-_LAYOUTS, _DATABASES = "layouts/tests/test_conformance.py", "conformance/tests/databases/test_conformance.py"
+_ENGINES, _LAYOUTS = "backends/tests/test_conformance.py", "layouts/tests/test_conformance.py"
+_DATABASES, _FRAMEWORK = "conformance/tests/databases/test_conformance.py", "framework/tests"
+_OF_STORAGE = [f"{_FRAMEWORK}/{name}" for name in ("shard", "test_writer.py", "test_refusals.py", "storage")]
 SUITES = {
-    "backends/topicstore_backends/memory.py": ["backends/tests/test_conformance.py::TestMemory"],
-    "backends/topicstore_backends/rocksdb/": ["backends/tests/test_conformance.py::TestRocksdb"],
-    "layouts/topicstore_layouts/block/": [f"{_LAYOUTS}::TestBlock"],
-    "layouts/topicstore_layouts/shared/": [f"{_LAYOUTS}::TestBlock", f"{_LAYOUTS}::TestSkipstream"],
-    "layouts/topicstore_layouts/skipstream/": [f"{_LAYOUTS}::TestSkipstream"],
-    "layouts/topicstore_layouts/wildcard_optimized/": [f"{_LAYOUTS}::TestWildcardOptimized"],
-    "framework/topicstore/shard/": [f"{_DATABASES}::TestMemoryBlock", f"{_DATABASES}::TestMemoryWildcardOptimized"],
-    "framework/topicstore/storage/": [f"{_DATABASES}::TestMemoryBlock"],
+    "backends/topicstore_backends/memory.py": [f"{_ENGINES}::TestMemory", f"{_ENGINES}::TestTinyMemory"],
+    "backends/topicstore_backends/rocksdb/": [
+        *(f"{_ENGINES}::{suite}" for suite in ("TestRocksdb", "TestTinyRocksdb")),
+        "backends/tests/rocksdb",
+    ],
+    "layouts/topicstore_layouts/block/": [
+        *(f"{_LAYOUTS}::{suite}" for suite in ("TestBlock", "TestBlockOfFewRows")),
+        "layouts/tests/block",
+    ],
+    "layouts/topicstore_layouts/shared/": [
+        *(f"{_LAYOUTS}::{suite}" for suite in ("TestBlock", "TestSkipstream")),
+        "layouts/tests/shared",
+    ],
+    "layouts/topicstore_layouts/skipstream/": [
+        *(f"{_LAYOUTS}::{suite}" for suite in ("TestSkipstream", "TestSkipstreamOfFewHashes")),
+        "layouts/tests/skipstream",
+    ],
+    "layouts/topicstore_layouts/wildcard_optimized/": [
+        *(f"{_LAYOUTS}::{suite}" for suite in ("TestWildcardOptimized", "TestWildcardOptimizedOfFewBits")),
+        "layouts/tests/wildcard_optimized",
+    ],
+    "framework/topicstore/shard/": [
+        *(f"{_DATABASES}::{suite}" for suite in ("TestMemoryBlock", "TestMemoryWildcardOptimized")),
+        *_OF_STORAGE,
+    ],
+    "framework/topicstore/storage/": [f"{_DATABASES}::TestMemoryBlock", *_OF_STORAGE],
 }
 """The tests that must find a change, by the file or the folder in which it is made."""
+
+_OPTIONS = ("-n0", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider")
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -125,13 +148,13 @@ def install() -> None:
     SourceFileLoader.get_code = get_code
 
 
-def outcome(path: Path, number: int, tests: list[str]) -> str:
-    """Run the tests over a change; return whether it was found, survived, or not reached."""
+def outcome(tests: Sequence[str], path: Path | None = None, number: int = 0) -> str:
+    """Run tests over a change, or over none; return whether it was found, survived, or not reached."""
     with tempfile.TemporaryDirectory() as directory:
         reached = Path(directory, "reached")
         environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", VARIABLE: f"{number} {path}"}
-        environment |= {REACHED: str(reached), "PYTHONPATH": str(HERE)}
-        command = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        environment |= {REACHED: str(reached), "PYTHONPATH": str(HERE), "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-m", "pytest", *_OPTIONS, *tests]
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60 * MINUTES)
         except subprocess.TimeoutExpired:
@@ -140,15 +163,21 @@ def outcome(path: Path, number: int, tests: list[str]) -> str:
 
 
 def main(count: int, seed: int) -> None:
-    """Make changes until so many were reached, and print what became of them."""
+    """Make changes until so many were reached, and print what became of them; tests have to pass without a change."""
     files = {file: tests for of, tests in SUITES.items() for file in _files(ROOT / of)}
     sites = [(file, number) for file in files for number, _ in enumerate(places(ast.parse(file.read_text())))]
     random.Random(seed).shuffle(sites)
     outcomes: list[str] = []
+    passed: list[Sequence[str]] = []
     for file, number in sites:
         if len(outcomes) == count:
             break
-        became = outcome(file, number, files[file])
+        tests = files[file]
+        if tests not in passed:
+            if outcome(tests) == "found":
+                raise SystemExit(f"these fail without a change: {' '.join(tests)}")
+            passed.append(tests)
+        became = outcome(tests, file, number)
         print(f"{became:<11}  {file.relative_to(ROOT)}:{changed(file.read_text(), number)[1]}", flush=True)
         outcomes += [became] * (became != "not reached")
     print(f"seed {seed}: {outcomes.count('found')} of {len(outcomes)} changes that were reached were found")
