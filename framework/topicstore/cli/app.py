@@ -115,7 +115,7 @@ class _Summaries(click.Group):
 
 
 def _summaries() -> dict[str, click.Command]:
-    """Return all commands that work, by name; those whose summaries are known are empty ones that have no more."""
+    """Return all commands that work, by name; ours have their summaries alone, so that their modules aren't loaded."""
     found = {name: click.Command(name, help=text) for name, text in _COMMANDS.items()}
     for entry in sorted(importlib.metadata.entry_points(group=FOREIGN), key=lambda one: one.name):
         of_ours = entry.name in _BESIDE and entry.dist is not None and entry.dist.name == "topicstore"
