@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import pty
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import topicstore as ts
@@ -29,6 +35,36 @@ def run() -> Callable[..., Result]:
 
 
 @pytest.fixture
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return what runs the program with a terminal as ``stdout`` or ``stderr``, and gives what is shown there."""
+
+    def on_a_terminal(stream: str, *arguments: object, code: int = 0) -> str:
+        ours, theirs = pty.openpty()
+        with (
+            ThreadPoolExecutor() as threads,
+            monkeypatch.context() as patch,
+            os.fdopen(ours, "rb", buffering=0) as screen,
+        ):
+            shown = threads.submit(_read_to_the_end, screen)
+            with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+                patch.setattr(sys, stream, terminal)
+                with pytest.raises(SystemExit) as end:
+                    cli(list(map(str, arguments)))
+                assert end.value.code == code
+            return shown.result()
+
+    return on_a_terminal
+
+
+def _read_to_the_end(screen: IO[bytes]) -> str:
+    shown = b""
+    with contextlib.suppress(OSError):  # on Linux, the end of a pseudo-terminal
+        while piece := screen.read(65_536):
+            shown += piece
+    return shown.decode()
+
+
+@pytest.fixture
 def document() -> Callable[..., dict[str, Any]]:
     """Return what runs the program with ``--json``, and gives what it printed."""
 
@@ -42,22 +78,31 @@ def document() -> Callable[..., dict[str, Any]]:
     return document
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """An empty database of two shards."""
-    with ts.open(tmp_path / "db", mode="x", shards=2):
-        return tmp_path / "db"
-
-
-@pytest.fixture
-def rows() -> list[ts.Message]:
+@pytest.fixture(scope="session")
+def rows() -> tuple[ts.Message, ...]:
     """Messages of three topics and five publishers."""
-    return [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
+    return tuple(
+        ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)
+    )
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, rows: Sequence[ts.Message]) -> Path:
+    """A folder of databases, which tests get copies of."""
+    folder = tmp_path_factory.mktemp("made")
+    ts.open(folder / "empty", mode="x", shards=2).close()
+    with ts.open(folder / "filled", mode="x", shards=2, timestamps="message") as opened:
+        opened.store(rows)
+    return folder
 
 
 @pytest.fixture
-def db(tmp_path: Path, rows: list[ts.Message]) -> Path:
-    """A database of two shards that has them."""
-    with ts.open(tmp_path / "db", mode="x", shards=2, timestamps="message") as opened:
-        opened.store(rows)
-    return tmp_path / "db"
+def path(tmp_path: Path, made: Path) -> Path:
+    """An empty database of two shards."""
+    return shutil.copytree(made / "empty", tmp_path / "db")
+
+
+@pytest.fixture
+def db(tmp_path: Path, made: Path) -> Path:
+    """A database of two shards that has the rows, at their own times."""
+    return shutil.copytree(made / "filled", tmp_path / "db")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,8 +20,10 @@ from click.testing import CliRunner, Result
 from topicstore.cli import cli
 from topicstore.client.remote_sessions import RemoteSessions
 from topicstore.contract.engine import KEYS, WriteBatch
+from topicstore.server.settings import ServerSettings
 from topicstore.storage.lag import Lag
-from topicstore_conformance.mqtt.serving import Serving, serving
+from topicstore_conformance.mqtt.embedded import Embedded, serving_http
+from topicstore_conformance.mqtt.serving import serving
 
 Run = Callable[..., Result]
 plyvel = pytest.importorskip("plyvel", reason="needs LevelDB, which nobody can read beside its writer")
@@ -79,6 +82,8 @@ READING = (
     "sql select",
 )
 CHANGING = (
+    "checkpoint {folder}/{name}-copy",  # where the backend can do that
+    "checkpoint {folder}/{name}-copy",
     "sessions kick the/display",
     "sessions kick nobody",
     "sessions kick ..",
@@ -131,7 +136,7 @@ class Pair:
 
     served: Path
     at_rest: Path
-    server: Serving
+    url: str
 
     def outputs(self, words: str) -> list[tuple[int, str, str]]:
         """Run a command on both, and return the exit codes, and what was printed but for places, sizes and times."""
@@ -175,8 +180,8 @@ def pair(folder: Path, backend: str) -> Iterator[Pair]:
         session.subscribe("fleet/+/speed", qos=1)
         session.subscribe("$share/walls/fleet/#", qos=1)
     shutil.copytree(served, at_rest)
-    with serving(served, "--http", "127.0.0.1:0") as server:
-        yield Pair(served, at_rest, server)
+    with ts.open(served) as db, serving_http(db) as server:
+        yield Pair(served, at_rest, server.urls_of_http[0])
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +216,10 @@ def test_what_changes_something_lets_the_server_do_it(
             beside, alone = both.outputs(words)
             assert (words, alone) == (words, beside)
     assert _told(both.at_rest, "replay") == _told(both.served, "replay")
+    if backend == "rocksdb":
+        alone, beside = (_told(tmp_path / f"{name}-copy", "replay") for name in ("at-rest", "served"))
+        assert alone == beside
+        assert alone[1]
 
 
 def test_a_name_that_no_request_can_have_is_told(read: Pair, run: Run) -> None:
@@ -218,30 +227,20 @@ def test_a_name_that_no_request_can_have_is_told(read: Pair, run: Run) -> None:
     assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
 
 
-def test_a_copy_is_made_by_the_server(tmp_path: Path, run: Run) -> None:
-    """Where the backend can do that."""
-    with pair(tmp_path, "rocksdb") as both:
-        for path, target in ((both.served, tmp_path / "one"), (both.at_rest, tmp_path / "two")):
-            assert run("checkpoint", path, target).stdout == f"{target}: a database with 61 messages\n"
-            assert "exists" in run("checkpoint", path, target, code=3).stderr
-    assert run("replay", tmp_path / "one").stdout == run("replay", tmp_path / "two").stdout
-
-
 def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was there when the list was asked for, and had ended when the lag was."""
     path, lag = tmp_path / "db", RemoteSessions.lag
-    with ts.open(path, backend="leveldb") as db:
-        for client_id in ("ends", "stays"):
-            db.sessions.open(client_id, expiry_interval=None).subscribe("a/#", qos=1)
 
     def late(self: RemoteSessions, *client_ids: str) -> dict[str, dict[str, Lag]]:
         self.expire("ends")
         return lag(self, *client_ids)
 
     monkeypatch.setattr(RemoteSessions, "lag", late)
-    with serving(path, "--http", "127.0.0.1:0"):
+    with ts.open(path, backend="leveldb") as db, serving_http(db):
+        for client_id in ("ends", "stays"):
+            db.sessions.open(client_id, expiry_interval=None).subscribe("a/#", qos=1)
         assert {"ends", "stays"} <= set(run("sessions", "list", path).stdout.split())
         monkeypatch.undo()
         assert {"stays"} == {"ends", "stays"} & set(run("sessions", "list", path).stdout.split())
@@ -257,7 +256,7 @@ def test_statements_are_run_by_the_server(tmp_path: Path, run: Run) -> None:
         for option in ((), ("--json",), ("--csv",))
     ]
     alone = [run(*words).stdout for words in commands]
-    with serving(path, "--http", "127.0.0.1:0"):
+    with ts.open(path) as db, serving_http(db):
         assert alone == [run(*words).stdout for words in commands]
         assert "syntax" in run("sql", path, "selec", code=2).stderr
 
@@ -281,7 +280,7 @@ def test_what_ends_a_replay_early_is_said(tmp_path: Path, run: Run) -> None:
     shutil.copytree(served, at_rest)
     alone = run("replay", at_rest, code=5)
     assert 4_096 < alone.stdout.count("\n") < 12_000
-    with serving(served, "--http", "127.0.0.1:0"):
+    with ts.open(served) as db, serving_http(db):
         beside, followed = run("replay", served, code=5), run("replay", served, "--follow", code=5)
     assert "checksum" in alone.stderr
     whole = alone.stdout.splitlines()
@@ -303,7 +302,7 @@ def test_sites(read: Pair, run: Run) -> None:
         r"SHARDS:\nShard {29}Replicas\nmessages/0 {24}\1\nmessages/1 {24}\1\n",
         shown,
     )
-    url = f"http://{read.server.ready['http'][0]}"
+    url = read.url
     assert shown == run("ds", "info", "--url", url).stdout
     assert "is no site yet" in run("ds", "info", read.at_rest, code=2).stderr
 
@@ -352,7 +351,7 @@ def test_transitions_are_shown_while_there_are_some() -> None:
 
 def test_tokens(read: Pair, run: Run, tmp_path: Path) -> None:
     """One that the server doesn't know, and one that may not do it: the server refuses, with exit code 4."""
-    url, file = f"http://{read.server.ready['http'][0]}", tmp_path / "token"
+    url, file = read.url, tmp_path / "token"
     file.write_text("wrong\n")
     asking = ("--url", url, "--token-file", file)
     assert "refuses" in run("ds", "info", *asking, code=4).stderr
@@ -366,16 +365,18 @@ def test_tokens(read: Pair, run: Run, tmp_path: Path) -> None:
 
 def test_a_server_that_went_away(tmp_path: Path, run: Run) -> None:
     """Its database is read from the directory again; what it said of itself counts no more, whoever has it open."""
-    with pair(tmp_path, "leveldb") as both:
-        beside, url = run("replay", both.served).stdout, f"http://{both.server.ready['http'][0]}"
-        both.server.kill()
-        assert (both.served / "server.json").exists()
-        assert beside == run("replay", both.served).stdout
-        assert "down" in run("ds", "info", both.served).stdout
-        assert "doesn't answer" in run("ds", "info", "--url", url, code=4).stderr
-        with ts.open(both.served):
-            assert "is open elsewhere: process" in run("replay", both.served, code=4).stderr
-        both.server.start()
+    path = tmp_path / "db"
+    with ts.open(path, backend="leveldb") as db:
+        db.store([ts.Message("a", b"1")])
+    with serving(path, "--http", "127.0.0.1:0") as server:
+        beside, url = run("replay", path).stdout, f"http://{server.ready['http'][0]}"
+        server.kill()
+    assert (path / "server.json").exists()
+    assert beside == run("replay", path).stdout != ""
+    assert "down" in run("ds", "info", path).stdout
+    assert "doesn't answer" in run("ds", "info", "--url", url, code=4).stderr
+    with ts.open(path):
+        assert "is open elsewhere: process" in run("replay", path, code=4).stderr
 
 
 def test_what_is_needed_is_said(read: Pair, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,17 +400,13 @@ def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
 def test_a_server_without_http_says_so(tmp_path: Path, run: Run) -> None:
     """It is there, though it can't be asked: nobody is told that its site is down, but how it could be asked."""
     path = tmp_path / "db"
-    with ts.open(path, backend="leveldb"):
-        pass
-    with serving(path) as server:
+    with ts.open(path, backend="leveldb") as db, Embedded(db, ServerSettings(http=None)):
         for words in (("info", path), ("ds", "info", path), ("ds", "forget", "0" * 16, "--database", path)):
             said = run(*words, code=4).stderr
-            assert f"{path} is open in a server, process {server.pid}, that serves no HTTP" in said
+            assert f"{path} is open in a server, process {os.getpid()}, that serves no HTTP" in said
             assert "start it with --http 127.0.0.1:18083" in said
-        server.stop()
-        assert not (path / "server.json").exists()
-        assert "no server has" in run("ds", "forget", "0" * 16, "--database", path, code=2).stderr
-        server.start()
+    assert not (path / "server.json").exists()
+    assert "no server has" in run("ds", "forget", "0" * 16, "--database", path, code=2).stderr
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:18083", "http://", "http://[::1", "ftp://a:1", "http://a:port"])
@@ -420,7 +417,7 @@ def test_what_is_no_url_of_a_server_is_refused(url: str, run: Run) -> None:
 
 def test_what_is_no_topicstore_is_told(read: Pair, run: Run) -> None:
     """Another path of a server, and another program: neither is taken for a server that refuses."""
-    url = f"http://{read.server.ready['http'][0]}/api/v5"
+    url = f"{read.url}/api/v5"
     said = run("ds", "info", "--url", url, code=2).stderr
     assert said == "error: there is no GET /api/v5/api/v5/ds/sites; /schema shows what there is\n"
     for status in (200, 404):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from click.shell_completion import BashComplete
 from topicstore.cli import cli
@@ -65,17 +61,18 @@ def test_commands_and_options() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_ask_the_program(shell: str) -> None:
+def test_shells_can_ask_the_program(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As what `_TOPICSTORE_COMPLETE=bash_source topicstore` prints has them do; summaries come with the names."""
-    words = "topicstore create data --layout skip"
-    asked = {"_TOPICSTORE_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": "4"}
-    if shell == "fish":
-        asked["COMP_CWORD"] = "skip"
-    done = subprocess.run(
-        [sys.executable, "-m", "topicstore.cli"], env={**os.environ, **asked}, capture_output=True, text=True
-    )
-    assert "skipstream" in done.stdout
-    assert "block" not in done.stdout.split()
-    assert "" == done.stderr
+    monkeypatch.setenv("_TOPICSTORE_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "topicstore create data --layout skip")
+    monkeypatch.setenv("COMP_CWORD", "skip" if shell == "fish" else "4")
+    with pytest.raises(SystemExit):
+        cli(prog_name="topicstore")
+    said = capsys.readouterr()
+    assert "skipstream" in said.out
+    assert "block" not in said.out.split()
+    assert "" == said.err
     if shell != "bash":
-        assert registry().layouts()["skipstream"].summary in done.stdout
+        assert registry().layouts()["skipstream"].summary in said.out

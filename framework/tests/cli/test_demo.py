@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
@@ -19,9 +22,6 @@ from topicstore.cli.demo.choosing import choose_filter
 from topicstore.cli.demo.clients import Progress, Subscriber
 from topicstore.cli.demo.fleet import fleet
 from topicstore.files.formats import encode_lines
-from topicstore_conformance.conditions import profiles
-from topicstore_conformance.conditions.skipping import need_data
-from topicstore_conformance.subjects import datasets
 
 
 def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
@@ -32,13 +32,18 @@ def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
     return result
 
 
-def test_a_made_up_fleet(tmp_path: Path) -> None:
-    """It is killed, resumed and compared, twice in the same directory."""
-    for _ in range(2):
-        shown = demo("--directory", tmp_path / "demo", "--messages", 6_000).stdout
-        for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
-            assert words in shown
-    with ts.open(tmp_path / "demo" / "database", mode="r+") as db:
+def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
+    """Each is killed, resumed and compared; the fleet stays for the guides, and may be the file."""
+    place, mine = tmp_path / "demo", tmp_path / "x.jsonl"
+    shown = demo("--directory", place, "--messages", 6_000).stdout
+    for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
+        assert words in shown
+    made = (place / "fleet.jsonl").read_bytes()
+    mine.write_bytes(encode_lines([ts.Message("a", b"1", timestamp=5)]))
+    demo("--directory", place, "--input", mine)
+    assert made == (place / "fleet.jsonl").read_bytes()
+    assert "6,000 messages, topic by topic" in demo("--directory", place, "--input", place / "fleet.jsonl").stdout
+    with ts.open(place / "database", mode="r+") as db:
         assert list(db.replay("#", order="time")) == list(chain.from_iterable(fleet(6_000)))
 
 
@@ -72,38 +77,26 @@ def test_the_second_act_finds_doubles() -> None:
     ]
 
 
-def test_without_the_clients_the_second_act_is_left_out(tmp_path: Path) -> None:
+def test_without_the_clients_the_second_act_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs them; the first act runs."""
-    program = (
-        "import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name: None if name == 'paho' else find(name)\n"
-        "from topicstore.cli import main; import sys; sys.argv[1:] = ['demo', '--messages', '100']; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert 0 == done.returncode, done.stderr
-    assert 'needs paho-mqtt: pip install "topicstore[demo]"' in " ".join(done.stdout.split())
-    assert "nothing lost" in done.stdout
+    monkeypatch.setattr(mqtt_act, "find_spec", lambda name: None if name == "paho" else find_spec(name))
+    shown = demo("--directory", tmp_path / "demo", "--messages", 3, published=2).stdout
+    assert 'needs paho-mqtt: pip install "topicstore[demo]"' in " ".join(shown.split())
+    assert "nothing lost" in shown
 
 
-@pytest.mark.parametrize("messages", [1, 3, 100])
-def test_few_messages(tmp_path: Path, messages: int) -> None:
-    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--messages", messages).stdout
-
-
-@pytest.mark.parametrize(
-    "name", ["home.parquet", "bus-sample.jsonl.gz", pytest.param("bus.parquet", marks=profiles.full)]
-)
-def test_real_messages(tmp_path: Path, name: str) -> None:
-    need_data(name)
-    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", datasets.folder() / name).stdout
-
-
-def test_input_out_of_order_and_without_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_input_out_of_order_and_without_times(tmp_path: Path, ending: str) -> None:
     """Late messages, messages without a time and topics that begin with $ come through as well."""
     rows = [ts.Message(f"a/{n % 3}/x", b"%d" % n, timestamp=(n * 7919) % 1000) for n in range(500)]
     rows += [ts.Message("$SYS/x", b"", timestamp=5), ts.Message("b", b"\xff")]
-    (tmp_path / "x.jsonl").write_bytes(encode_lines(rows))
-    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", tmp_path / "x.jsonl").stdout
+    file = tmp_path / f"x.{ending}"
+    if ending == "jsonl":
+        file.write_bytes(encode_lines(rows))
+    else:
+        columns = ("topic", "payload", "timestamp")
+        pq.write_table(pa.table({name: [getattr(row, name) for row in rows] for name in columns}), file)
+    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", file).stdout
 
 
 def test_bad_input(tmp_path: Path) -> None:
@@ -132,17 +125,6 @@ def test_it_deletes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
     with ts.open(mine / "database", mode="r+"):
         demo("--directory", mine, "--messages", 1, code=4)
     assert (mine / "database" / "topicstore.json").exists()
-
-
-def test_the_sample_stays(tmp_path: Path) -> None:
-    """A demo with a file of one's own leaves the fleet of an earlier one, which may be that file."""
-    place, mine = tmp_path / "demo", tmp_path / "x.jsonl"
-    demo("--directory", place, "--messages", 500)
-    made = (place / "fleet.jsonl").read_bytes()
-    mine.write_bytes(encode_lines([ts.Message("a", b"1", timestamp=5)]))
-    demo("--directory", place, "--input", mine)
-    assert made == (place / "fleet.jsonl").read_bytes()
-    assert "500 messages, topic by topic" in demo("--directory", place, "--input", place / "fleet.jsonl").stdout
 
 
 def test_a_missing_engine_is_told_before_anything_is_made(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ Document = Callable[..., dict[str, Any]]
 
 
 def test_replays_cross_generations_of_other_layouts(
-    run: Run, document: Document, rows: list[ts.Message], db: Path, tmp_path: Path
+    run: Run, document: Document, rows: Sequence[ts.Message], db: Path, tmp_path: Path
 ) -> None:
     """A change of layout is a new generation: what comes before and behind it is read in one order."""
     layouts = ["reference", *sorted(set(layouts_on("rocksdb")) - {"reference"})]

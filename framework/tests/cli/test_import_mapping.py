@@ -67,9 +67,16 @@ def stored(path: Path) -> list[ts.Message]:
 # --- times ---
 
 
-@pytest.mark.parametrize("name", ["ts", "time"])
 @pytest.mark.parametrize(
-    "time", [1_700_000_000, 1_700_000_000_123, TIME, TIME * 1_000 + 789, 1_700_000_000.123456, "2023-11-14T22:13:20Z"]
+    ("name", "time"),
+    [
+        ("ts", 1_700_000_000),
+        ("time", 1_700_000_000_123),
+        ("ts", TIME),
+        ("time", TIME * 1_000 + 789),
+        ("ts", 1_700_000_000.123456),
+        ("time", "2023-11-14T22:13:20Z"),
+    ],
 )
 def test_the_time_has_other_names_and_its_size_tells_the_unit(
     run: Run, write: Write, target: Path, name: str, time: float | str
@@ -471,6 +478,7 @@ def test_retained_messages_are_kept_if_it_is_asked_for(run: Run, write: Write, t
     assert len(stored(target)) == len(stored(tmp_path / "other")) == 60
 
 
+@pytest.mark.parametrize("write", ["jsonl", "parquet"], indirect=True)
 @pytest.mark.parametrize("committed", [0, 1, 2])
 def test_a_crash_between_shards_loses_no_retained_message(run: Run, write: Write, target: Path, committed: int) -> None:
     """Nor brings an older one back: each shard gets what it lacks, as that of a topic and as that of a client id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_what_reading_counts_is_for_scripts(run: Run, document: Document, db: Pa
     assert not any(name in shown for name in counted)
 
 
-def test_columns_that_say_nothing_are_left_out(run: Run, rows: list[ts.Message], db: Path, tmp_path: Path) -> None:
+def test_columns_that_say_nothing_are_left_out(run: Run, rows: Sequence[ts.Message], db: Path, tmp_path: Path) -> None:
     """Shards and generations, where there is one; late messages, where there are none."""
     with ts.open(tmp_path / "one", mode="x", timestamps="message", late="lift") as opened:
         opened.store(rows)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,24 +158,13 @@ def test_layouts_that_learn_nothing(tmp_path: Path) -> None:
     assert ([], [1, 2]) == tuple(document(tmp_path / "db")[key] for key in ("nodes", "unlearned"))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_a_terminal_gets_branches(path: Path) -> None:
+def test_a_terminal_gets_branches(
+    path: Path, monkeypatch: pytest.MonkeyPatch, on_a_terminal: Callable[..., str]
+) -> None:
     """Drawn by rich; the same levels and numbers."""
-    ours, theirs = os.openpty()
-    code = "from topicstore.cli import main; import sys; sys.argv[1:] = ['learned-topics', sys.argv[1]]; main()"
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "PYTHONUTF8": "1"}
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=theirs, env=environment) as program:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                read = os.read(ours, 65_536)
-            except OSError:  # on Linux, the end of a pseudo-terminal
-                break
-            if not read:
-                break
-            shown += read
-    os.close(ours)
-    assert 0 == program.returncode
-    drawn = [re.sub(r"\x1b\[\d*m", "", line).lstrip("│├└─ \xa0") for line in shown.decode().splitlines()]
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = on_a_terminal("stdout", "learned-topics", path)
+    drawn = [re.sub(r"\x1b\[\d*m", "", line).lstrip("│├└─ \xa0") for line in shown.splitlines()]
+    assert shown != re.sub("[│├└─]", "", shown)
     assert [line.lstrip() for line in run(path).stdout.splitlines()] == [line.rstrip() for line in drawn]
