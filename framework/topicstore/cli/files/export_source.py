@@ -14,7 +14,7 @@ from topicstore.lifecycle.restoring import ExportedGeneration, check_stored, exp
 from topicstore.storage.replays import slices
 
 from .rows import Rows
-from .source import Source
+from .source import Origin, Source
 
 __all__ = ["open_export"]
 
@@ -48,7 +48,8 @@ class _ExportSource(Source):
     def __init__(self, path: Path, exported: ExportedGeneration, db: Database) -> None:
         content = xxhash.xxh3_128_hexdigest("".join(exported.digests).encode())
         source_id = f"export:{exported.head.database}:{exported.number}:{content}"
-        super().__init__(f"{path}, generation {exported.number}", lambda: source_id, named=False)
+        name = f"{path}, generation {exported.number}"
+        super().__init__(Origin(name=name, path=path, identify=lambda: source_id))
         self._exported = exported
         self._db = db
         self._by_message = db.manifest.timestamps == "message"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import cached_property
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore import ImportSourceError, MessageBatch
-from topicstore.files.mapping import ColumnMap
 from topicstore.storage.disk_errors import shortage_told
 
 from .arrow_mapping import ArrowMapping
 from .rows import NO_PREFIX, BadRowError, Prefix, Rows
-from .source import Source, whole_file
+from .source import Origin, Source, whole_file
 
 __all__ = ["ParquetSource"]
 
@@ -25,26 +23,17 @@ class ParquetSource(Source):
 
     format = "parquet"
 
-    def __init__(
-        self,
-        path: Path,
-        name: str,
-        identify: Callable[[], str] | None,
-        *,
-        named: bool,
-        mapping: ColumnMap | None = None,
-    ) -> None:
-        super().__init__(name, identify, named=named, mapping=mapping)
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin)
         self._read = 0
-        self._path = path
         try:
             with shortage_told():
-                self._file = pq.ParquetFile(path)
+                self._file = pq.ParquetFile(origin.path)
             # Columns that can't be messages are refused before the first row is read.
             self._mapped = ArrowMapping(self._file.schema_arrow, self.mapping)
             MessageBatch.from_arrow(self._mapped(pa.RecordBatch.from_pylist([], self._file.schema_arrow)))
         except (OSError, ValueError, pa.ArrowException) as bad:
-            raise ImportSourceError(f"{name}: {bad}") from bad
+            raise ImportSourceError(f"{self.name}: {bad}") from bad
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from ``skip`` on; row groups before that aren't read."""
@@ -74,7 +63,7 @@ class ParquetSource(Source):
     @cached_property
     def _prefix(self) -> Prefix:
         """The whole file, if it is known by a name, under which another file may come."""
-        return whole_file(self._path, self.name) if self.named else NO_PREFIX
+        return whole_file(self._origin.path, self.name) if self.named else NO_PREFIX
 
     def begins_with(self, prefix: Prefix) -> bool:
         """Return whether the prefix is the whole file."""

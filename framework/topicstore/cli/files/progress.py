@@ -11,7 +11,8 @@ continues at the lowest, and each shard is given no row below its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,7 +51,13 @@ class Marker(msgspec.Struct, frozen=True, gc=False, array_like=True):
     would continue without them."""
 
 
-def _decode(data: bytes) -> Marker:
+_ABSENT = Marker(version=0)
+"""In the place of a marker that a shard doesn't have."""
+
+
+def _decode(data: bytes | None) -> Marker:
+    if data is None:
+        return _ABSENT
     try:
         marker = msgspec.msgpack.decode(data, type=Marker)
     except msgspec.DecodeError as bad:
@@ -78,8 +85,8 @@ class Progress:
         self._key = _key_of(source.id)
         self._shards = range(db.manifest.shards)
         markers = self._load(self._key)
-        self._run = max((marker.run for marker in markers if marker is not None), default=1)
-        self.finished = all(marker is not None and marker.done and marker.run == self._run for marker in markers)
+        self._run = max(marker.run for marker in markers)
+        self.finished = all(marker.done and marker.run == self._run for marker in markers)
         """Whether all rows were imported."""
         self._rows = [0] * len(markers)
         self._prefix = NO_PREFIX
@@ -88,18 +95,17 @@ class Progress:
         """Whether the source is another than the one that was imported under its name before."""
         again = again or self.other
         if again:
-            self._run += any(marker is not None for marker in markers)
+            self._run += any(marker != _ABSENT for marker in markers)
         else:
-            if None in markers and self._key is not None and not source.named:
+            if _ABSENT in markers and self._key is not None and not source.named:
                 adopted = self._adopt(source)
             for shard, marker in enumerate(markers):
-                if marker is not None:
+                if marker != _ABSENT:
                     self._check_options(marker)
                     self._rows[shard] = marker.rows if marker.run == self._run else 0
-            self._prefix = _furthest(markers, self._prefix)
+                    self._prefix = _furthest(markers)
             if source.named and skip <= self.start:
-                prefixes = [NO_PREFIX if marker is None else marker.prefix for marker in markers]
-                source.passed = min(zip(self._rows, prefixes, strict=True))[1]
+                source.passed = min(zip(self._rows, [marker.prefix for marker in markers], strict=True))[1]
         if skip > self.start:
             self._rows = [max(rows, skip) for rows in self._rows]
             self._prefix = NO_PREFIX
@@ -107,41 +113,33 @@ class Progress:
             # This is in all shards before the first row, so that a crash can't mix this import with an earlier one.
             self._commit_all(done=False)
 
-    def _is_same(self, source: Source, markers: list[Marker | None]) -> bool:
-        current = [marker for marker in markers if marker is not None and marker.run == self._run]
-        prefix = _furthest(current, NO_PREFIX)
+    def _is_same(self, source: Source, markers: list[Marker]) -> bool:
+        prefix = _furthest([marker for marker in markers if marker.run == self._run])
         return prefix == NO_PREFIX or source.begins_with(prefix)
 
-    def _load(self, key: bytes | None) -> list[Marker | None]:
-        if key is None:
-            return [None for _ in self._shards]
-        found = [self._db.state(shard).get(key) for shard in self._shards]
-        return [None if data is None else _decode(data) for data in found]
+    def _load(self, key: bytes | None) -> list[Marker]:
+        return [_ABSENT if key is None else _decode(self._db.state(shard).get(key)) for shard in self._shards]
 
     def _adopt(self, source: Source) -> bool:
         """Continue after the earlier import with the most rows with which this source begins, too."""
-        imports: dict[bytes, list[Marker | None]] = {}
+        imports: dict[bytes, list[Marker]] = {}
         for shard in self._shards:
             for key, data in self._db.state(shard).scan(_PREFIX):
-                imports.setdefault(key, [None for _ in self._shards])[shard] = _decode(data)
+                imports.setdefault(key, [_ABSENT for _ in self._shards])[shard] = _decode(data)
         imports.pop(self._key or b"", None)
-        candidates: dict[Prefix, list[int]] = {}
-        others: dict[Prefix, list[Marker]] = {}
+        candidates: dict[Prefix, list[Marker]] = {}
         for markers in imports.values():
-            run = max(marker.run for marker in markers if marker is not None)
-            current = [marker if marker is not None and marker.run == run else None for marker in markers]
-            prefix = _furthest(current, NO_PREFIX)
-            others[prefix] = [marker for marker in current if marker is not None]
-            rows = [0 if marker is None else marker.rows for marker in current]
-            known = candidates.get(prefix, rows)
-            candidates[prefix] = list(map(max, rows, known))
+            run = max(marker.run for marker in markers)
+            current = [marker if marker.run == run else _ABSENT for marker in markers]
+            known = candidates.setdefault(_furthest(current), current)
+            known[:] = map(_further, current, known)
         candidates.pop(NO_PREFIX, None)
         found = source.has_prefixes(list(candidates)) if candidates else []
         if found:
-            for marker in others[found[-1]]:
-                self._check_options(marker)
             self._prefix = found[-1]
-            self._rows = candidates[found[-1]]
+            for shard, marker in enumerate(candidates[self._prefix]):
+                self._check_options(marker)
+                self._rows[shard] = marker.rows
         return bool(found)
 
     def _check_options(self, marker: Marker) -> None:
@@ -204,7 +202,11 @@ def _key_of(source_id: str | None) -> bytes | None:
     return None if source_id is None else _PREFIX + source_id.encode()
 
 
-def _furthest(markers: Sequence[Marker | None], otherwise: Prefix) -> Prefix:
+def _further(one: Marker, other: Marker) -> Marker:
+    """Return the marker with more rows; of two with as many, rather the one that a shard has."""
+    return max(one, other, key=lambda marker: (marker.rows, marker != _ABSENT))
+
+
+def _furthest(markers: Iterable[Marker]) -> Prefix:
     """Return the prefix of the marker with the most rows."""
-    present = [marker for marker in markers if marker is not None]
-    return max(present, key=lambda marker: marker.rows).prefix if present else otherwise
+    return functools.reduce(_further, markers).prefix

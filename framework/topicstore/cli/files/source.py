@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+import attrs
 import xxhash
 
 from topicstore import ImportSourceError
@@ -18,7 +19,7 @@ from topicstore.storage.disk_errors import shortage_told
 
 from .rows import NO_PREFIX, Prefix, Rows
 
-__all__ = ["Source", "opening", "whole_file"]
+__all__ = ["Origin", "Source", "opening", "whole_file"]
 
 
 @contextmanager
@@ -38,6 +39,20 @@ def whole_file(path: Path, source: str) -> Prefix:
         return Prefix(file.tell(), digest)
 
 
+@attrs.frozen(kw_only=True)
+class Origin:
+    """What a source is known by, and what its rows become."""
+
+    name: str
+    """Its name for people."""
+    path: Path
+    identify: Callable[[], str] | None
+    """What finds the id of its import's record; None for a stream without a name."""
+    named: bool = False
+    """Whether it is known by a name from a person, not by content, so that it may grow."""
+    mapping: ColumnMap = attrs.field(factory=ColumnMap)
+
+
 class Source(ABC):
     """A file or stream to import."""
 
@@ -49,24 +64,18 @@ class Source(ABC):
     corrected_goes_on = False
     """Whether the import of a corrected copy continues by itself, because text has prefixes."""
 
-    def __init__(
-        self, name: str, identify: Callable[[], str] | None, *, named: bool, mapping: ColumnMap | None = None
-    ) -> None:
-        self.name = name
-        self.mapping = mapping or ColumnMap()
-        self.named = named
-        """Whether the source is known by a name from a person, not by content, so that it may grow."""
-        self._identify = identify
+    def __init__(self, origin: Origin) -> None:
+        self.name, self.named, self.mapping = origin.name, origin.named, origin.mapping
+        self._origin = origin
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         """What is entered for waits for a stream, which may be interrupted without losing what was read."""
-
         self.passed = NO_PREFIX
         """The prefix of the rows that `read` passes over, of a stream; it raises `ImportSourceError` for other ones."""
 
     @cached_property
     def id(self) -> str | None:
         """The id of its import's record; None for a stream without a name. For it, a file is read from end to end."""
-        return None if self._identify is None else self._identify()
+        return None if self._origin.identify is None else self._origin.identify()
 
     @abstractmethod
     def read(self, skip: int, size: int) -> Generator[Rows]:

@@ -27,7 +27,7 @@ from topicstore import ImportSourceError
 from topicstore.files.formats import format_of_name
 from topicstore.files.mapping import ColumnMap
 
-from .source import Source, opening, whole_file
+from .source import Origin, Source, opening, whole_file
 from .text import CsvSource, JsonLinesSource, JsonSource
 
 __all__ = ["FORMATS", "STANDARD_INPUT", "open_source"]
@@ -59,14 +59,15 @@ def open_source(
     identify = None if stream else functools.partial(_content_id, path, shown)
     if name is not None:
         identify = functools.partial("name:{}".format, name)
+    origin = Origin(name=shown, path=path, identify=identify, named=name is not None, mapping=mapping or ColumnMap())
     if chosen == "parquet":
         if stream:
             raise ImportSourceError(f"{shown}: Parquet can't be read from a stream; name a file")
         file.close()
         from .parquet import ParquetSource
 
-        return ParquetSource(path, shown, identify, named=name is not None, mapping=mapping)
-    return _OF_TEXT[chosen](file, path, size, shown, identify, named=name is not None, mapping=mapping)
+        return ParquetSource(origin)
+    return _OF_TEXT[chosen](origin, file, size)
 
 
 def _is_regular(path: Path) -> bool:

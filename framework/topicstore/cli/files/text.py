@@ -12,18 +12,16 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import IO, Self
 
 import xxhash
 
 from topicstore import MAX_PAYLOAD, ImportSourceError, Message
 from topicstore.files.formats import csv_parser, decode_line, decode_lines
-from topicstore.files.mapping import ColumnMap
 
 from .json_documents import split_objects
 from .rows import NO_PREFIX, BadRowError, Prefix, RawRows, Rows
-from .source import Source, opening
+from .source import Origin, Source, opening
 
 __all__ = ["CsvSource", "JsonLinesSource", "JsonSource"]
 
@@ -49,20 +47,10 @@ class _TextSource(Source):
     corrected_goes_on = True
     longest_line = _LONGEST_LINE
 
-    def __init__(
-        self,
-        raw: IO[bytes],
-        path: Path,
-        size: int | None,
-        name: str,
-        identify: Callable[[], str] | None,
-        *,
-        named: bool,
-        mapping: ColumnMap | None = None,
-    ) -> None:
-        super().__init__(name, identify, named=named, mapping=mapping)
+    def __init__(self, origin: Origin, raw: IO[bytes], size: int | None) -> None:
+        """``size`` is that of the file in bytes; None for a stream."""
+        super().__init__(origin)
         self._raw = raw
-        self._path = path
         self._size = size
         self._hasher = xxhash.xxh3_128()
         self._hashed = 0
@@ -84,7 +72,7 @@ class _TextSource(Source):
     def _begins_with(self, prefixes: Sequence[Prefix]) -> Iterator[tuple[Prefix, bool]]:
         """Yield the prefixes with which the file begins, and whether a row ends with them. Raises as `read` does."""
         hasher, hashed, last, rest = xxhash.xxh3_128(), 0, b"\n", b""
-        with opening(self.name), self._path.open("rb", buffering=0) as raw:
+        with opening(self.name), self._origin.path.open("rb", buffering=0) as raw:
             pieces = _text_of(iter(lambda: raw.read(_PIECE), b""))
             for size, digest in sorted(prefixes):
                 while hashed < size and (rest := rest or next(pieces, b"")):
