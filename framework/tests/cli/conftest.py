@@ -17,21 +17,24 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
+from topicstore.cli.terminal.exits import DAMAGED
 
 
-@pytest.fixture
-def run() -> Callable[..., Result]:
-    """Return what runs the program, and checks how it ends: an error is one line."""
+def run(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> Result:
+    """Run the program, and check how it ends: an error is one line."""
+    result = CliRunner().invoke(cli, list(map(str, arguments)), input=stdin)
+    assert result.exit_code == code, result.output
+    if code > DAMAGED:
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+    return result
 
-    def run(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> Result:
-        result = CliRunner().invoke(cli, list(map(str, arguments)), input=stdin)
-        assert result.exit_code == code, result.output
-        if code:
-            assert result.stderr.startswith("error: ")
-            assert result.stderr.count("\n") == 1
-        return result
 
-    return run
+def document(*arguments: object, **named: Any) -> dict[str, Any]:
+    """Run the program with ``--json``, and return what it printed."""
+    found = json.loads(run(*arguments, "--json", **named).stdout)
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.fixture
@@ -62,20 +65,6 @@ def _read_to_the_end(screen: IO[bytes]) -> str:
         while piece := screen.read(65_536):
             shown += piece
     return shown.decode()
-
-
-@pytest.fixture
-def document() -> Callable[..., dict[str, Any]]:
-    """Return what runs the program with ``--json``, and gives what it printed."""
-
-    def document(*arguments: object, code: int = 0) -> dict[str, Any]:
-        result = CliRunner().invoke(cli, [*map(str, arguments), "--json"])
-        assert result.exit_code == code, result.output
-        found = json.loads(result.stdout)
-        assert isinstance(found, dict)
-        return found
-
-    return document
 
 
 @pytest.fixture(scope="session")

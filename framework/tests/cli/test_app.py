@@ -7,19 +7,18 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 import topicstore as ts
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from topicstore.cli import app, cli
 from topicstore.cli.terminal.exits import failure
 from topicstore.contract import errors
 from topicstore_conformance.faults.threads import PATIENCE
 
-Run = Callable[..., Result]
+from .conftest import run
 
 
 @pytest.mark.parametrize("command", ["info", "streams", "generations", "plugins"])
@@ -67,7 +66,7 @@ def test_help_and_completion_load_little(words: str) -> None:
     assert not [name for name in loaded if name.startswith(heavy)]
 
 
-def test_a_warning_is_one_line(run: Run, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_is_one_line(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def warn(_: Path) -> None:
         warnings.warn("first,\n  second\nthird", stacklevel=1)
 
@@ -78,7 +77,7 @@ def test_a_warning_is_one_line(run: Run, db: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("command", sorted({*app._COMMANDS} - {"create", "import", "demo", "ds", "plugins"}))
-def test_no_command_makes_a_database_by_looking(run: Run, tmp_path: Path, command: str) -> None:
+def test_no_command_makes_a_database_by_looking(tmp_path: Path, command: str) -> None:
     more = {
         "checkpoint": [tmp_path / "copy"],
         "delete": ["#", "--yes"],
@@ -90,7 +89,7 @@ def test_no_command_makes_a_database_by_looking(run: Run, tmp_path: Path, comman
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_a_database(run: Run, tmp_path: Path) -> None:
+def test_what_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     for arguments in (("info", tmp_path), ("create", tmp_path), ("import", tmp_path, tmp_path / "notes.txt")):
         run(*arguments, code=3)
@@ -98,7 +97,7 @@ def test_what_is_not_a_database(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "hello"
 
 
-def test_a_database_that_is_open_elsewhere(run: Run, db: Path) -> None:
+def test_a_database_that_is_open_elsewhere(db: Path) -> None:
     with ts.open(db, mode="r+"):
         assert "is open elsewhere" in run("compact", db, code=4).stderr
         run("import", db, "-", code=4)
@@ -107,7 +106,7 @@ def test_a_database_that_is_open_elsewhere(run: Run, db: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["replay"], ["replay", "x", "--start", "soon"], ["create", "x", "--shards", "many"]]
 )
-def test_wrong_usage(run: Run, arguments: list[str]) -> None:
+def test_wrong_usage(arguments: list[str]) -> None:
     assert "--help" in run(*arguments, code=2).stderr
 
 
@@ -138,7 +137,7 @@ def test_every_error_has_its_exit_code() -> None:
     assert [failure(e).exit_code for e in (KeyboardInterrupt(), OSError(28, "full"))] == [130, 5]  # type: ignore[union-attr]
 
 
-def test_commands_of_other_packages(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run like ours; one that fails is left out of the help, and is explained where somebody asks."""
     info = tmp_path / "extra-1.0.dist-info"
     info.mkdir()
@@ -168,7 +167,7 @@ def test_commands_of_other_packages(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("wrong", ["a\0b", "\udcff\udcfe"])
-def test_arguments_are_text(run: Run, db: Path, tmp_path: Path, wrong: str) -> None:
+def test_arguments_are_text(db: Path, tmp_path: Path, wrong: str) -> None:
     """Bytes that aren't UTF-8 come as lone surrogates: they can't be stored, printed or opened."""
     for arguments in (
         ["create", tmp_path / wrong],
@@ -184,12 +183,12 @@ def test_arguments_are_text(run: Run, db: Path, tmp_path: Path, wrong: str) -> N
         assert "is not UTF-8 text without NUL" in run(*arguments, code=2).stderr
 
 
-def test_names_that_are_too_long(run: Run, tmp_path: Path) -> None:
+def test_names_that_are_too_long(tmp_path: Path) -> None:
     for path in (tmp_path / ("x" * 300), tmp_path.joinpath(*["d" * 200] * 25)):
         assert "File name too long" in run("create", path, code=5).stderr
 
 
-def test_a_size_that_no_disk_has(run: Run, db: Path) -> None:
+def test_a_size_that_no_disk_has(db: Path) -> None:
     assert "more than any disk" in run("retention", "set", db, "--max-bytes", "9" * 400, code=2).stderr
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,20 +16,19 @@ from pathlib import Path
 import attrs
 import pytest
 import topicstore as ts
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.client.remote_sessions import RemoteSessions
 from topicstore.contract.engine import KEYS, WriteBatch
 from topicstore.server.settings import ServerSettings
 from topicstore.storage.lag import Lag
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded, serving_http
 from topicstore_conformance.mqtt.serving import serving
 
-Run = Callable[..., Result]
-plyvel = pytest.importorskip("plyvel", reason="needs LevelDB, which nobody can read beside its writer")
+from .conftest import run
 
 READING = (
-    "info",
     "info --json",
     "replay",
     "replay fleet/1/# --format csv",
@@ -50,23 +49,17 @@ READING = (
     "streams fleet/1/# --json",
     "learned-topics",
     "learned-topics --json --filter fleet/+/speed --generation 1",
-    "explain #",
     "explain fleet/1/# --json",
-    "verify",
     "verify --json",
     "retained",
     "sessions list",
     "sessions list --no-lag --json",
-    "sessions show the/display",
     "sessions show the/display --json",
-    "sessions groups",
     "sessions groups --json",
     "queue list --json",
     "queue read for/ward",
     "queue read for/ward --limit 1",
-    "retention show",
     "retention show --json",
-    "generations list",
     "generations list --json",
     # what is refused
     "replay #/a",
@@ -132,11 +125,11 @@ CHANGING = (
 
 @attrs.frozen
 class Pair:
-    """The same database twice: one that a server has open, one at rest."""
+    """The same database twice: one that a server, or another program, has open, and one at rest."""
 
     served: Path
     at_rest: Path
-    url: str
+    url: str = ""
 
     def outputs(self, words: str) -> list[tuple[int, str, str]]:
         """Run a command on both, and return the exit codes, and what was printed but for places, sizes and times."""
@@ -162,8 +155,9 @@ def _settled(command: str, text: str, path: Path) -> str:
 
 
 @contextmanager
-def pair(folder: Path, backend: str) -> Iterator[Pair]:
-    """Make a database with something of everything, and serve one of two copies of it."""
+def pair(folder: Path, backend: str, *, serve: bool = True) -> Iterator[Pair]:
+    """Make a database with something of everything, and open or serve one of two copies of it."""
+    need(backend)
     served, at_rest = folder / "served" / "db", folder / "at-rest" / "db"
     with ts.open(served, mode="x", backend=backend, shards=2, timestamps="message", late="lift") as db:
         db.store(
@@ -180,8 +174,12 @@ def pair(folder: Path, backend: str) -> Iterator[Pair]:
         session.subscribe("fleet/+/speed", qos=1)
         session.subscribe("$share/walls/fleet/#", qos=1)
     shutil.copytree(served, at_rest)
-    with ts.open(served) as db, serving_http(db) as server:
-        yield Pair(served, at_rest, server.urls_of_http[0])
+    with ts.open(served) as db:
+        if not serve:
+            yield Pair(served, at_rest)
+            return
+        with serving_http(db) as server:
+            yield Pair(served, at_rest, server.urls_of_http[0])
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +189,20 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A pair on RocksDB, which can be read beside its writer: nobody else could be asked."""
+    with pair(tmp_path_factory.mktemp("written"), "rocksdb", serve=False) as made:
+        yield made
+
+
+@pytest.mark.parametrize("beside", ["read", "written"])
 @pytest.mark.parametrize("words", READING)
-def test_what_only_reads_asks_the_server(read: Pair, words: str) -> None:
+def test_what_only_reads_asks_the_server_or_reads(request: pytest.FixtureRequest, beside: str, words: str) -> None:
     """And prints the same, or the same error, with the same exit code."""
-    beside, alone = read.outputs(words)
-    assert alone == beside
-    assert "".join(beside[1:]) or "--limit 0" in words
+    opened, alone = request.getfixturevalue(beside).outputs(words)
+    assert alone == opened
+    assert "".join(alone[1:]) or "--limit 0" in words
 
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
@@ -222,15 +228,16 @@ def test_what_changes_something_lets_the_server_do_it(
         assert alone[1]
 
 
-def test_a_name_that_no_request_can_have_is_told(read: Pair, run: Run) -> None:
+def test_a_name_that_no_request_can_have_is_told(read: Pair) -> None:
     """A client of MQTT may have one that is longer than an address of HTTP can be."""
     assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
 
 
 def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was there when the list was asked for, and had ended when the lag was."""
+    need("leveldb")
     path, lag = tmp_path / "db", RemoteSessions.lag
 
     def late(self: RemoteSessions, *client_ids: str) -> dict[str, dict[str, Lag]]:
@@ -246,8 +253,9 @@ def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
         assert {"stays"} == {"ends", "stays"} & set(run("sessions", "list", path).stdout.split())
 
 
-def test_statements_are_run_by_the_server(tmp_path: Path, run: Run) -> None:
+def test_statements_are_run_by_the_server(tmp_path: Path) -> None:
     """On DuckDB, with all rows and types."""
+    need("duckdb")
     path = tmp_path / "db"
     with ts.open(path, mode="x", backend="duckdb", layout="table") as db:
         db.store([ts.Message(f"a/{n % 3}", b"%d" % n, timestamp=n) for n in range(30)])
@@ -261,14 +269,15 @@ def test_statements_are_run_by_the_server(tmp_path: Path, run: Run) -> None:
         assert "syntax" in run("sql", path, "selec", code=2).stderr
 
 
-def test_what_is_stored_meanwhile_is_followed(read: Pair, run: Run) -> None:
+def test_what_is_stored_meanwhile_is_followed(read: Pair) -> None:
     """First what is there, then what comes; what is there is enough for this."""
     beside = run("replay", read.served, "fleet/1/#", "--follow", "--limit", 20).stdout
     assert sorted(run("replay", read.at_rest, "fleet/1/#").stdout.splitlines()) == sorted(beside.splitlines())
 
 
-def test_what_ends_a_replay_early_is_said(tmp_path: Path, run: Run) -> None:
+def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
     """After the messages that could be read, the error is that of a database at rest, with its exit code."""
+    need("leveldb")
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
     with ts.open(served, backend="leveldb", layout="skipstream") as db:
         db.store([ts.Message("a/b", bytes(400), "c", timestamp=n) for n in range(12_000)])
@@ -294,7 +303,7 @@ def test_what_ends_a_replay_early_is_said(tmp_path: Path, run: Run) -> None:
 # --- sites ---
 
 
-def test_sites(read: Pair, run: Run) -> None:
+def test_sites(read: Pair) -> None:
     """In the form that the field has, from the directory, from a URL, and at rest."""
     shown = run("ds", "info", read.served).stdout
     assert re.fullmatch(
@@ -307,7 +316,7 @@ def test_sites(read: Pair, run: Run) -> None:
     assert "is no site yet" in run("ds", "info", read.at_rest, code=2).stderr
 
 
-def test_replicas_are_refused_while_there_is_one_site(read: Pair, run: Run) -> None:
+def test_replicas_are_refused_while_there_is_one_site(read: Pair) -> None:
     """With the server's reason; what changes nothing is ok."""
     site = run("ds", "info", read.served).stdout.split("\n")[1]
     at = ("--database", read.served)
@@ -349,7 +358,7 @@ def test_transitions_are_shown_while_there_are_some() -> None:
 # --- servers that can't be asked ---
 
 
-def test_tokens(read: Pair, run: Run, tmp_path: Path) -> None:
+def test_tokens(read: Pair, tmp_path: Path) -> None:
     """One that the server doesn't know, and one that may not do it: the server refuses, with exit code 4."""
     url, file = read.url, tmp_path / "token"
     file.write_text("wrong\n")
@@ -363,8 +372,9 @@ def test_tokens(read: Pair, run: Run, tmp_path: Path) -> None:
     assert "token" in run("ds", "info", "--url", url, "--token-file", tmp_path / "none", code=2).stderr
 
 
-def test_a_server_that_went_away(tmp_path: Path, run: Run) -> None:
+def test_a_server_that_went_away(tmp_path: Path) -> None:
     """Its database is read from the directory again; what it said of itself counts no more, whoever has it open."""
+    need("leveldb")
     path = tmp_path / "db"
     with ts.open(path, backend="leveldb") as db:
         db.store([ts.Message("a", b"1")])
@@ -379,7 +389,7 @@ def test_a_server_that_went_away(tmp_path: Path, run: Run) -> None:
         assert "is open elsewhere: process" in run("replay", path, code=4).stderr
 
 
-def test_what_is_needed_is_said(read: Pair, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_needed_is_said(read: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra `server` there is nothing to ask with."""
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert 'pip install "topicstore[server]"' in run("info", read.served, code=2).stderr
@@ -397,8 +407,9 @@ def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-def test_a_server_without_http_says_so(tmp_path: Path, run: Run) -> None:
+def test_a_server_without_http_says_so(tmp_path: Path) -> None:
     """It is there, though it can't be asked: nobody is told that its site is down, but how it could be asked."""
+    need("leveldb")
     path = tmp_path / "db"
     with ts.open(path, backend="leveldb") as db, Embedded(db, ServerSettings(http=None)):
         for words in (("info", path), ("ds", "info", path), ("ds", "forget", "0" * 16, "--database", path)):
@@ -410,12 +421,12 @@ def test_a_server_without_http_says_so(tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:18083", "http://", "http://[::1", "ftp://a:1", "http://a:port"])
-def test_what_is_no_url_of_a_server_is_refused(url: str, run: Run) -> None:
+def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     """With one that is."""
     assert "is no URL of a server, such as http://127.0.0.1:18083" in run("ds", "info", "--url", url, code=2).stderr
 
 
-def test_what_is_no_topicstore_is_told(read: Pair, run: Run) -> None:
+def test_what_is_no_topicstore_is_told(read: Pair) -> None:
     """Another path of a server, and another program: neither is taken for a server that refuses."""
     url = f"{read.url}/api/v5"
     said = run("ds", "info", "--url", url, code=2).stderr
@@ -438,7 +449,7 @@ def test_what_is_no_topicstore_is_told(read: Pair, run: Run) -> None:
             answered.result()
 
 
-def test_replicas_of_no_database_are_not_changed(tmp_path: Path, run: Run) -> None:
+def test_replicas_of_no_database_are_not_changed(tmp_path: Path) -> None:
     """Nor is a server that isn't there asked for."""
     said = run("ds", "forget", "0" * 16, "--database", tmp_path / "none", code=3).stderr
     assert "there is no database at" in said

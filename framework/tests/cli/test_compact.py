@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import topicstore as ts
-from click.testing import Result
 
-Run = Callable[..., Result]
+from .conftest import run
 
 
 def fill(path: Path, layout: str) -> Path:
@@ -19,7 +17,7 @@ def fill(path: Path, layout: str) -> Path:
     return path
 
 
-def test_what_it_says(run: Run, tmp_path: Path) -> None:
+def test_what_it_says(tmp_path: Path) -> None:
     path = fill(tmp_path / "db", "reference")
     assert run("compact", path).stdout.startswith("layout reference keeps messages as stored; values ")
     block = fill(tmp_path / "block", "block")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
 
 
-def test_creation_options(run: Run, document: Document, tmp_path: Path) -> None:
+def test_creation_options(tmp_path: Path) -> None:
     options = (
         "--option",
         "block.thresholds=[5,3]",
@@ -29,7 +25,7 @@ def test_creation_options(run: Run, document: Document, tmp_path: Path) -> None:
     assert not (tmp_path / "bad").exists()
 
 
-def test_a_backend_that_keeps_nothing_is_warned_of(run: Run, tmp_path: Path) -> None:
+def test_a_backend_that_keeps_nothing_is_warned_of(tmp_path: Path) -> None:
     """By each command that creates a database; whoever takes memory for a disk loses no messages unawares."""
     (tmp_path / "x.jsonl").write_text('{"topic": "a", "payload": "1"}\n')
     warning = "warning: backend 'memory' keeps nothing: this database is gone when the command ends\n"
@@ -38,7 +34,7 @@ def test_a_backend_that_keeps_nothing_is_warned_of(run: Run, tmp_path: Path) -> 
     assert "" == run("create", tmp_path / "kept", "--backend", "rocksdb").stderr
 
 
-def test_a_path_that_the_backend_refuses(run: Run, tmp_path: Path) -> None:
+def test_a_path_that_the_backend_refuses(tmp_path: Path) -> None:
     """Nothing is made there."""
     pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
     told = run("create", tmp_path / "a?b", "--backend", "duckdb", "--layout", "table", code=2).stderr

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import topicstore as ts
-from click.testing import Result
 from topicstore.storage.explain import LEGEND
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
+
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%02d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 
 
@@ -25,7 +22,7 @@ def db(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def test_for_people(run: Run, db: Path) -> None:
+def test_for_people(db: Path) -> None:
     shown = run("explain", db, "fleet/1/+").stdout
     for words in ("fleet/1/+", "20, with 40 bytes", "1 of 3", "reference", "block", "fleet/1/speed", LEGEND):
         assert words in shown
@@ -35,7 +32,7 @@ def test_for_people(run: Run, db: Path) -> None:
     assert "\\x1b" in run("explain", db, "x/\x1b[2J").stdout
 
 
-def test_a_range_of_time_and_an_order(run: Run, document: Document, db: Path) -> None:
+def test_a_range_of_time_and_an_order(db: Path) -> None:
     late = ("--start", "1970-01-01T00:00:40Z", "--until", "1970-01-01T00:00:50Z")
     found = document("explain", db, "#", *late, "--order", "any")
     assert (40_000_000, 50_000_000, "any", 10) == tuple(found[n] for n in ("start", "until", "order", "messages"))

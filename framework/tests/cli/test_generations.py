@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import topicstore as ts
-from click.testing import Result
 from topicstore.files.formats import encode_lines
 from topicstore_conformance.subjects.pairs import layouts_on
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
 
 
-def test_replays_cross_generations_of_other_layouts(
-    run: Run, document: Document, rows: Sequence[ts.Message], db: Path, tmp_path: Path
-) -> None:
+def test_replays_cross_generations_of_other_layouts(rows: Sequence[ts.Message], db: Path, tmp_path: Path) -> None:
     """A change of layout is a new generation: what comes before and behind it is read in one order."""
     layouts = ["reference", *sorted(set(layouts_on("rocksdb")) - {"reference"})]
     for number, layout in enumerate(layouts, 1):
@@ -37,7 +32,7 @@ def test_replays_cross_generations_of_other_layouts(
     assert {"it ended before the start"} == {slab["reason"] for slab in read["unread"]}
 
 
-def test_options_of_generations(run: Run, document: Document, db: Path) -> None:
+def test_options_of_generations(db: Path) -> None:
     """Defaults are shown too; without any given, those that the layout had last stay."""
     run("generations", "add", db, "--option", "level=5", "--option", "compression=zstd")
     run("generations", "add", db)
@@ -62,14 +57,14 @@ def test_options_of_generations(run: Run, document: Document, db: Path) -> None:
         ("--option", "block.level=5", "--option", "block.thresholds=[7]"),
     ],
 )
-def test_how_a_generation_may_be_asked_for(run: Run, document: Document, db: Path, arguments: tuple[str, ...]) -> None:
+def test_how_a_generation_may_be_asked_for(db: Path, arguments: tuple[str, ...]) -> None:
     """As with `create`, and as people write it."""
     run("generations", "add", db, *arguments)
     added = document("generations", db)["generations"][-1]
     assert ("block", 5, [7]) == (added["layout"], added["options"]["level"], added["options"]["thresholds"])
 
 
-def test_a_generation_that_contradicts_itself(run: Run, document: Document, db: Path) -> None:
+def test_a_generation_that_contradicts_itself(db: Path) -> None:
     assert "two layouts" in run("generations", "add", db, "block", "--layout", "reference", code=2).stderr
     other = run("generations", "add", db, "block", "--option", "rocksdb.compression=zstd", code=2)
     assert "'rocksdb.compression=zstd' is no option of the layout 'block'" in other.stderr
@@ -91,7 +86,7 @@ def test_a_generation_that_contradicts_itself(run: Run, document: Document, db: 
         ("block.level", "is not NAME=VALUE"),
     ],
 )
-def test_bad_options_of_generations(run: Run, document: Document, db: Path, option: str, says: str) -> None:
+def test_bad_options_of_generations(db: Path, option: str, says: str) -> None:
     """One line that names the option; no generation was added."""
     assert says in run("generations", "add", db, "--layout", "block", "--option", option, code=2).stderr
     assert 1 == len(document("generations", db)["generations"])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,28 +24,19 @@ import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
 import xxhash
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.cli import cli
 from topicstore.cli.files.json_documents import split_objects
 from topicstore.cli.files.progress import Progress
 from topicstore.cli.files.source_detection import open_source
 from topicstore.files.formats import CSV_COLUMNS, csv_record, decode_lines, encode_lines
 
+from .conftest import document, run
+
 ROWS = [ts.Message(f"a/{n % 7}", b"%d" % n, f"client-{n % 13}", n % 3, timestamp=1_000 + n // 2) for n in range(200)]
 
 
-def run(*arguments: object, stdin: bytes | None = None, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, list(map(str, arguments)), input=stdin)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def imported(*arguments: object, **named: Any) -> dict[str, Any]:
-    document = json.loads(run("import", *arguments, "--json", **named).stdout)
-    assert isinstance(document, dict)
-    return document
+imported = partial(document, "import")
 
 
 def stored(path: Path) -> list[ts.Message]:
@@ -593,7 +585,7 @@ def test_an_import_that_fails_at_first_leaves_no_database(db: Path, file: Path, 
     assert [] == list(db.iterdir())
     run("import", db, file, bad, code=2)
     assert len(stored(db)) == 200
-    run("create", tmp_path / "made")
+    run("create", tmp_path / "made", "--timestamps", "message")
     run("import", tmp_path / "made", bad, code=2)
     assert stored(tmp_path / "made") == []
 

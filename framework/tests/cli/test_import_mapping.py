@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
-from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli.files.progress import Progress
@@ -24,7 +23,8 @@ from topicstore.files.formats import decode_lines
 from topicstore.files.time_units import AUTO, UNITS, to_microseconds
 from topicstore.pubsub.publishing import store_retaining
 
-Run = Callable[..., Result]
+from .conftest import run
+
 Write = Callable[[list[dict[str, Any]]], Path]
 
 TIME = 1_700_000_000_123_456
@@ -79,7 +79,7 @@ def stored(path: Path) -> list[ts.Message]:
     ],
 )
 def test_the_time_has_other_names_and_its_size_tells_the_unit(
-    run: Run, write: Write, target: Path, name: str, time: float | str
+    write: Write, target: Path, name: str, time: float | str
 ) -> None:
     run("import", target, write([{"topic": "a", "payload": "x", name: time}]))
     digits = {1_700_000_000: 0, "2023-11-14T22:13:20Z": 0, 1_700_000_000_123: 123_000}.get(time, 123_456)
@@ -100,7 +100,7 @@ def test_a_time_is_found_in_whatever_unit_it_is_written(time: int, unit: str) ->
 
 
 @pytest.mark.parametrize("time", [5, 20_240_131, 10**10, 1.5, True, [1], {}])
-def test_a_number_that_tells_no_unit_is_refused(run: Run, tmp_path: Path, target: Path, time: object) -> None:
+def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, time: object) -> None:
     """With the line; nothing of another meaning is stored."""
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"topic": "a", "payload": "x", "ts": time}))
@@ -108,7 +108,7 @@ def test_a_number_that_tells_no_unit_is_refused(run: Run, tmp_path: Path, target
     assert not target.exists()
 
 
-def test_the_unit_may_be_said(run: Run, write: Write, target: Path) -> None:
+def test_the_unit_may_be_said(write: Write, target: Path) -> None:
     """Then of every name, and without limits of years, but for the check of times that are hardly meant."""
     file = write(
         [
@@ -136,7 +136,7 @@ def test_the_unit_may_be_said(run: Run, write: Write, target: Path) -> None:
 )
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_digits_of_a_time_are_not_cut_in_silence(
-    run: Run, tmp_path: Path, target: Path, name: str, time: object, unit: str, ending: str
+    tmp_path: Path, target: Path, name: str, time: object, unit: str, ending: str
 ) -> None:
     """A note tells it, unless a unit is given; HTTP, which has no notes, refuses such a time."""
     file = tmp_path / f"x.{ending}"
@@ -154,7 +154,7 @@ def test_digits_of_a_time_are_not_cut_in_silence(
     assert {TIME} == {message.timestamp for message in stored(target)}
 
 
-def test_two_names_of_the_time_are_one_too_many(run: Run, write: Write, target: Path) -> None:
+def test_two_names_of_the_time_are_one_too_many(write: Write, target: Path) -> None:
     file = write([{"topic": "a", "payload": "x", "ts": 1_700_000_000, "time": 1_700_000_000}])
     assert "ts and time" in run("import", target, file, code=2).stderr
     run("import", target, file, "--map", "timestamp=ts", "--ignore", "time")
@@ -166,7 +166,7 @@ def test_two_names_of_the_time_are_one_too_many(run: Run, write: Write, target: 
     [("when", ("--map", "timestamp=when"), ""), ("timestamp", (), "column 'timestamp' is timestamp[ns]")],
 )
 def test_times_of_arrow_are_what_they_are(
-    run: Run, tmp_path: Path, target: Path, name: str, how: tuple[str, ...], says: str
+    tmp_path: Path, target: Path, name: str, how: tuple[str, ...], says: str
 ) -> None:
     """Under another name too; those between two microseconds are refused, with their row, unless told to round."""
     times = pa.array([1_000, TIME * 1_000 + 1], pa.timestamp("ns"))
@@ -198,7 +198,7 @@ def test_times_of_arrow_are_what_they_are(
     ],
 )
 def test_types_of_times_in_parquet(
-    run: Run, tmp_path: Path, target: Path, name: str, times: pa.Array, how: tuple[str, ...]
+    tmp_path: Path, target: Path, name: str, times: pa.Array, how: tuple[str, ...]
 ) -> None:
     """Whatever the type is, with the unit and the zone that it lacks."""
     pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], name: times}), tmp_path / "x.parquet")
@@ -206,7 +206,7 @@ def test_types_of_times_in_parquet(
     assert [TIME] == [message.timestamp for message in stored(target)]
 
 
-def test_what_a_time_lacks_is_asked_for(run: Run, tmp_path: Path, target: Path) -> None:
+def test_what_a_time_lacks_is_asked_for(tmp_path: Path, target: Path) -> None:
     """A number with a fraction has no unit; there are zones that don't exist."""
     pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], "timestamp": [TIME / 1e6]}), tmp_path / "x.parquet")
     assert "row 1: " in (told := run("import", target, tmp_path / "x.parquet", code=2).stderr)
@@ -224,7 +224,7 @@ MOSQUITTO = r"""
 """
 
 
-def test_what_mosquitto_sub_writes(run: Run, tmp_path: Path, target: Path) -> None:
+def test_what_mosquitto_sub_writes(tmp_path: Path, target: Path) -> None:
     """With -F %j and %J: its names of the time and of properties, flags as numbers, null for no payload."""
     properties = {
         "payload-format-indicator": 1,
@@ -253,7 +253,7 @@ def test_what_mosquitto_sub_writes(run: Run, tmp_path: Path, target: Path) -> No
     assert "no column mid" in run("import", target, tmp_path / "y.jsonl", code=2).stderr
 
 
-def test_null_in_optional_fields(run: Run, tmp_path: Path, target: Path) -> None:
+def test_null_in_optional_fields(tmp_path: Path, target: Path) -> None:
     names = ("timestamp", "client_id", "qos", "retain", "payload_base64", "properties")
     (tmp_path / "x.jsonl").write_text(json.dumps({"topic": "a", "payload": "x", **dict.fromkeys(names)}))
     run("import", target, tmp_path / "x.jsonl")
@@ -264,7 +264,7 @@ def test_null_in_optional_fields(run: Run, tmp_path: Path, target: Path) -> None
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "json", "csv.gz"])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf16_is_told(run: Run, tmp_path: Path, target: Path, ending: str, encoding: str) -> None:
+def test_utf16_is_told(tmp_path: Path, target: Path, ending: str, encoding: str) -> None:
     text = "topic,payload\na,é\n" if "csv" in ending else '{"topic":"a","payload":"é"}'
     data = text.encode(encoding)
     (tmp_path / f"x.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
@@ -274,7 +274,7 @@ def test_utf16_is_told(run: Run, tmp_path: Path, target: Path, ending: str, enco
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("quoted", [False, True])
-def test_separators_of_csv(run: Run, tmp_path: Path, target: Path, separator: str, quoted: bool) -> None:
+def test_separators_of_csv(tmp_path: Path, target: Path, separator: str, quoted: bool) -> None:
     """The first record tells, in whose quotation marks may be anything; an import goes on with the same."""
     with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8-sig") as file:
         file.write("\n\n")
@@ -288,7 +288,7 @@ def test_separators_of_csv(run: Run, tmp_path: Path, target: Path, separator: st
 # --- payloads ---
 
 
-def test_a_payload_that_is_an_object_is_stored_as_its_json(run: Run, tmp_path: Path, target: Path) -> None:
+def test_a_payload_that_is_an_object_is_stored_as_its_json(tmp_path: Path, target: Path) -> None:
     """Compact, in UTF-8, with numbers as they were written; among texts, which stay texts."""
     spaced = NESTED.replace(":", " : ").replace(",", " , ")
     payloads = [spaced, '"text"', "21.50", "true", "[ 1, 2 ]", '""', '"{ }"']
@@ -298,7 +298,7 @@ def test_a_payload_that_is_an_object_is_stored_as_its_json(run: Run, tmp_path: P
     assert [message.payload.decode() for message in stored(target)] == expected
 
 
-def test_a_struct_of_arrow_is_stored_as_its_json(run: Run, tmp_path: Path, target: Path) -> None:
+def test_a_struct_of_arrow_is_stored_as_its_json(tmp_path: Path, target: Path) -> None:
     payload = pa.array([{"t": 21.5, "names": ["é"]}, None, {"t": None, "names": []}])
     pq.write_table(pa.table({"topic": ["a", "a", "a"], "payload": payload}), tmp_path / "x.parquet")
     assert "row 2: it has neither payload" in run("import", target, tmp_path / "x.parquet", code=2).stderr
@@ -306,12 +306,12 @@ def test_a_struct_of_arrow_is_stored_as_its_json(run: Run, tmp_path: Path, targe
 
 
 @pytest.mark.parametrize("payload", ["null", None])
-def test_no_payload_is_an_error(run: Run, tmp_path: Path, target: Path, payload: str | None) -> None:
+def test_no_payload_is_an_error(tmp_path: Path, target: Path, payload: str | None) -> None:
     (tmp_path / "x.jsonl").write_text('{"topic":"a"' + (f',"payload":{payload}' if payload else "") + "}")
     assert "row 1: it has neither payload" in run("import", target, tmp_path / "x.jsonl", code=2).stderr
 
 
-def test_json_that_is_no_text_is_an_error(run: Run, tmp_path: Path, target: Path) -> None:
+def test_json_that_is_no_text_is_an_error(tmp_path: Path, target: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'{"topic":"a","payload":{"a":"\xff"}}')
     assert "row 1: " in run("import", target, tmp_path / "x.jsonl", code=2).stderr
 
@@ -326,7 +326,7 @@ MAP = ("--map", "payload=data", "--map", "topic=plant/{site}/dev-{id}", "--map",
 MORE = ("--map", "client_id={topic[-1]}", "--set", "qos=1", "--ignore", "quality")
 
 
-def test_columns_are_mapped(run: Run, write: Write, target: Path) -> None:
+def test_columns_are_mapped(write: Write, target: Path) -> None:
     """A name, a template of columns, a level of the topic, the same for all; alike in every format."""
     run("import", target, write(ROWS), *MAP, *MORE)
     assert stored(target) == [
@@ -335,7 +335,7 @@ def test_columns_are_mapped(run: Run, write: Write, target: Path) -> None:
     ]
 
 
-def test_a_topic_gives_the_client_id_and_is_put_together_again(run: Run, write: Write, target: Path) -> None:
+def test_a_topic_gives_the_client_id_and_is_put_together_again(write: Write, target: Path) -> None:
     file = write([{"topic": "fleet/eu/bus-7/speed", "payload": "1"}])
     run("import", target, file, "--map", "client_id={topic[2]}")
     run(
@@ -362,29 +362,27 @@ def test_a_topic_gives_the_client_id_and_is_put_together_again(run: Run, write: 
         (("--map", "payload=dta", "--map", "topic=site", "--ignore", "id"), "data, quality, when"),
     ],
 )
-def test_a_column_that_nothing_takes_is_refused(run: Run, write: Write, target: Path, how: Any, told: str) -> None:
+def test_a_column_that_nothing_takes_is_refused(write: Write, target: Path, how: Any, told: str) -> None:
     """By name. Nothing was stored, and no database is left."""
     assert f"no column {told};" in run("import", target, write(ROWS), *how, code=2).stderr
     assert not target.exists()
 
 
 @pytest.mark.parametrize("source", ["dta", "<{dta}>"])
-def test_a_misspelt_column_is_told_beside_the_one_that_it_leaves_over(
-    run: Run, write: Write, target: Path, source: str
-) -> None:
+def test_a_misspelt_column_is_told_beside_the_one_that_it_leaves_over(write: Write, target: Path, source: str) -> None:
     rows = [{"topic": "a", "data": "1"}]
     told = run("import", target, write(rows), "--map", f"payload={source}", code=2).stderr
     assert "no column data;" in " ".join(told.split())
     assert "--map names dta, which is not there" in " ".join(told.split())
 
 
-def test_a_column_that_is_mapped_and_not_there_is_refused(run: Run, write: Write, target: Path) -> None:
+def test_a_column_that_is_mapped_and_not_there_is_refused(write: Write, target: Path) -> None:
     told = run("import", target, write(ROWS), *MAP, *MORE, "--map", "retain=kept", code=2).stderr
     assert "kept" in told
 
 
 @pytest.mark.parametrize("level", [4, -5])
-def test_a_level_that_a_topic_has_not_is_told_with_the_row(run: Run, write: Write, target: Path, level: int) -> None:
+def test_a_level_that_a_topic_has_not_is_told_with_the_row(write: Write, target: Path, level: int) -> None:
     rows = [{"topic": "a/b/c/d/e", "payload": "1"}, {"topic": "a/b", "payload": "2"}]
     told = run("import", target, write(rows), "--map", f"client_id={{topic[{level}]}}", code=2).stderr
     assert f"row 2: its topic 'a/b' has no level {level}" in told
@@ -410,13 +408,13 @@ def test_a_level_that_a_topic_has_not_is_told_with_the_row(run: Run, write: Writ
         ("--time-unit", "h"),
     ],
 )
-def test_a_mapping_that_is_none_is_refused(run: Run, tmp_path: Path, target: Path, how: Any) -> None:
+def test_a_mapping_that_is_none_is_refused(tmp_path: Path, target: Path, how: Any) -> None:
     (tmp_path / "x.jsonl").write_text('{"topic":"a","payload":"x"}')
     run("import", target, tmp_path / "x.jsonl", *how, code=2)
     assert not target.exists()
 
 
-def test_unknown_names_are_told_with_their_line(run: Run, tmp_path: Path, target: Path) -> None:
+def test_unknown_names_are_told_with_their_line(tmp_path: Path, target: Path) -> None:
     """Of JSON lines, and of properties in them."""
     good = '{"topic":"a","payload":"x"}\n'
     for bad in ('{"topic":"a","payload":"x","clientid":"c"}', '{"topic":"a","payload":"x","properties":{"contnt":1}}'):
@@ -429,7 +427,7 @@ def test_unknown_names_are_told_with_their_line(run: Run, tmp_path: Path, target
 # --- going on ---
 
 
-def test_what_was_begun_with_a_mapping_goes_on_with_it(run: Run, write: Write, target: Path) -> None:
+def test_what_was_begun_with_a_mapping_goes_on_with_it(write: Write, target: Path) -> None:
     """And with no other: its rows would be two kinds of messages. Passing over more columns is no other mapping."""
     file = write([*ROWS, {**ROWS[0], "data": "3"}])
     run("import", target, file, *MAP, *MORE, "--limit", 1, "--late", "lift")
@@ -442,7 +440,7 @@ def test_what_was_begun_with_a_mapping_goes_on_with_it(run: Run, write: Write, t
     assert [message.qos for message in stored(target)] == [1, 1, 1, 0, 0, 0]
 
 
-def test_a_corrected_file_goes_on_with_its_mapping(run: Run, tmp_path: Path, target: Path) -> None:
+def test_a_corrected_file_goes_on_with_its_mapping(tmp_path: Path, target: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"t":"a","p":1}\n{"t":"b","q":1}\n')
     run("import", target, tmp_path / "x.jsonl", "--map", "topic=t", "--map", "payload=p", code=2)
     (tmp_path / "x.jsonl").write_text('{"t":"a","p":1}\n{"t":"b","p":1}\n')
@@ -467,7 +465,7 @@ def retained(path: Path) -> dict[str, bytes]:
         return {message.topic: message.payload for message in db.retained("#")}
 
 
-def test_retained_messages_are_kept_if_it_is_asked_for(run: Run, write: Write, target: Path, tmp_path: Path) -> None:
+def test_retained_messages_are_kept_if_it_is_asked_for(write: Write, target: Path, tmp_path: Path) -> None:
     """Else it is told how many are not."""
     file = write(RETAINED)
     told = run("import", tmp_path / "other", file).stdout
@@ -480,7 +478,7 @@ def test_retained_messages_are_kept_if_it_is_asked_for(run: Run, write: Write, t
 
 @pytest.mark.parametrize("write", ["jsonl", "parquet"], indirect=True)
 @pytest.mark.parametrize("committed", [0, 1, 2])
-def test_a_crash_between_shards_loses_no_retained_message(run: Run, write: Write, target: Path, committed: int) -> None:
+def test_a_crash_between_shards_loses_no_retained_message(write: Write, target: Path, committed: int) -> None:
     """Nor brings an older one back: each shard gets what it lacks, as that of a topic and as that of a client id."""
     file = write(RETAINED)
     with ts.open(target, shards=3, timestamps="message") as db, open_source(file) as source:
@@ -516,7 +514,7 @@ cli(["import", *map(str, arguments)])
 
 @pytest.mark.slow
 def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
-    tmp_path: Path, write: Write, run: Run, target: Path, run_until: Callable[..., object]
+    tmp_path: Path, write: Write, target: Path, run_until: Callable[..., object]
 ) -> None:
     """Messages and retained messages are the same, around whichever write it strikes, and however often."""
     rows = [

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import topicstore as ts
-from click.testing import Result
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
 
 
 @pytest.mark.filterwarnings("default:shard 0")  # the program shows warnings; elsewhere in tests they are errors
-def test_info_warns_of_a_shard_ahead_of_the_clock(run: Run, tmp_path: Path) -> None:
+def test_info_warns_of_a_shard_ahead_of_the_clock(tmp_path: Path) -> None:
     ahead = 4_000_000_000_000_000
     with ts.open(tmp_path / "db", mode="x", timestamps="message", clock=lambda: ahead) as opened:
         opened.store([ts.Message("a", b"", timestamp=ahead)])
@@ -24,7 +21,7 @@ def test_info_warns_of_a_shard_ahead_of_the_clock(run: Run, tmp_path: Path) -> N
     assert "in the future" in shown.stdout
 
 
-def test_what_reading_counts_is_for_scripts(run: Run, document: Document, db: Path) -> None:
+def test_what_reading_counts_is_for_scripts(db: Path) -> None:
     """It is always nothing here: the command has just opened the database."""
     counted = {"seeks": 0, "visited": 0, "skipped": 0, "rows": 0}
     assert [{"1": counted}] * 2 == [shard["reads"] for shard in document("info", db)["shards"]]
@@ -32,7 +29,7 @@ def test_what_reading_counts_is_for_scripts(run: Run, document: Document, db: Pa
     assert not any(name in shown for name in counted)
 
 
-def test_columns_that_say_nothing_are_left_out(run: Run, rows: Sequence[ts.Message], db: Path, tmp_path: Path) -> None:
+def test_columns_that_say_nothing_are_left_out(rows: Sequence[ts.Message], db: Path, tmp_path: Path) -> None:
     """Shards and generations, where there is one; late messages, where there are none."""
     with ts.open(tmp_path / "one", mode="x", timestamps="message", late="lift") as opened:
         opened.store(rows)

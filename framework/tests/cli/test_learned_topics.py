@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import topicstore as ts
-from click.testing import CliRunner, Result
-from topicstore.cli import cli
+
+from .conftest import document as document_of
+from .conftest import run as run_program
 
 FLEET = [f"fleet/{line}/bus-{bus}/{metric}" for line in range(3) for bus in range(8) for metric in ("speed", "temp")]
 ODD = [
@@ -30,16 +31,7 @@ ODD = [
 OPTIONS = {"block": {"thresholds": [100, 20, 6]}}
 
 
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, ["learned-topics", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def document(*arguments: object) -> dict[str, Any]:
-    found = json.loads(run(*arguments, "--json").stdout)
-    assert isinstance(found, dict)
-    return found
+run, document = partial(run_program, "learned-topics"), partial(document_of, "learned-topics")
 
 
 def store(db: ts.Database, topics: list[str], publishers: int = 7) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import topicstore as ts
-from click.testing import Result
 from topicstore_conformance.faults.threads import PATIENCE
 
-Run = Callable[..., Result]
+from .conftest import run
 
 
 def test_a_replay_of_nothing(
-    run: Run, db: Path, tmp_path: Path, on_a_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    db: Path, tmp_path: Path, on_a_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A person is told so, and where the messages are; a script gets nothing."""
     newest = "no messages match; the newest of the database is of 1970-01-01T00:00:59Z\r\n"
@@ -31,7 +30,7 @@ def test_a_replay_of_nothing(
     assert ("", "") == (run("replay", db, "nosuch").stdout, run("replay", db, "nosuch").stderr)
 
 
-def test_arrow_goes_through_pipes(run: Run, db: Path, tmp_path: Path) -> None:
+def test_arrow_goes_through_pipes(db: Path, tmp_path: Path) -> None:
     """As a stream that has what the replay has, in its order; also one of nothing, and to a file."""
     with ts.open(db, mode="r") as opened:
         expected = list(opened.replay("fleet/1/#", order="time"))
@@ -70,7 +69,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path: Path, file_format: str) -> Non
         assert (0, b"") == (process.wait(PATIENCE), said)
 
 
-def test_by_timestamp(run: Run, tmp_path: Path) -> None:
+def test_by_timestamp(tmp_path: Path) -> None:
     """What came late is found by its own time, whatever is written; positions are what `--follow` goes by."""
     hour, start = 3_600_000_000, 1_700_000_000_000_000
     times = [0, 1, 2, 1, 5]
@@ -95,7 +94,7 @@ def test_by_timestamp(run: Run, tmp_path: Path) -> None:
     assert "--follow goes by positions" in refused.stderr
 
 
-def test_times_before_1970_are_before_all_messages(run: Run, db: Path) -> None:
+def test_times_before_1970_are_before_all_messages(db: Path) -> None:
     """They are times like others, though no message is of one."""
     everything = run("replay", db).stdout
     assert everything

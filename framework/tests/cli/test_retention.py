@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import topicstore as ts
-from click.testing import Result
 from topicstore_conformance.faults.clock import START, Clock
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
+
 DAY = 86_400
 
 
-def test_limits_are_shown_and_changed_one_by_one(run: Run, document: Document, path: Path) -> None:
+def test_limits_are_shown_and_changed_one_by_one(path: Path) -> None:
     """What is not named stays; ``none`` lifts one."""
     assert "for ever" in run("retention", path).stdout
     run("retention", "set", path, "--max-age", "1d12h", "--max-bytes", "1.5GB")
@@ -43,9 +40,7 @@ def test_limits_are_shown_and_changed_one_by_one(run: Run, document: Document, p
         ("--max-bytes", "1TB", 10**12),
     ],
 )
-def test_how_limits_are_written(
-    document: Document, path: Path, option: str, text: str, seconds_or_bytes: float
-) -> None:
+def test_how_limits_are_written(path: Path, option: str, text: str, seconds_or_bytes: float) -> None:
     name = option.removeprefix("--").replace("-", "_")
     assert seconds_or_bytes == document("retention", "set", path, option, text)[name]
 
@@ -63,12 +58,12 @@ def test_how_limits_are_written(
         ["--when-full", "explode"],
     ],
 )
-def test_limits_that_are_none(run: Run, document: Document, path: Path, arguments: list[str]) -> None:
+def test_limits_that_are_none(path: Path, arguments: list[str]) -> None:
     run("retention", "set", path, *arguments, code=2)
     assert document("retention", path)["max_age"] is None
 
 
-def test_a_run_says_what_went(run: Run, document: Document, tmp_path: Path) -> None:
+def test_a_run_says_what_went(tmp_path: Path) -> None:
     """And that nothing did."""
     path = tmp_path / "db"
     with ts.open(path, clock=Clock(START)) as db:
@@ -84,7 +79,7 @@ def test_a_run_says_what_went(run: Run, document: Document, tmp_path: Path) -> N
     assert document("retention", "run", path)["dropped"] == []
 
 
-def test_filters_are_changed_one_by_one(run: Run, document: Document, path: Path) -> None:
+def test_filters_are_changed_one_by_one(path: Path) -> None:
     """What others say stays; ``none`` takes one away, ``forever`` is for ever. Equals signs may be in a filter."""
     run("retention", "set", path, "--filter", "debug/#=1h", "--filter", "alarms/#=forever", "--filter", "a=b/+=90")
     assert {"debug/#": 3600, "alarms/#": None, "a=b/+": 90} == document("retention", path)["filters"]
@@ -95,12 +90,12 @@ def test_filters_are_changed_one_by_one(run: Run, document: Document, path: Path
 
 
 @pytest.mark.parametrize("text", ["debug/#", "=1h", "debug/#=", "debug/#=soon", "a/#/b=1h", "debug/#=0"])
-def test_filters_that_are_none(run: Run, document: Document, path: Path, text: str) -> None:
+def test_filters_that_are_none(path: Path, text: str) -> None:
     run("retention", "set", path, "--filter", text, code=2)
     assert {} == document("retention", path)["filters"]
 
 
-def test_show_says_what_goes_when_and_a_run_why_nothing_does(run: Run, document: Document, tmp_path: Path) -> None:
+def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> None:
     """A generation with its time, the current one, and what goes by filter; a run says what it deleted."""
     path, clock = tmp_path / "db", Clock(START)
     with ts.open(path, clock=clock) as db:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import topicstore as ts
-from click.testing import Result
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
+
 DAY = 86_400
 
 
-def test_what_is_behind_is_told_by_filter(run: Run, document: Document, path: Path) -> None:
+def test_what_is_behind_is_told_by_filter(path: Path) -> None:
     """In messages and in seconds, summed in the list."""
     with ts.open(path) as db:
         session = db.sessions.open("display", expiry_interval=None)

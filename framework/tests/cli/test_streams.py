@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import topicstore as ts
-from click.testing import Result
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document
 
 
-def test_streams_are_in_the_order_of_people(document: Document, tmp_path: Path) -> None:
+def test_streams_are_in_the_order_of_people(tmp_path: Path) -> None:
     """By topic, and by number where topics have some."""
     topics = ["b", "a/10/x", "a/9/x", "a/010/x", "a", "/", "a/9", "a/" + "9" * 5_000]
     with ts.open(tmp_path / "db", mode="x") as opened:

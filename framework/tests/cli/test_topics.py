@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import topicstore as ts
-from click.testing import Result
 from topicstore.cli.terminal import display
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document
 
 
 @pytest.mark.parametrize("command", ["topics", "clients"])
 @pytest.mark.parametrize("sort", ["messages", "bytes", "last"])
-def test_they_are_sorted(document: Document, path: Path, command: str, sort: str) -> None:
+def test_they_are_sorted(path: Path, command: str, sort: str) -> None:
     """What has most, or came last, comes first; and what is equal by name."""
     with ts.open(path) as opened:
         opened.store([ts.Message("b", b"1", "b")] * 3)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import topicstore as ts
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.contract.engine import DATA, WriteBatch
 
-Run = Callable[..., Result]
-Document = Callable[..., dict[str, Any]]
+from .conftest import document, run
 
 
 def damage(path: Path) -> None:
@@ -26,7 +23,7 @@ def damage(path: Path) -> None:
         engine.write(write)
 
 
-def test_verify(run: Run, document: Document, db: Path) -> None:
+def test_verify(db: Path) -> None:
     assert document("verify", db) == {"path": str(db), "ok": True, "messages": 60, "damages": []}
     assert "nothing is damaged" in run("verify", db).stdout
     damage(db)
@@ -38,7 +35,7 @@ def test_verify(run: Run, document: Document, db: Path) -> None:
     run("replay", db, code=5)
 
 
-def test_a_database_too_damaged_to_open(run: Run, document: Document, db: Path) -> None:
+def test_a_database_too_damaged_to_open(db: Path) -> None:
     manifest = db / "topicstore.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"shards": 2', b'"shards": 3'))
     assert document("verify", db, code=1)["damages"][0]["place"] == str(manifest)
