@@ -27,32 +27,24 @@ Exit codes:
 Errors are one line on standard error that begins with "error:".
 """
 
-_BY_CLASS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], int], ...] = (
-    (errors.DatabaseLockedError, LOCKED),
-    (
-        (
-            errors.DatabaseNotFoundError,
-            errors.NotADatabaseError,
-            errors.NewerFormatError,
-            errors.ManifestMismatchError,
-        ),
-        DATABASE,
-    ),
-    (
-        (
-            errors.EngineError,
-            errors.QuotaExceededError,
-            errors.ShardReadOnlyError,
-            errors.StorageFullError,
-            errors.TooManyOpenFilesError,
-        ),
-        STORAGE,
-    ),
-    (errors.TopicstoreError, USAGE),
-    ((PermissionError, NotADirectoryError, FileExistsError), DATABASE),
-    (OSError, STORAGE),
-    (KeyboardInterrupt, INTERRUPTED),
-)
+_BY_CLASS: dict[type[BaseException], int] = {
+    errors.DatabaseLockedError: LOCKED,
+    errors.DatabaseNotFoundError: DATABASE,
+    errors.NotADatabaseError: DATABASE,
+    errors.NewerFormatError: DATABASE,
+    errors.ManifestMismatchError: DATABASE,
+    errors.EngineError: STORAGE,
+    errors.QuotaExceededError: STORAGE,
+    errors.ShardReadOnlyError: STORAGE,
+    errors.StorageFullError: STORAGE,
+    errors.TooManyOpenFilesError: STORAGE,
+    errors.TopicstoreError: USAGE,
+    PermissionError: DATABASE,
+    NotADirectoryError: DATABASE,
+    FileExistsError: DATABASE,
+    OSError: STORAGE,
+    KeyboardInterrupt: INTERRUPTED,
+}
 """Exit codes by class: the first that matches counts; an error that matches none is a bug, and shows its traceback."""
 
 
@@ -80,12 +72,8 @@ def failure(error: BaseException) -> Failure | None:
         return Failure("interrupted", INTERRUPTED)
     if isinstance(error, ExceptionGroup):  # closing raises its errors together
         found = failure(error.exceptions[0])
-        return (
-            None
-            if found is None
-            else Failure(f"{found.message} (and {len(error.exceptions) - 1} more)", found.exit_code)
-        )
-    for classes, code in _BY_CLASS:
-        if isinstance(error, classes):
+        return found and Failure(f"{found.message} (and {len(error.exceptions) - 1} more)", found.exit_code)
+    for kind, code in _BY_CLASS.items():
+        if isinstance(error, kind):
             return Failure(str(error) or "interrupted", code)
     return None
