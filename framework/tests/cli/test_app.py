@@ -213,18 +213,16 @@ OUTPUTS = {
     "Latin-1": ('PYTHONIOENCODING=latin-1 "$@"', 0),
     "ASCII": ('PYTHONIOENCODING=ascii "$@"', 0),
 }
-WRITING = ("--help", "replay", "topics", "info --json")
-"""Commands of which click writes help before any runs, we bytes, rich a table, and click text."""
 
 
 @pytest.mark.parametrize(
     ("output", "words"),
-    [
-        *(("full", words) for words in WRITING),
+    [  # click writes help before any command runs, we bytes, rich a table, and click text
+        *(("full", words) for words in ("--help", "replay", "topics", "info --json")),
         *(("full, and not buffered", words) for words in ("--help", "replay")),
         ("closed", "replay"),
         ("all closed", "info --json"),
-        *(("read by nobody", words) for words in ("replay", "topics")),
+        ("read by nobody", "replay"),
         ("Latin-1", "topics"),
         ("ASCII", "--help"),
     ],
@@ -245,9 +243,8 @@ def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, output: str,
     assert (code, expected) == (done.returncode, done.stderr.decode())
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["replay"], ["topics", "--json"]])
-def test_output_that_is_written_in_part_is_an_error(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
+@pytest.mark.parametrize(("arguments", "unbuffered"), [(["replay"], ""), (["replay"], 1), (["topics", "--json"], 1)])
+def test_output_that_is_written_in_part_is_an_error(tmp_path: Path, arguments: list[str], unbuffered: object) -> None:
     """Also where Python is told not to buffer, as in many containers."""
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message(f"{'a' * 60_000}/{n}", bytes(100_000)) for n in range(3)])

@@ -61,7 +61,8 @@ READING = (
     "queue read for/ward --limit 1",
     "retention show --json",
     "generations list --json",
-    # what is refused
+)
+REFUSED = (
     "replay #/a",
     "explain a/#/b",
     "sessions show nobody",
@@ -196,8 +197,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield made
 
 
-@pytest.mark.parametrize("beside", ["read", "written"])
-@pytest.mark.parametrize("words", READING)
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [*(("read", words) for words in (*READING, *REFUSED)), *(("written", words) for words in READING)],
+)
 def test_what_only_reads_asks_the_server_or_reads(request: pytest.FixtureRequest, beside: str, words: str) -> None:
     """And prints the same, or the same error, with the same exit code."""
     opened, alone = request.getfixturevalue(beside).outputs(words)

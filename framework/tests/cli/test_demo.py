@@ -35,16 +35,16 @@ def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
 def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
     """Each is killed, resumed and compared; the fleet stays for the guides, and may be the file."""
     place, mine = tmp_path / "demo", tmp_path / "x.jsonl"
-    shown = demo("--directory", place, "--messages", 6_000).stdout
+    shown = demo("--directory", place, "--messages", 2_000).stdout
     for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
         assert words in shown
     made = (place / "fleet.jsonl").read_bytes()
     mine.write_bytes(encode_lines([ts.Message("a", b"1", timestamp=5)]))
     demo("--directory", place, "--input", mine)
     assert made == (place / "fleet.jsonl").read_bytes()
-    assert "6,000 messages, topic by topic" in demo("--directory", place, "--input", place / "fleet.jsonl").stdout
+    assert "2,000 messages, topic by topic" in demo("--directory", place, "--input", place / "fleet.jsonl").stdout
     with ts.open(place / "database", mode="r+") as db:
-        assert list(db.replay("#", order="time")) == list(chain.from_iterable(fleet(6_000)))
+        assert list(db.replay("#", order="time")) == list(chain.from_iterable(fleet(2_000)))
 
 
 @pytest.mark.slow

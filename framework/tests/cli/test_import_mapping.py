@@ -476,8 +476,7 @@ def test_retained_messages_are_kept_if_it_is_asked_for(write: Write, target: Pat
     assert len(stored(target)) == len(stored(tmp_path / "other")) == 60
 
 
-@pytest.mark.parametrize("write", ["jsonl", "parquet"], indirect=True)
-@pytest.mark.parametrize("committed", [0, 1, 2])
+@pytest.mark.parametrize(("write", "committed"), [("jsonl", 0), ("parquet", 1), ("jsonl", 2)], indirect=["write"])
 def test_a_crash_between_shards_loses_no_retained_message(write: Write, target: Path, committed: int) -> None:
     """Nor brings an older one back: each shard gets what it lacks, as that of a topic and as that of a client id."""
     file = write(RETAINED)
