@@ -71,13 +71,8 @@ _BESIDE = {
     "users": "Add, remove and list the users of a server, who connect with a password.",
 }
 """Likewise, of entry points of this distribution: commands of packages that the framework knows nothing of."""
-_PLACES = {
-    "import": "commands.import_.import_",
-    "clients": "commands.topics.clients",
-    "retained": "commands.latest.retained",
-    "demo": "demo.demo.demo",
-}
-"""The functions of commands whose module has another name than the command."""
+_PLACES = {"import": "commands.import_", "demo": "demo.demo"}
+"""The modules of commands whose module has another name than the command, each with a function of the module's name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -154,9 +149,9 @@ class _Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; print an error if it is another package's and can't be loaded."""
         if cmd_name in _COMMANDS:
-            name = cmd_name.replace("-", "_")
-            module, _, function = _PLACES.get(cmd_name, f"commands.{name}.{name}").rpartition(".")
-            command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+            place = _PLACES.get(cmd_name, f"commands.{cmd_name.replace('-', '_')}")
+            module = importlib.import_module(f"{__package__}.{place}")
+            command: click.Command = getattr(module, place.rpartition(".")[2])
             return command
         found = foreign_commands(cmd_name)
         for foreign in found:

@@ -1,4 +1,4 @@
-"""The commands ``topicstore latest`` and ``topicstore retained``, which print a message a topic."""
+"""The command ``topicstore latest``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore.cli.connecting import opened
 from topicstore.cli.files.output import format_option, in_chunks, write_messages
 from topicstore.cli.terminal.options import PATH, filter_argument
 
-__all__ = ["latest", "retained"]
+__all__ = ["latest"]
 
 
 @click.command()
@@ -25,19 +25,4 @@ def latest(path: Path, topic_filter: str, file_format: str) -> None:
     """
     with opened(path, "r") as db:
         messages = db.latest(topic_filter)
-    write_messages(in_chunks(messages), file_format)
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@filter_argument
-@format_option("jsonl", "table", "csv")
-def retained(path: Path, topic_filter: str, file_format: str) -> None:
-    """Print the retained messages in PATH whose topics match FILTER (default: #), in order of topics.
-
-    A retained message is the last of its topic that was published to be retained. Those that have
-    expired are left out.
-    """
-    with opened(path, "r") as db:
-        messages = db.retained(topic_filter)
     write_messages(in_chunks(messages), file_format)

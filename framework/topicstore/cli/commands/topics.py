@@ -1,4 +1,4 @@
-"""The commands ``topicstore topics`` and ``topicstore clients``: messages counted by a name."""
+"""The command ``topicstore topics``, and what `clients` prints as it does: messages counted by a name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from topicstore.cli.terminal.display import count_of, make_table, short_time, si
 from topicstore.cli.terminal.options import filter_argument
 from topicstore.storage.contents import ClientTally, TopicTally
 
-__all__ = ["clients", "topics"]
+__all__ = ["sort_option", "tallied", "topics"]
 
 T = TypeVar("T", TopicTally, ClientTally)
 
-_sort_option = click.option(
+sort_option = click.option(
     "--sort",
     type=click.Choice(["name", "messages", "bytes", "last"]),
     default="name",
@@ -29,33 +29,29 @@ _sort_option = click.option(
 @click.command()
 @answers("r")
 @filter_argument
-@_sort_option
+@sort_option
 def topics(db: AnyDatabase, topic_filter: str, sort: str) -> Answer:
     """List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.
 
     Bytes are those of payloads and topics, before compression. Times are those of positions. All is exact; what
     was counted in the background, or by `compact`, isn't read for it.
     """
-    return _tallied("topic", "topics", db.topics(topic_filter), topic_filter, sort)
+    return tallied("topic", "topics", db.topics(topic_filter), topic_filter, sort)
 
 
-@click.command()
-@answers("r")
-@filter_argument
-@_sort_option
-def clients(db: AnyDatabase, topic_filter: str, sort: str) -> Answer:
-    """List the client ids in PATH with messages that match FILTER (default: #), counted as by `topics`."""
-    return _tallied("client id", "clients", db.clients(topic_filter), topic_filter, sort)
-
-
-def _tallied(what: str, key: str, found: Sequence[T], topic_filter: str, sort: str) -> Answer:
+def tallied(what: str, key: str, found: Sequence[T], topic_filter: str, sort: str) -> Answer:
     """Yield the answer of counts that are sorted by name."""
     if sort != "name":
         found = sorted(found, key=lambda one: int(getattr(one, sort)), reverse=True)
     yield {"filter": topic_filter, key: found}
-    name = what.replace(" ", "_")
     rows = (
-        (getattr(one, name), one.messages, size(one.bytes), short_time(one.first), short_time(one.last))
+        (
+            getattr(one, what.replace(" ", "_")),
+            one.messages,
+            size(one.bytes),
+            short_time(one.first),
+            short_time(one.last),
+        )
         for one in found
     )
     yield make_table(f"{what}~", "messages>", "bytes>", "first", "last", rows=rows)
