@@ -15,24 +15,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import topicstore as ts
 from topicstore.server import Server
-from topicstore.sessions import Connect, Session, SubscribeOptions
 from topicstore.shard.latencies import Latencies
 from topicstore_conformance.mqtt.embedded import serving_http
 
 from topicstore_benchmarks.timing import Progress
 
 from .figure import Figure, Section, Sheet
-from .session_clients import database, messages_of
+from .session_clients import connect, database, messages_of
 
 __all__ = ["measure_metrics"]
 
 _BATCH = 1_000
-_TOGETHER = 1_000
-"""Sessions that are opened, and messages that are stored, in one call."""
+
+_figure = partial(Figure, subject="server")
 
 _SCRAPE = """
 import http.client, json, os, sys, time
@@ -67,9 +67,8 @@ def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, pro
             figures += _scrapes(data, server, db, rounds, seconds, progress)
     progress("metrics: the observation of a batch")
     for size in (1, _BATCH):
-        name = "observing a batch"
-        share = _observation(size, rounds * 40)
-        figures.append(_figure(f"batches of {size:,}", name, share * 100, "% of storing it", most=1))
+        data, share = f"batches of {size:,}", _observation(size, rounds * 40) * 100
+        figures.append(_figure(data=data, name="observing a batch", value=share, unit="% of storing it", most=1))
     sheet = Sheet.listing(
         "Being watched",
         {"of": "data", "what": "name", "unit": "unit"},
@@ -79,23 +78,11 @@ def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, pro
     return Section(name="metrics", figures=figures, sheets=[sheet])
 
 
-def _figure(data: str, name: str, value: float, unit: str, most: float | None = None) -> Figure:
-    return Figure(data=data, subject="server", name=name, value=value, unit=unit, most=most)
-
-
 def _fill(db: ts.Database, topics: int, sessions: int) -> None:
-    opened: list[Session] = []
-    for first in range(0, sessions, _TOGETHER):
-        numbers = range(first, min(first + _TOGETHER, sessions))
-        some = db.sessions.open_many([Connect(client_id=f"client-{n}", expiry_interval=None) for n in numbers])
-        found = [one for one in some if isinstance(one, Session)]  # all, as it raises what goes wrong
-        rows = zip(found, numbers, strict=True)
-        db.sessions.subscribe([(one, _topic(n, topics), SubscribeOptions(qos=1)) for one, n in rows])
-        opened += found
-    for session in opened[sessions // 2 :]:
+    for session in connect(db, sessions, lambda n: _topic(n, topics))[sessions // 2 :]:
         session.disconnect()
-    for first in range(0, topics, _TOGETHER):
-        db.store(messages_of(lambda n, first=first: _topic(first + n, topics), _TOGETHER))  # type: ignore[misc]
+    for first in range(0, topics, _BATCH):
+        db.store(messages_of(lambda n: _topic(n, topics), range(first, first + _BATCH)))
 
 
 def _topic(number: int, topics: int) -> str:
@@ -118,12 +105,7 @@ def _scraping(server: Server, times: int, every: float) -> Iterator[list[float]]
 
 
 def _scrapes(
-    data: str,
-    server: Server,
-    db: ts.Database,
-    rounds: int,
-    seconds: float,
-    progress: Progress,
+    data: str, server: Server, db: ts.Database, rounds: int, seconds: float, progress: Progress
 ) -> Iterator[Figure]:
     progress("metrics: scrapes of an idle server")
     metrics = server.http.context.metrics  # type: ignore[union-attr] # it was asked for
@@ -134,10 +116,10 @@ def _scrapes(
     with _scraping(server, times, 1.0) as idle:
         share = _idle(lambda: time.sleep(times - 1)) - unwatched
     yield from _times(f"{data}, nothing stored meanwhile", idle)
-    yield _figure(data, "one scrape a second, and the samples", share * 100, "% of a core", most=1)
+    name = "one scrape a second, and the samples"
+    yield _figure(data=data, name=name, value=share * 100, unit="% of a core", most=1)
     progress("metrics: scrapes while messages are stored")
     took: list[float] = []
-    each: list[float] = []
 
     def quiet() -> float:
         metrics.stop()
@@ -151,17 +133,19 @@ def _scrapes(
         return stored
 
     quiet()
+    each: list[float] = []
     for _ in range(rounds):
         without, within = quiet(), watched()
         each += [within / without - 1, watched() / quiet() - 1]
     yield from _times(f"{data}, while messages are stored", took)
-    yield _figure(data, "storing is slowed down", statistics.median(each) * 100, "%", most=1)
+    yield _figure(data=data, name="storing is slowed down", value=statistics.median(each) * 100, unit="%", most=1)
 
 
 def _times(data: str, seconds: Sequence[float]) -> Iterator[Figure]:
     percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
     for percent in (50, 95):
-        yield _figure(data, f"a scrape, p{percent}", percentiles[percent - 1] * 1e3, "ms", most=50)
+        value = percentiles[percent - 1] * 1e3
+        yield _figure(data=data, name=f"a scrape, p{percent}", value=value, unit="ms", most=50)
 
 
 def _idle(wait: Callable[[], object]) -> float:
@@ -173,7 +157,7 @@ def _idle(wait: Callable[[], object]) -> float:
 
 def _stored(db: ts.Database, seconds: float) -> float:
     """Store for so long; return the processor time of all threads of Python for each message."""
-    batch = messages_of(lambda n: f"load/{n}", _BATCH)  # for no session, or its deliveries would count
+    batch = messages_of(lambda n: f"load/{n}", range(_BATCH))  # for no session, or its deliveries would count
     stored, end, before = 0, time.perf_counter() + seconds, _spent()
     while time.perf_counter() < end:
         stored += db.store(batch).count
@@ -192,7 +176,7 @@ def _observation(size: int, rounds: int) -> float:
 
     The difference of stores with and without it is lost in the noise: it takes a quarter of a microsecond.
     """
-    batch = messages_of(lambda n: f"a/{n % 7}", size)
+    batch = messages_of(lambda n: f"a/{n % 7}", range(size))
     latencies = Latencies()
     shares: list[float] = []
     with database(auto_compact=False) as db:

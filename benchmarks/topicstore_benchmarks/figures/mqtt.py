@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -48,62 +48,54 @@ class _Row:
     unit: str
     load: str
     options: Callable[[Sizes], dict[str, object]]
-    least: tuple[float, ...] = ()
-    """Lower bounds of our values."""
-    most: tuple[float, ...] = ()
+    least: float | None = None
+    """The lower bound of our value."""
+    most: float | None = None
+    percentiles: Mapping[str, float] = {}
+    """What is taken of a load that gives a list, such as ``p99``, each with its upper bound."""
     sync: bool = False
-    values: tuple[str, ...] = ("",)
-    """What is taken of the load's results: all of one number, or these percentiles of a list."""
 
 
-def _publish(qos: int, clients: int, window: int, part: int = 1) -> Callable[[Sizes], dict[str, object]]:
-    return lambda sizes: {"clients": clients, "window": window, "messages": sizes.messages // part, "qos": qos}
+def _publish(qos: int, window: int, part: int = 1) -> Callable[[Sizes], dict[str, object]]:
+    return lambda sizes: {"clients": 20, "window": window, "messages": sizes.messages // part, "qos": qos}
 
 
 def _followers(part: int) -> Callable[[Sizes], dict[str, object]]:
     return lambda s: {"readers": s.followers, "messages": max(20, s.delivered // s.followers // part)}
 
 
+_PUBLISHES, _DELIVERIES = "publishes/s", "deliveries/s"
+_LAST, _FROM_END_TO_END = {"p50": 10, "p99": 25}, {"p50": 0.4, "p99": 1.5}
 _ROWS = [
-    _Row("QoS 1, 20 clients × 200 under way", "publishes/s", "publish", _publish(1, 20, 200), least=(300_000,)),
-    _Row("the same, synced to disk", "publishes/s", "publish", _publish(1, 20, 200), least=(200_000,), sync=True),
-    _Row("QoS 2, 20 clients × 100 under way", "publishes/s", "publish", _publish(2, 20, 100, 2), least=(100_000,)),
-    _Row("QoS 2, 20 clients × 1 under way", "publishes/s", "publish", _publish(2, 20, 1, 10), least=(20_000,)),
-    _Row(
-        "backlog to one client, QoS 1", "deliveries/s", "backlog", lambda s: {"messages": s.backlog}, least=(300_000,)
-    ),
-    _Row("fan-out of one topic, QoS 1", "deliveries/s", "fan_out", _followers(1), least=(200_000,)),
-    _Row(
-        "fan-out, one message, last receiver",
-        "ms",
-        "last_receiver",
-        _followers(2),
-        most=(10, 25),
-        values=("p50", "p99"),
-    ),
+    _Row("QoS 1, 20 clients × 200 under way", _PUBLISHES, "publish", _publish(1, 200), 300_000),
+    _Row("the same, synced to disk", _PUBLISHES, "publish", _publish(1, 200), 200_000, sync=True),
+    _Row("QoS 2, 20 clients × 100 under way", _PUBLISHES, "publish", _publish(2, 100, 2), 100_000),
+    _Row("QoS 2, 20 clients × 1 under way", _PUBLISHES, "publish", _publish(2, 1, 10), 20_000),
+    _Row("backlog to one client, QoS 1", _DELIVERIES, "backlog", lambda s: {"messages": s.backlog}, 300_000),
+    _Row("fan-out of one topic, QoS 1", _DELIVERIES, "fan_out", _followers(1), 200_000),
+    _Row("fan-out, one message, last receiver", "ms", "last_receiver", _followers(2), percentiles=_LAST),
     _Row(
         "unicast, a topic each, QoS 1",
-        "deliveries/s",
+        _DELIVERIES,
         "unicast",
         lambda s: {"readers": s.unicast, "messages": s.delivered},
-        least=(60_000,),
+        60_000,
     ),
     _Row(
         "1,000 messages/s, publish to deliver",
         "ms",
         "latency",
         lambda s: {"rate": 1_000, "seconds": s.seconds},
-        most=(0.4, 1.5),
-        values=("p50", "p99"),
+        percentiles=_FROM_END_TO_END,
     ),
     _Row(
         "connects with a subscription",
         "clients/s",
         "connects",
         lambda s: {"clients": s.connects, "together": 100},
-        least=(5_000,),
+        5_000,
     ),
-    _Row("an idle client with session and filter", "bytes", "idle", lambda s: {"clients": s.idle}, most=(8_000,)),
+    _Row("an idle client with session and filter", "bytes", "idle", lambda s: {"clients": s.idle}, most=8_000),
 ]
 
 
@@ -129,7 +121,7 @@ def measure_mqtt(sizes: Sizes, rounds: int, progress: Progress) -> Section:
 
 
 def _measured(row: _Row, server: MqttServer, sizes: Sizes, rounds: int, progress: Progress) -> Sequence[Figure]:
-    found: list[list[float]] = []
+    found: list[dict[str, float]] = []
     try:
         for _ in range(rounds):
             with server.running(sync=row.sync) as (port, pid):
@@ -137,23 +129,22 @@ def _measured(row: _Row, server: MqttServer, sizes: Sizes, rounds: int, progress
     except subprocess.SubprocessError as failed:
         progress(f"mqtt: {row.name}, {server.name} has failed: {getattr(failed, 'stderr', '') or failed}")
         return []
-    ours = server.name == OURS
+    bounds = {"": (row.least, row.most)} | {name: (None, most) for name, most in row.percentiles.items()}
     return [
         Figure(
             data=row.name,
             subject=server.name,
-            name=value,
-            value=statistics.median(one[number] for one in found),
+            name=name,
+            value=statistics.median(one[name] for one in found),
             unit=row.unit,
-            least=row.least[number] if ours and row.least else None,
-            most=row.most[number] if ours and row.most else None,
+            **(dict(zip(("least", "most"), bounds[name], strict=True)) if server.name == OURS else {}),
         )
-        for number, value in enumerate(row.values)
+        for name in found[0]
     ]
 
 
-def _load(row: _Row, port: int, pid: int, options: dict[str, object]) -> list[float]:
-    """Run a load in a process of its own; return what the row takes of its results."""
+def _load(row: _Row, port: int, pid: int, options: dict[str, object]) -> dict[str, float]:
+    """Run a load in a process of its own; return what the row takes of its results, by name."""
     if row.load == "idle":
         options = {**options, "server": pid}
     program = ["-m", "topicstore_benchmarks.figures.mqtt_load", row.load, str(port)]
@@ -161,10 +152,10 @@ def _load(row: _Row, port: int, pid: int, options: dict[str, object]) -> list[fl
     hang = 5 * PATIENCE
     done = subprocess.run(command, capture_output=True, timeout=hang, check=True)  # noqa: S603 - ourselves
     result = msgspec.json.decode(done.stdout)
-    if row.values == ("",):
-        return [float(result)]
-    percentiles = statistics.quantiles(result, n=100)
-    return [percentiles[int(value.removeprefix("p")) - 1] for value in row.values]
+    if not row.percentiles:
+        return {"": float(result)}
+    cuts = statistics.quantiles(result, n=100)
+    return {name: cuts[int(name.removeprefix("p")) - 1] for name in row.percentiles}
 
 
 def _sheet(figures: Sequence[Figure], servers: Sequence[str]) -> Sheet:

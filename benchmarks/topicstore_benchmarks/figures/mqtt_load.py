@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
@@ -29,6 +29,7 @@ PATIENCE = 120.0
 _PAYLOAD = 100
 _TOPIC = "load/{:05}"
 """Topics have one length, so that packets have."""
+_HOT = _TOPIC.format(0)
 _CHUNK = 1 << 18
 
 
@@ -42,85 +43,91 @@ def _text(text: str) -> bytes:
     return struct.pack(">H", len(text)) + text.encode()
 
 
-def _publish(topic: str, packet_id: int, qos: int, payload: bytes = b"x" * _PAYLOAD) -> bytes:
-    number = struct.pack(">H", packet_id) if qos else b""
-    return _frame(0x30 | qos << 1, _text(topic) + number + payload)
+def _publish(topic: str, number: int, qos: int = 1) -> bytes:
+    """Return the PUBLISH of a message by its number, from 0; packet ids come around."""
+    return _frame(0x30 | qos << 1, _text(topic) + struct.pack(">H", number % 65_535 + 1) + b"x" * _PAYLOAD)
 
 
-_SIZE = len(_publish(_TOPIC.format(0), 1, 1))
+_SIZE = len(_publish(_HOT, 0))
 """Bytes of a PUBLISH of QoS 1 or 2."""
 _ID = _SIZE - _PAYLOAD - 2
 """Where the packet id stands in it."""
 
 
 class _Client:
-    """A connection, whose client was accepted."""
+    """A connection, on which a client has asked to be accepted, and to subscribe to a filter if there is one."""
 
-    def __init__(self, port: int, client_id: str, *, clean: bool = True) -> None:
+    def __init__(self, port: int, client_id: str, topic_filter: str = "", *, clean: bool = True, qos: int = 1) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.rest = b""
-        try:
-            self.send(_frame(0x10, _text("MQTT") + bytes((4, clean << 1, 0, 0)) + _text(client_id)))
-            answer = self.take(4)
-            if answer[0] != 0x20 or answer[3] != 0:
-                raise ConnectionError(f"the server refuses a client: {answer.hex()}")
-        except BaseException:
-            self.socket.close()
-            raise
+        self.rest, self._subscribing = b"", topic_filter
+        request = _frame(0x10, _text("MQTT") + bytes((4, clean << 1, 0, 0)) + _text(client_id))
+        if topic_filter:
+            request += _frame(0x82, b"\x00\x01" + _text(topic_filter) + bytes((qos,)))
+        self.socket.sendall(request)
 
-    def send(self, data: bytes | bytearray) -> None:
-        self.socket.sendall(data)
+    def accepted(self) -> None:
+        """Wait for the server's answers. Raises `ConnectionError` if it refuses something."""
+        answer = self.take(4)
+        if answer[0] != 0x20 or answer[3] != 0:
+            raise ConnectionError(f"the server refuses a client: {answer.hex()}")
+        if self._subscribing and self.take(5)[4] > 2:
+            raise ConnectionError(f"the server refuses the filter {self._subscribing}")
+
+    def _received(self, most: int) -> bytes:
+        data = self.socket.recv(most)
+        if not data:
+            raise ConnectionError("the server has closed the connection")
+        return data
 
     def take(self, count: int) -> bytes:
         found = b""
         while len(found) < count:
-            data = self.socket.recv(count - len(found))
-            if not data:
-                raise ConnectionError("the server has closed the connection")
-            found += data
+            found += self._received(count - len(found))
         return found
 
     def whole(self, size: int) -> bytes:
         """Return what has come, as far as it consists of whole packets of this size."""
-        data = self.socket.recv(_CHUNK)
-        if not data:
-            raise ConnectionError("the server has closed the connection")
-        data = self.rest + data
+        data = self.rest + self._received(_CHUNK)
         end = len(data) - len(data) % size
         self.rest = data[end:]
         return data[:end]
 
-    def subscribe(self, topic_filter: str, qos: int = 1) -> None:
-        self.send(_frame(0x82, b"\x00\x01" + _text(topic_filter) + bytes((qos,))))
-        if self.take(5)[4] > 2:
-            raise ConnectionError(f"the server refuses the filter {topic_filter}")
+    def acknowledged(self) -> int:
+        """Return how many PUBACKs have come."""
+        return len(self.whole(4)) // 4
 
-    def close(self, *, wait: bool = False) -> None:
-        """Disconnect; with ``wait``, return when the server has closed the connection."""
-        self.send(b"\xe0\x00")
-        if wait:
-            self.socket.shutdown(socket.SHUT_WR)
-            while self.socket.recv(_CHUNK):
-                pass
+    def take_messages(self) -> int:
+        """Acknowledge the messages that have come; return how many there were."""
+        packets = self.whole(_SIZE)
+        if packets:
+            self.socket.sendall(_puback(packets))
+        return len(packets) // _SIZE
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.socket.sendall(b"\xe0\x00")
         self.socket.close()
 
 
 @contextmanager
-def _clients(port: int, names: list[str]) -> Iterator[list[_Client]]:
+def _clients(
+    port: int, name: str, count: int, topic_filter: Callable[[int], str] = lambda _: "", *, clean: bool = True
+) -> Iterator[list[_Client]]:
+    """Connect clients, which subscribe to one filter each, found by their number."""
     with ExitStack() as closing:
         made = []
-        for name in names:
-            client = _Client(port, name)
-            closing.callback(client.close)
-            made.append(client)
+        for number in range(count):
+            made.append(_Client(port, f"{name}-{number}", topic_filter(number), clean=clean))
+            closing.callback(made[-1].close)
+            made[-1].accepted()
         yield made
 
 
 class _Poll:
     """Which clients have something to read."""
 
-    def __init__(self, clients: list[_Client]) -> None:
+    def __init__(self, clients: Sequence[_Client]) -> None:
         self._selector = selectors.DefaultSelector()
         for client in clients:
             self._selector.register(client.socket, selectors.EVENT_READ, client)
@@ -133,12 +140,15 @@ class _Poll:
             yield key.data
 
 
-def _kept(port: int, name: str, topic_filter: str, qos: int) -> None:
-    """Leave a session behind, for which the server keeps what matches."""
-    client = _Client(port, name, clean=False)
+def _leave_session(port: int, name: str, qos: int) -> None:
+    """Leave a session behind, for which the server keeps all messages, and return when it has closed the connection."""
+    client = _Client(port, name, "load/#", clean=False, qos=qos)
     with client.socket:
-        client.subscribe(topic_filter, qos)
-        client.close(wait=True)
+        client.accepted()
+        client.socket.sendall(b"\xe0\x00")
+        client.socket.shutdown(socket.SHUT_WR)
+        while client.socket.recv(_CHUNK):
+            pass
 
 
 def _puback(packets: bytes) -> bytearray:
@@ -151,29 +161,30 @@ def _puback(packets: bytes) -> bytearray:
 
 
 class _Ring:
-    """A client's messages, of which no more than ``window`` are under way; their packet ids come around."""
+    """A client's messages to some topics in turn, until so many were sent; packet ids come around with the topics."""
 
-    def __init__(self, client: _Client, topic: str, window: int, messages: int, qos: int) -> None:
-        self.client, self.window, self.left = client, window, messages
-        self._packets = b"".join(_publish(topic, number, qos) for number in range(1, window + 1)) * 2
+    def __init__(self, client: _Client, topics: Sequence[str], messages: int, qos: int = 1) -> None:
+        self.client, self._around, self._left = client, len(topics), messages
+        self._packets = b"".join(_publish(topic, number, qos) for number, topic in enumerate(topics)) * 2
         self._next = 0
 
     def send(self, count: int, before: bytes = b"") -> None:
         """Send the next messages, not more than are left."""
-        count = min(count, self.left)
-        self.left -= count
+        count = min(count, self._left)
+        self._left -= count
         data = before + self._packets[self._next * _SIZE : (self._next + count) * _SIZE]
-        self._next = (self._next + count) % self.window
+        self._next = (self._next + count) % self._around
         if data:
-            self.client.send(data)
+            self.client.socket.sendall(data)
 
 
 def publish(port: int, clients: int, window: int, messages: int, qos: int) -> float:
     """Return messages a second whose PUBACK or PUBCOMP has come, of all clients; a session that is away gets them."""
-    _kept(port, f"keeper-{qos}", "load/#", qos)
-    with _clients(port, [f"writer-{number}" for number in range(clients)]) as writers:
-        rings = {w: _Ring(w, _TOPIC.format(n), window, messages // clients, qos) for n, w in enumerate(writers)}
-        poll, missing = _Poll(writers), messages // clients * clients
+    _leave_session(port, f"keeper-{qos}", qos)
+    with _clients(port, "writer", clients) as writers:
+        each = messages // clients
+        rings = {w: _Ring(w, [_TOPIC.format(n)] * window, each, qos) for n, w in enumerate(writers)}
+        poll, missing = _Poll(writers), each * clients
         started = time.perf_counter()
         for ring in rings.values():
             ring.send(window)
@@ -185,70 +196,55 @@ def publish(port: int, clients: int, window: int, messages: int, qos: int) -> fl
                 done = len(rows) - len(released)
                 missing -= done
                 rings[client].send(done, released.tobytes())
-        return messages // clients * clients / (time.perf_counter() - started)
+        return each * clients / (time.perf_counter() - started)
 
 
 def backlog(port: int, messages: int) -> float:
     """Return messages a second to one client that was away while they were published, each acknowledged."""
-    _kept(port, "reader", "load/#", 1)
-    with _clients(port, ["writer"]) as (writer,):
-        ring, missing = _Ring(writer, _TOPIC.format(0), 500, messages, 1), messages
+    _leave_session(port, "reader", 1)
+    with _clients(port, "writer", 1) as (writer,):
+        ring, missing = _Ring(writer, [_HOT] * 500, messages), messages
         ring.send(500)
         while missing:
-            count = len(writer.whole(4)) // 4
+            count = writer.acknowledged()
             missing -= count
             ring.send(count)
     started = time.perf_counter()
     reader, missing = _Client(port, "reader", clean=False), messages
     with reader.socket:
+        reader.accepted()
         while missing > 0:
-            packets = reader.whole(_SIZE)
-            missing -= len(packets) // _SIZE
-            if packets:
-                reader.send(_puback(packets))
+            missing -= reader.take_messages()
         seconds = time.perf_counter() - started
         reader.close()
     return messages / seconds
 
 
-def _readers(port: int, count: int, topic: Callable[[int], str], closing: ExitStack) -> list[_Client]:
-    readers = closing.enter_context(_clients(port, [f"reader-{number}" for number in range(count)]))
-    for number, reader in enumerate(readers):
-        reader.subscribe(topic(number))
-    return readers
-
-
-def _deliver(poll: _Poll, writer: _Client, ring: _Ring, missing: int) -> None:
-    """Go on until as many messages were delivered and acknowledged."""
+def _deliver(rings: Mapping[_Client, _Ring], readers: Sequence[_Client], messages: int, window: int) -> float:
+    """Return the seconds until so many messages were delivered and acknowledged, with so many under way of each."""
+    poll, missing, started = _Poll([*rings, *readers]), messages, time.perf_counter()
+    for ring in rings.values():
+        ring.send(window)
     while missing > 0:
         for client in poll.ready():
-            if client is writer:
-                ring.send(len(client.whole(4)) // 4)
-            elif packets := client.whole(_SIZE):
-                missing -= len(packets) // _SIZE
-                client.send(_puback(packets))
+            if client in rings:
+                rings[client].send(client.acknowledged())
+            else:
+                missing -= client.take_messages()
+    return time.perf_counter() - started
 
 
 def fan_out(port: int, readers: int, messages: int) -> float:
     """Return deliveries a second of one topic's messages to all readers together, twenty messages under way."""
-    with ExitStack() as closing:
-        all_readers = _readers(port, readers, lambda _: _TOPIC.format(0), closing)
-        (writer,) = closing.enter_context(_clients(port, ["writer"]))
-        poll = _Poll([writer, *all_readers])
-        ring = _Ring(writer, _TOPIC.format(0), 20, messages, 1)
-        started = time.perf_counter()
-        ring.send(20)
-        _deliver(poll, writer, ring, readers * messages)
-        return readers * messages / (time.perf_counter() - started)
+    with _clients(port, "reader", readers, lambda _: _HOT) as all_readers, _clients(port, "writer", 1) as (writer,):
+        rings = {writer: _Ring(writer, [_HOT] * 20, messages)}
+        return readers * messages / _deliver(rings, all_readers, readers * messages, 20)
 
 
 def last_receiver(port: int, readers: int, messages: int) -> list[float]:
     """Return for each message, one after the other, the milliseconds until the last reader has it."""
-    with ExitStack() as closing:
-        all_readers = _readers(port, readers, lambda _: _TOPIC.format(0), closing)
-        (writer,) = closing.enter_context(_clients(port, ["writer"]))
-        poll, found = _Poll(all_readers), []
-        ring = _Ring(writer, _TOPIC.format(0), 1, messages, 1)
+    with _clients(port, "reader", readers, lambda _: _HOT) as all_readers, _clients(port, "writer", 1) as (writer,):
+        poll, found, ring = _Poll(all_readers), [], _Ring(writer, [_HOT], messages)
         for _ in range(messages):
             missing, started = readers, time.perf_counter()
             ring.send(1)
@@ -260,48 +256,25 @@ def last_receiver(port: int, readers: int, messages: int) -> list[float]:
                         acknowledged.append((client, _puback(packets)))
             found.append((time.perf_counter() - started) * 1e3)
             for client, puback in acknowledged:
-                client.send(puback)
+                client.socket.sendall(puback)
             writer.take(4)
         return found
 
 
 def unicast(port: int, readers: int, messages: int) -> float:
     """Return deliveries a second to readers with a topic each, acknowledged; ten publishers, 200 messages under way."""
-    with ExitStack() as closing:
-        all_readers = _readers(port, readers, _TOPIC.format, closing)
-        writers = closing.enter_context(_clients(port, [f"writer-{number}" for number in range(10)]))
-        poll = _Poll([*writers, *all_readers])
+    with _clients(port, "reader", readers, _TOPIC.format) as all_readers, _clients(port, "writer", 10) as writers:
         each = messages // len(writers)
-        queues: dict[_Client, bytes] = {}
-        for number, writer in enumerate(writers):
-            topics = [_TOPIC.format((number * each + one) % readers) for one in range(each)]
-            queues[writer] = b"".join([_publish(topic, n % 65_535 + 1, 1) for n, topic in enumerate(topics)])
-        sent = dict.fromkeys(writers, 0)
-        missing, started = each * len(writers), time.perf_counter()
-
-        def send(writer: _Client, count: int) -> None:
-            piece = queues[writer][sent[writer] : sent[writer] + count * _SIZE]
-            sent[writer] += len(piece)
-            if piece:
-                writer.send(piece)
-
-        for writer in writers:
-            send(writer, 200)
-        while missing > 0:
-            for client in poll.ready():
-                if client in queues:
-                    send(client, len(client.whole(4)) // 4)
-                elif packets := client.whole(_SIZE):
-                    missing -= len(packets) // _SIZE
-                    client.send(_puback(packets))
-        return each * len(writers) / (time.perf_counter() - started)
+        rings = {
+            writer: _Ring(writer, [_TOPIC.format((number * each + one) % readers) for one in range(each)], each)
+            for number, writer in enumerate(writers)
+        }
+        return each * len(writers) / _deliver(rings, all_readers, each * len(writers), 200)
 
 
 def latency(port: int, rate: int, seconds: float) -> list[float]:
     """Return the milliseconds from sending each message of QoS 1 until its reader has it, at a steady rate."""
-    with ExitStack() as closing:
-        (reader,) = _readers(port, 1, lambda _: _TOPIC.format(0), closing)
-        (writer,) = closing.enter_context(_clients(port, ["writer"]))
+    with _clients(port, "reader", 1, lambda _: _HOT) as (reader,), _clients(port, "writer", 1) as (writer,):
         reader.socket.setblocking(False)
         writer.socket.setblocking(False)
         count = int(rate * seconds)
@@ -309,28 +282,23 @@ def latency(port: int, rate: int, seconds: float) -> list[float]:
         found: list[float] = []
         started = time.perf_counter()
         gave_up = started + seconds + PATIENCE
-        buffer = b""
         while len(found) < count:
             now = time.perf_counter()
             if now > gave_up:
                 raise TimeoutError("the server does not deliver")
             if len(sent) < count and now >= started + len(sent) / rate:
+                writer.socket.sendall(_publish(_HOT, len(sent)))
                 sent.append(now)
-                writer.send(_publish(_TOPIC.format(0), len(sent) % 65_535 + 1, 1))
             try:
-                buffer += reader.socket.recv(_CHUNK)
+                packets = reader.whole(_SIZE)
             except BlockingIOError:
                 pass
             else:
                 arrived = time.perf_counter()
-                packets = buffer[: len(buffer) - len(buffer) % _SIZE]
-                buffer = buffer[len(packets) :]
                 found += [(arrived - sent[len(found) + n]) * 1e3 for n in range(len(packets) // _SIZE)]
                 reader.socket.sendall(_puback(packets))
             with suppress(BlockingIOError):
                 writer.socket.recv(_CHUNK)
-        for client in (reader, writer):
-            client.socket.setblocking(True)
         return found
 
 
@@ -339,20 +307,11 @@ def connects(port: int, clients: int, together: int) -> float:
     started = time.perf_counter()
     with ExitStack() as closing:
         for first in range(0, clients, together):
-            sockets = []
-            for number in range(first, min(first + together, clients)):
-                one = closing.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
-                name = f"client-{number}"
-                connect = _frame(0x10, _text("MQTT") + b"\x04\x02\x00\x00" + _text(name))
-                one.sendall(connect + _frame(0x82, b"\x00\x01" + _text(f"device/{number}/#") + b"\x01"))
-                sockets.append(one)
-            for one in sockets:
-                data = b""
-                while len(data) < 9:
-                    more = one.recv(100)
-                    if not more:
-                        raise ConnectionError("the server has closed a connection")
-                    data += more
+            numbers = range(first, min(first + together, clients))
+            some = [_Client(port, f"client-{number}", f"device/{number}/#") for number in numbers]
+            for one in some:
+                closing.enter_context(one.socket)
+                one.accepted()
         return clients / (time.perf_counter() - started)
 
 
@@ -361,15 +320,10 @@ def idle(port: int, clients: int, server: int) -> float:
 
     server: the id of its process.
     """
-    with _clients(port, [f"first-{number}" for number in range(100)]) as few:
-        for number, client in enumerate(few):
-            client.subscribe(f"first/{number}/#")
+    with _clients(port, "first", 100, "first/{}/#".format):
+        pass
     before = resident(server)
-    with ExitStack() as closing:
-        for number in range(clients):
-            client = _Client(port, f"client-{number}", clean=False)
-            closing.callback(client.close)
-            client.subscribe(f"device/{number}/#")
+    with _clients(port, "client", clients, "device/{}/#".format, clean=False):
         return (resident(server) - before) / clients
 
 
@@ -382,17 +336,7 @@ def raise_file_limit() -> None:
 
 
 LOADS: dict[str, Callable[..., float | list[float]]] = {
-    load.__name__: load
-    for load in (
-        publish,
-        backlog,
-        fan_out,
-        last_receiver,
-        unicast,
-        latency,
-        connects,
-        idle,
-    )
+    load.__name__: load for load in (publish, backlog, fan_out, last_receiver, unicast, latency, connects, idle)
 }
 
 

@@ -1,20 +1,36 @@
-"""The figures of a server that stands on sessions: many clients, small batches, an event loop that must not wait."""
+"""The figures of a server that stands on sessions: many clients, small batches, an event loop that must not wait.
+
+Sessions are connected and messages are made before the clock starts. Each figure is the median of the rounds.
+"""
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import topicstore as ts
+
+from topicstore_benchmarks.timing import median_of, timed
 
 from .figure import Figure
-from .publishing import publish_times, retained_lookups
-from .session_clients import session_figure
-from .sessions_many import backlog_of_many, connecting, fan_out_of_one, qos2_incoming, unicast
-from .sessions_waiting import loop_waits
+from .session_clients import acknowledge, connect, database, deliver_all, messages_of, open_session, session_figure
 
 __all__ = ["serving_figures"]
 
-_PUBLISH = {1: 60.0, 10: 7.0, 100: 1.0, 1_000: 0.4}
+SIZES = {1: 200, 10: 100, 100: 50, 1_000: 20}
+"""How many messages are published with one call, and how often in a round."""
+_MOST_MICROSECONDS = {1: 60.0, 10: 7.0, 100: 1.0, 1_000: 0.4}
 """The most microseconds of publishing one message, by how many are published with one call."""
+_PAGE = 1_000
+"""Retained messages of a page."""
+_BATCH = 1_000
+_SWITCH = 1e-4
+"""Seconds after which a thread that computes lets another one compute, while an event loop's waits are measured."""
 
 
 def serving_figures(clients: int, rounds: int) -> Iterator[Figure]:
@@ -24,44 +40,197 @@ def serving_figures(clients: int, rounds: int) -> Iterator[Figure]:
     connect, a hundred times as many topics have a retained message, and a quarter to four times as many wait for a
     message each.
     """
-    yield from _traffic(clients, rounds)
-    for size, each in publish_times(rounds).items():
-        yield session_figure(f"publish of {size:,}", "time of a message", each, "µs", most=_PUBLISH[size])
-    yield from _waits(clients // 2, rounds)
-    topics = clients * 100
-    page, one = retained_lookups(topics, rounds)
-    yield session_figure(f"{topics:,} retained", "first page of `ret/#`", page, "ms", most=2)
-    yield session_figure(f"{topics:,} retained", "`+/7`", one, "ms", most=5)
-    yield from _backlogs(clients, rounds)
+    yield _unicast(clients, rounds)
+    yield _fan_out_of_one(clients // 2, rounds)
+    yield from _qos2_incoming(clients, rounds)
+    yield _connecting(clients * 10, rounds)
+    yield from _publishing(rounds)
+    yield from _loop_waits(clients // 2, rounds)
+    yield from _retained_lookups(clients * 100, rounds)
+    yield from _backlogs((clients // 4, clients, clients * 4), rounds)
 
 
-def _traffic(clients: int, rounds: int) -> Iterator[Figure]:
-    followers, strangers = clients // 2, clients * 10
+def _command(number: int) -> str:
+    return f"device/{number}/commands"
+
+
+def _unicast(clients: int, rounds: int) -> Figure:
+    with database() as db:
+        connect(db, clients, _command)
+        batch = messages_of(_command, range(clients))
+
+        def serve() -> None:
+            db.publish(batch)
+            for session, items in deliver_all(db, clients):
+                acknowledge(session, items)
+
+        rate = clients / median_of(serve, rounds)
     name = "one message each: published, delivered, acknowledged"
-    data = f"{clients:,} clients, a topic each"
-    yield session_figure(data, name, statistics.median(unicast(clients, rounds)), "/s", least=80_000)
-    last = statistics.median(fan_out_of_one(followers, rounds))
-    yield session_figure(f"{followers:,} clients, one topic", "one message, until the last has it", last, "ms", most=6)
-    received, released = map(statistics.median, qos2_incoming(clients, rounds))
-    data = f"{clients:,} clients, a message of QoS 2 each"
-    yield session_figure(data, "messages until PUBREC", received, "/s", least=150_000)
-    yield session_figure(data, "PUBRELs", released, "/s")
-    connected = statistics.median(connecting(strangers, rounds))
-    yield session_figure(f"{strangers:,} new clients", "opened and subscribed", connected, "/s", least=10_000)
+    return session_figure(data=f"{clients:,} clients, a topic each", name=name, value=rate, unit="/s", least=80_000)
 
 
-def _waits(followers: int, rounds: int) -> Iterator[Figure]:
-    data = f"1,000 messages going to {followers:,} clients"
-    waits = {name: statistics.median(values) for name, values in loop_waits(followers, rounds).items()}
-    for name in ("alive", "puback", "connected"):
-        yield session_figure(data, f"longest `{name}` beside it", waits[name], "ms", most=1)
-    yield session_figure(data, "longest look at an attribute beside it", waits["ended"], "ms")
+def _fan_out_of_one(followers: int, rounds: int) -> Figure:
+    with database() as db:
+        connect(db, followers, lambda _: "hot/topic")
+        one, found = messages_of(lambda _: "hot/topic", range(1)), []
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            db.publish(one)
+            delivered = deliver_all(db, followers)
+            found.append((time.perf_counter() - started) * 1e3)
+            for session, items in delivered:
+                acknowledge(session, items)
+    data, last = f"{followers:,} clients, one topic", statistics.median(found[1:])
+    return session_figure(data=data, name="one message, until the last has it", value=last, unit="ms", most=6)
 
 
-def _backlogs(clients: int, rounds: int) -> Iterator[Figure]:
-    sizes = (clients // 4, clients, clients * 4)
-    times = [statistics.median(backlog_of_many(size, rounds)) for size in sizes]
-    for size, each in zip(sizes, times, strict=True):
-        yield session_figure(f"{size:,} clients with a message each waiting", "time of a delivery", each, "µs")
+def _qos2_incoming(clients: int, rounds: int) -> Iterator[Figure]:
+    """Measure messages until the PUBRECs may be sent, one of each client, and PUBRELs."""
+    received, released = [], []
+    with database() as db:
+        open_session(db, "archive", "sensor/#")
+        publishers = [db.sessions.open(f"client-{n}", expiry_interval=None) for n in range(clients)]
+        batch = [ts.Message(f"sensor/{n}", b"%0100d" % n, f"client-{n}", 2) for n in range(clients)]
+        for packet_id in range(1, rounds + 2):
+            packets = [(session, message, packet_id) for session, message in zip(publishers, batch, strict=True)]
+            pubrels = [(session, packet_id) for session in publishers]
+            received.append(clients / timed(lambda: db.sessions.publish(packets)))  # noqa: B023 - called at once
+            released.append(clients / timed(lambda: db.sessions.pubrel(pubrels)))  # noqa: B023
+    data, received_rate = f"{clients:,} clients, a message of QoS 2 each", statistics.median(received[1:])
+    yield session_figure(data=data, name="messages until PUBREC", value=received_rate, unit="/s", least=150_000)
+    yield session_figure(data=data, name="PUBRELs", value=statistics.median(released[1:]), unit="/s")
+
+
+def _connecting(clients: int, rounds: int) -> Figure:
+    found = []
+    for _ in range(rounds):
+        with database() as db:
+            found.append(clients / timed(lambda: connect(db, clients, lambda n: f"device/{n}/#")))
+    data, rate = f"{clients:,} new clients", statistics.median(found)
+    return session_figure(data=data, name="opened and subscribed", value=rate, unit="/s", least=10_000)
+
+
+def _publishing(rounds: int) -> Iterator[Figure]:
+    """Measure the publishing of one message, by how many are published with one call.
+
+    A connected client of QoS 1 wants all of them: they are stored. It gets them between the rounds.
+    """
+    found: dict[int, list[float]] = {size: [] for size in SIZES}
+    with database() as db:
+        open_session(db, "client", "bus/#")
+        for _ in range(rounds + 1):
+            for size, calls in SIZES.items():
+                batch = messages_of(lambda n: f"bus/{n % 100}", range(size))
+                times = [timed(lambda: db.publish(batch)) for _ in range(calls)]  # noqa: B023 - called at once
+                found[size].append(statistics.median(times) / size * 1e6)
+                for session, items in deliver_all(db, size * calls):
+                    acknowledge(session, items)
+    for size, values in found.items():
+        each, most = statistics.median(values[1:]), _MOST_MICROSECONDS[size]
+        yield session_figure(data=f"publish of {size:,}", name="time of a message", value=each, unit="µs", most=most)
+
+
+def _retained_lookups(topics: int, rounds: int) -> Iterator[Figure]:
+    """Measure the first page of many retained messages below a level, and those of ``+/7``."""
+    with database() as db:
+        for first in range(0, topics, _BATCH):
+            numbers = range(first, min(first + _BATCH, topics))
+            db.publish(messages_of(lambda n: f"ret/{n}", numbers, retain=True))
+        if len(db.retained("+/7")) != 1:
+            raise AssertionError("one retained message has this topic")
+        page = median_of(lambda: db.retained("ret/#", limit=_PAGE), rounds) * 1e3
+        one = median_of(lambda: db.retained("+/7"), rounds) * 1e3
+    data = f"{topics:,} retained"
+    yield session_figure(data=data, name="first page of `ret/#`", value=page, unit="ms", most=2)
+    yield session_figure(data=data, name="`+/7`", value=one, unit="ms", most=5)
+
+
+def _backlogs(sizes: tuple[int, ...], rounds: int) -> Iterator[Figure]:
+    times = [_backlog(size, rounds) for size in sizes]
+    data = [f"{size:,} clients with a message each waiting" for size in sizes]
+    for waiting, each in zip(data, times, strict=True):
+        yield session_figure(data=waiting, name="time of a delivery", value=each, unit="µs")
     name = f"time of a delivery, times that of {sizes[0]:,}"
-    yield session_figure(f"{sizes[-1]:,} clients with a message each waiting", name, times[-1] / times[0], most=1.5)
+    yield session_figure(data=data[-1], name=name, value=times[-1] / times[0], most=1.5)
+
+
+def _backlog(clients: int, rounds: int) -> float:
+    """Return microseconds a delivery, where one message waits for each client, and each was published by itself."""
+    found = []
+    for _ in range(rounds):
+        with database() as db:
+            connect(db, clients, _command)
+            for message in messages_of(_command, range(clients)):
+                db.publish([message])
+            found.append(timed(lambda: deliver_all(db, clients)) / clients * 1e6)
+    return statistics.median(found)
+
+
+# --- an event loop beside a thread that delivers ---
+
+
+def _loop_waits(followers: int, rounds: int) -> Iterator[Figure]:
+    """Measure the longest of each call of an event loop while another thread delivers a batch to many followers.
+
+    ``ended`` reads one attribute and waits for nothing: its time is what the machine adds. What Python adds to every
+    call is kept out of it: no garbage is collected, and a thread that wants to compute waits for one that does for
+    0.1 ms instead of 5.
+    """
+    found: dict[str, list[float]] = {}
+    with database() as db, _undisturbed():
+        connect(db, followers, lambda _: "hot/topic")
+        client = open_session(db, "looked-at", "looked-at")
+        for _ in range(rounds + 1):
+            db.publish(messages_of(lambda _: "looked-at", range(_BATCH)))
+            unacknowledged = iter([item.packet_id for _, items in deliver_all(db, _BATCH) for item in items])
+            db.publish(messages_of(lambda _: "hot/topic", range(_BATCH)))
+            calls: dict[str, Callable[[], object]] = {
+                "longest `alive` beside it": client.alive,
+                "longest `puback` beside it": lambda ids=unacknowledged: client.puback(next(ids, 1)),  # type: ignore[misc]
+                "longest `connected` beside it": lambda: db.sessions.connected("looked-at"),
+                "longest look at an attribute beside it": lambda: client.ended,
+            }
+            gc.collect()
+            for name, longest in _longest_beside(db, followers * _BATCH, calls).items():
+                found.setdefault(name, []).append(longest * 1e3)
+            client.puback(*unacknowledged)
+    for name, values in found.items():
+        data, most = f"1,000 messages going to {followers:,} clients", 1 if "`" in name else None
+        yield session_figure(data=data, name=name, value=statistics.median(values[1:]), unit="ms", most=most)
+
+
+def _longest_beside(db: ts.Database, deliveries: int, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the longest seconds of each call while a thread delivers everything to everybody."""
+    delivered: list[object] = []
+
+    def deliver() -> None:
+        for session, items in deliver_all(db, deliveries):
+            acknowledge(session, items)
+        delivered.append(True)
+
+    longest = dict.fromkeys(calls, 0.0)
+    thread = threading.Thread(target=deliver)
+    thread.start()
+    delivering = True
+    while delivering:
+        # Every call is timed once even where the thread has delivered everything before it could be.
+        delivering = thread.is_alive()
+        for name, call in calls.items():
+            time.sleep(_SWITCH)
+            longest[name] = max(longest[name], timed(call))
+    thread.join()
+    if not delivered:
+        raise AssertionError("the thread that delivers failed")
+    return longest
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        sys.setswitchinterval(before)

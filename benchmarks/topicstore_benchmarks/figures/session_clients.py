@@ -1,19 +1,26 @@
-"""What the figures of sessions have in common: a database, messages, and clients that acknowledge what they get."""
+"""What the figures of sessions and of serving have in common: a database, messages, and clients that acknowledge."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import topicstore as ts
-from topicstore.sessions import Publish, PubRel, Session
-
-__all__ = ["acknowledge", "database", "deliver_all", "messages_of", "session_figure", "subscribers"]
+from topicstore.sessions import Connect, Publish, PubRel, Session, SubscribeOptions
 
 from .figure import Figure
+
+__all__ = ["acknowledge", "connect", "database", "deliver_all", "messages_of", "open_session", "session_figure"]
+
+_TOGETHER = 1_000
+"""How many clients connect with one call."""
+
+session_figure = partial(Figure, subject="sessions")
+"""Returns a figure of sessions."""
 
 
 @contextmanager
@@ -26,17 +33,29 @@ def database(**options: Any) -> Iterator[ts.Database]:
         yield db
 
 
-def messages_of(topic: Callable[[int], str], count: int, qos: int = 1, *, retain: bool = False) -> list[ts.Message]:
+def messages_of(topic: Callable[[int], str], numbers: range, qos: int = 1, *, retain: bool = False) -> list[ts.Message]:
     """Return messages of 100 bytes from ten publishers; ``topic`` returns the topic of each by its number."""
-    return [ts.Message(topic(n), b"%0100d" % n, f"publisher-{n % 10}", qos, retain) for n in range(count)]
+    return [ts.Message(topic(n), b"%0100d" % n, f"publisher-{n % 10}", qos, retain) for n in numbers]
 
 
-def subscribers(db: ts.Database, count: int, topic_filter: Callable[[int], str], qos: int = 1) -> list[Session]:
-    """Connect clients that subscribe to one filter each; ``topic_filter`` returns it by the client's number."""
-    sessions = [db.sessions.open(f"client-{number}", expiry_interval=None) for number in range(count)]
-    for number, session in enumerate(sessions):
-        session.subscribe(topic_filter(number), qos)
-    return sessions
+def open_session(db: ts.Database, client_id: str, topic_filter: str, qos: int = 1) -> Session:
+    """Connect a client, whose session doesn't expire, and which subscribes to a filter."""
+    session = db.sessions.open(client_id, expiry_interval=None)
+    session.subscribe(topic_filter, qos)
+    return session
+
+
+def connect(db: ts.Database, count: int, topic_filter: Callable[[int], str]) -> list[Session]:
+    """Connect clients, many with one call, which subscribe to a filter each; it is found by the client's number."""
+    opened: list[Session] = []
+    for first in range(0, count, _TOGETHER):
+        numbers = range(first, min(first + _TOGETHER, count))
+        some = db.sessions.open_many([Connect(client_id=f"client-{n}", expiry_interval=None) for n in numbers])
+        sessions = [one for one in some if isinstance(one, Session)]  # all, as it raises what goes wrong
+        options = SubscribeOptions(qos=1)
+        db.sessions.subscribe([(one, topic_filter(n), options) for one, n in zip(sessions, numbers, strict=True)])
+        opened += sessions
+    return opened
 
 
 def deliver_all(db: ts.Database, expected: int) -> list[tuple[Session, Sequence[Publish | PubRel]]]:
@@ -52,10 +71,3 @@ def deliver_all(db: ts.Database, expected: int) -> list[tuple[Session, Sequence[
 def acknowledge(session: Session, items: Sequence[Publish | PubRel]) -> int:
     """Send the PUBACKs of all items; return how many there were."""
     return session.puback(*[item.packet_id for item in items])
-
-
-def session_figure(
-    data: str, name: str, value: float, unit: str = "", least: float | None = None, most: float | None = None
-) -> Figure:
-    """Return a figure of sessions."""
-    return Figure(data=data, subject="sessions", name=name, value=value, unit=unit, least=least, most=most)
