@@ -60,4 +60,4 @@ def small(small_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset
     from topicstore_benchmarks.harness.dataset import make
     from topicstore_benchmarks.workloads.definition import read
 
-    return make(read(str(small_toml)), None, tmp_path_factory.mktemp("cache"))
+    return make(read(str(small_toml)), tmp_path_factory.mktemp("cache"))

@@ -9,5 +9,5 @@
 ``recommend``   the layout for a user's own messages, by one trial: ``topicstore recommend``
 ``figures``     figures of one thing at a time, with promised bounds: ``topicstore bench figures``
 
-`timing` measures time within one process.
+`timing` measures time within one process; `installed` says what a command lacks.
 """

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
+from topicstore.cli.terminal.exits import DAMAGED, Failure
 
+from .comparing import compare_command
+from .figures.command import figures
+from .installed import REPORT, SPARK, check_installed
 from .timing import progress
 
 if TYPE_CHECKING:
@@ -21,55 +21,6 @@ __all__ = ["bench"]
 
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
-
-_ENGINE, _SPARK, _REPORT = ("rocksdict",), ("pyspark",), ("altair", "jinja2", "vl_convert")
-"""Modules that figures need, a run, and its report."""
-
-
-_ELSEWHERE = {
-    "compare": "topicstore_benchmarks.comparing:compare_command",
-    "figures": "topicstore_benchmarks.figures.command:main",
-}
-"""Commands of other modules, each loaded when it is used."""
-
-
-class _Bench(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands, those of other modules last."""
-        return [*self.commands, *_ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; where what it needs is not installed, one that says so, as the list of commands does."""
-        if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = _ELSEWHERE[cmd_name].partition(":")
-        try:
-            _check_installed(_ENGINE if cmd_name == "figures" else ())
-            command: click.Command = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as missing:
-            return _unusable(cmd_name, _not_installed(str(missing.name)))
-        except Failure as reason:
-            return _unusable(cmd_name, reason)
-        return command
-
-
-def _not_installed(*modules: str) -> Failure:
-    return Failure(f'this needs {", ".join(modules)}: pip install "topicstore[bench]"', USAGE)
-
-
-def _check_installed(modules: Iterable[str]) -> None:
-    """Raise `Failure` if modules are missing, before anything is measured or written."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise _not_installed(*missing)
-
-
-def _unusable(name: str, reason: Failure) -> click.Command:
-    def fail(**_: object) -> None:
-        raise reason
-
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    return click.Command(name, callback=fail, help=reason.message, context_settings=anything)
 
 
 def _named(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -87,9 +38,13 @@ def _contender_names(ctx: click.Context, param: click.Parameter, incomplete: str
     return [name for name in catalogue() if name.startswith(incomplete)]
 
 
-@click.group(cls=_Bench)
+@click.group()
 def bench() -> None:
     """Measure topicstore beside what else keeps messages."""
+
+
+bench.add_command(compare_command)
+bench.add_command(figures)
 
 
 @bench.command()
@@ -138,7 +93,7 @@ def run(ctx: click.Context, /, directory: Path, *, spark_master: str | None, **a
     Without options, it continues the run in DIRECTORY. The exit code is 1 if anything failed, such as a replay
     that returned other messages than were stored.
     """
-    _check_installed((*_SPARK, *_REPORT))
+    check_installed(*SPARK, *REPORT)
     from .harness.choosing import RunOptions, new_run
     from .harness.drive import begin, drive
 
@@ -191,7 +146,7 @@ def _report(directory: Path) -> None:
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def report(directory: Path) -> None:
     """Write the report of the run in DIRECTORY again, from the trials measured so far."""
-    _check_installed(_REPORT)
+    check_installed(*REPORT)
     from .harness.plan import Run
 
     if Run.load(directory) is None:

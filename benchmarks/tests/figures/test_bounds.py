@@ -15,9 +15,8 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.figures import layouts, limits
-from topicstore_benchmarks.figures.bounds import Bound, section_of
+from topicstore_benchmarks.figures.bounds import Bound, measure, section_of
 from topicstore_benchmarks.figures.figure import Figure
-from topicstore_benchmarks.harness.serial import measure
 from topicstore_benchmarks.report.run import Run, load
 from topicstore_benchmarks.results import SCHEMA, UNITS
 from topicstore_conformance.conditions.skipping import need_data
@@ -147,7 +146,7 @@ def test_who_fails_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("workload", limits.WORKLOADS)
 def test_messages_of_the_limits(workload: str) -> None:
     """Payloads are of about one size, and there are as many topics as the name says."""
-    (made,) = (one.definition.make(2_000) for one in limits.plan(workload, 2_000, 1).workloads)
+    (made,) = (one.make() for one in limits.plan(workload, 2_000, 1).workloads)
     table = pa.Table.from_batches([made.part(number) for number in range(made.parts)])
     sizes = set(map(len, table["payload"].to_pylist()))
     assert sizes <= set(range(120, 137))

@@ -28,7 +28,7 @@ def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(program.main, list(arguments), catch_exceptions=False)
+    return CliRunner().invoke(program.figures, list(arguments), catch_exceptions=False)
 
 
 def test_limits_prints_tables() -> None:
@@ -69,11 +69,11 @@ def test_what_is_absent_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_without_a_name_all_sections_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """One behind the other."""
     ran: list[str] = []
-    for name, command in program.main.commands.items():
+    for name, command in program.figures.commands.items():
         monkeypatch.setattr(command, "callback", lambda name=name, **_: ran.append(name) or [])
         monkeypatch.setattr(command, "params", [])
     assert "0 of 0 figures are as they should be" in run().stdout
-    assert list(program.main.commands) == ran
+    assert list(program.figures.commands) == ran
 
 
 def test_the_command_refuses_what_it_does_not_know() -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from topicstore_benchmarks.harness.dataset import Dataset, make
+from topicstore_benchmarks.harness.dataset import Dataset, ExpectedReplay, make
 from topicstore_benchmarks.harness.drive import spark_tasks
-from topicstore_benchmarks.harness.expected import ExpectedReplay
 from topicstore_benchmarks.workloads.definition import Definition, from_parquet, read
 from topicstore_benchmarks.workloads.workload import WorkloadError
 from topicstore_conformance.oracle.model import match
@@ -23,7 +22,7 @@ def test_expected_replays_are_those_of_a_plain_walk(
     spark: SparkSession, small: Dataset, small_toml: Path, tmp_path: Path
 ) -> None:
     """For every request: which messages match, from when; and they are the same wherever tasks run."""
-    elsewhere, small = small, make(read(str(small_toml)), None, tmp_path, spark_tasks(spark))
+    elsewhere, small = small, make(read(str(small_toml)), tmp_path, spark_tasks(spark))
     assert elsewhere.about == small.about
     messages = [message for chunk in small.chunks() for message in chunk]
     assert (3_000, small.about.messages) == (len(messages), len(messages))
@@ -42,11 +41,11 @@ def test_expected_replays_are_those_of_a_plain_walk(
 def test_it_is_made_once(small_toml: Path, tmp_path: Path) -> None:
     """Fewer messages are others; the directory has a name of its own, and nothing else is left."""
     definition = read(str(small_toml))
-    one = make(definition, 1_000, tmp_path)
+    one = make(definition.limited(1_000), tmp_path)
     before = (one.directory / "about.json").stat().st_mtime_ns
-    assert one == make(definition, 1_000, tmp_path)
+    assert one == make(definition.limited(1_000), tmp_path)
     assert before == (one.directory / "about.json").stat().st_mtime_ns
-    other = make(definition, 2_000, tmp_path)
+    other = make(definition.limited(2_000), tmp_path)
     assert {one.directory, other.directory} == set(tmp_path.iterdir())
 
 
@@ -72,7 +71,7 @@ def own(path: Path, times: list[int], topic: str = "a") -> Definition:
 def test_messages_that_can_not_be_measured(times: list[int], topic: str, says: str, tmp_path: Path) -> None:
     """Are refused with the reason, and leave nothing."""
     with pytest.raises(WorkloadError, match=rf"own\.parquet: .*{says}"):
-        make(own(tmp_path, times, topic), None, tmp_path / "cache")
+        make(own(tmp_path, times, topic), tmp_path / "cache")
     assert [] == list((tmp_path / "cache").iterdir())
 
 
@@ -81,4 +80,4 @@ def test_a_request_that_finds_nothing_is_refused(tmp_path: Path) -> None:
     definition = own(tmp_path, [1, 2])
     asking = from_parquet(Path(definition.source), {"wildcard": ["b/+"]})
     with pytest.raises(WorkloadError, match="no message matches 'b/\\+'"):
-        make(asking, None, tmp_path / "cache")
+        make(asking, tmp_path / "cache")

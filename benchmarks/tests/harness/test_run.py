@@ -23,7 +23,7 @@ from topicstore.storage.directory_lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness.choosing import RunOptions, new_run
 from topicstore_benchmarks.harness.drive import begin, share
-from topicstore_benchmarks.harness.plan import Plan, Run, Settings, Trial, WorkloadPlan
+from topicstore_benchmarks.harness.plan import Plan, Run, Settings, Trial
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
 from topicstore_conformance.faults.threads import PATIENCE
@@ -127,17 +127,9 @@ def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
 
 def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
     """Write a run of a contender that is at fault, and one that can't do what is asked for."""
-    definition = read(str(small_toml))
-    workload = WorkloadPlan(
-        name="small",
-        source=definition.source,
-        values=definition.values,
-        messages=1_500,
-        summary=definition.make(1_500).summary,
-    )
     faulty = ContenderSpec(name="faulty", kind="peer", target=f"faulty_contenders:{contender}")
     plan = Plan(
-        workloads=(workload,),
+        workloads=(read(str(small_toml)).limited(1_500),),
         durabilities=("sync",),
         contenders=(faulty, catalogue()["parquet"]),
         repetitions=1,
@@ -191,19 +183,16 @@ def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--contender", "oracle"], "there is no contender 'oracle'; there are: duckdb-block, "),
         (["--request", "wildcard=#"], "requests go with messages of your own"),
         (["--data", __file__, "--request", "#"], "'#' is not NAME=FILTER"),
         (["--data", __file__, "--request", "store=#"], "'requests' has 'store', which is a phase of its own"),
         (["--data", __file__, "--request", "mine=a/#/b"], "filter 'a/#/b': '#' must be alone in the last level"),
         (["--workload", "nope"], "'nope' is neither a workload nor a TOML file"),
-        (["--contender", "rocksdb-*", "--contender", "mars-*"], "there is no contender 'mars-*'; there are: "),
+        (["--contender", "rocksdb-*", "--contender", "mars-*"], "there is no contender 'mars-*'; there are: duckdb-"),
         (["--set", "speed=9"], "there is no setting 'speed'; there are: batch, budget, "),
         (["--set", "batch=0"], "settings: Expected `int` >= 1 - at `$.batch`"),
         (["--set", "mixed_seconds=-1"], "settings: Expected `float` >= 0.0 - at `$.mixed_seconds`"),
-        (["--set", "budget=nan"], "settings: Expected `float` "),
         (["--set", "budget=inf"], "settings: Expected `float` "),
-        (["--set", "batch=many"], "settings: Expected `int`, got `str` - at `$.batch`"),
         (
             ["--workload", "fleet", "--contender", "parquet", "--durability", "sync"],
             "there is nothing to measure: parquet: it has no durability 'sync'",

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from topicstore_benchmarks.report.estimates import paired_ratio, ratio, spread
+from topicstore_benchmarks.report.estimates import paired_ratio, ratio
 
 _ROUNDS = 3_000
 
@@ -84,9 +84,3 @@ def test_values_further_apart_than_floats_reach_leave_everything_open() -> None:
 
     assert (0.0, math.inf) == (found.low, found.high)
     assert not found.clear
-
-
-def test_a_spread_goes_from_the_lowest_to_the_highest() -> None:
-    found = spread([3.0, 1.0, 2.0, 10.0])
-
-    assert (2.5, 1.0, 10.0, 4) == (found.median, found.low, found.high, found.repetitions)

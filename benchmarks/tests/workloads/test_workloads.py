@@ -46,7 +46,7 @@ def table(workload: Workload) -> pa.Table:
 
 @pytest.fixture(params=sorted(built_in()))
 def workload(request: pytest.FixtureRequest) -> Workload:
-    made = read(request.param).make(2_000 if request.param == "large-payloads" else MESSAGES)
+    made = read(request.param).limited(2_000 if request.param == "large-payloads" else MESSAGES).make()
     if reason := made.why_missing():
         pytest.skip(reason)
     return made
@@ -87,12 +87,12 @@ def test_the_digest_names_the_messages() -> None:
     definition = read("fleet")
     other = Definition(name="fleet", source=definition.source, values={**definition.values, "seed": 8})
     digests = {
-        definition.digest(definition.make(1_000)),
-        definition.digest(definition.make(2_000)),
-        other.digest(other.make(1_000)),
+        definition.digest(definition.limited(1_000).make()),
+        definition.digest(definition.limited(2_000).make()),
+        other.digest(other.limited(1_000).make()),
     }
     assert 3 == len(digests)
-    assert definition.digest(definition.make(1_000)) in digests
+    assert definition.digest(definition.limited(1_000).make()) in digests
 
 
 def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_all_devices_report_in_turns() -> None:
 def test_summaries_are_true_of_fewer_messages() -> None:
     """A number of devices above fewer topics than that would be a lie."""
     assert "100,000 vehicles that each report five metrics" in read("fleet").make().summary
-    assert "2,000 vehicles that each report five metrics" in read("fleet").make(40_000).summary
-    assert "20 sensors of 20 applications" in read("lorawan").make(200).summary
+    assert "2,000 vehicles that each report five metrics" in read("fleet").limited(40_000).make().summary
+    assert "20 sensors of 20 applications" in read("lorawan").limited(200).make().summary
     for name in built_in():
-        devices = getattr(read(name).make(1_000).options, "devices", 0)
-        assert not devices or f"{devices:,}" not in read(name).make(1_000).summary or devices <= 1_000
+        devices = getattr(read(name).limited(1_000).make().options, "devices", 0)
+        assert not devices or f"{devices:,}" not in read(name).limited(1_000).make().summary or devices <= 1_000
 
 
 def test_few_messages_are_of_few_devices() -> None:
@@ -268,7 +268,7 @@ def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     """Whatever its row groups are; what it lacks has the values of `Message`."""
     rows = 120_500
     path = own(tmp_path, timestamp=times(rows), topic=[f"a/{n % 7}" for n in range(rows)], payload=[b"x"] * rows)
-    whole = table(from_parquet(path).make(120_001))
+    whole = table(from_parquet(path).limited(120_001).make())
     assert list(range(120_001)) == whole["timestamp"].cast(pa.int64()).to_pylist()
     assert topicstore.SCHEMA == whole.schema
     assert {""} == set(whole["client_id"].to_pylist())

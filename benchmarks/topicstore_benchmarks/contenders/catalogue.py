@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from topicstore.plugins import PluginPair, registry
+from topicstore.plugins import registry
 
 from .contender import Contender, Durability
 
@@ -23,8 +23,7 @@ class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Kind
     target: str
-    """``"module:Class"`` of a `Contender`. A function ``why_missing`` in the module, if there is one, returns why the
-    contender can't take part, or None."""
+    """``"module:Class"`` of a `Contender`."""
     arguments: dict[str, Any] = {}
     """The arguments of the class besides name, path and durability."""
     durabilities: tuple[Durability, ...] = ("commit", "sync")
@@ -43,23 +42,13 @@ class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.missing is not None:
             return self.missing
         absent_modules = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        if absent_modules:
-            return f'needs {", ".join(absent_modules)}: pip install "{self.install}"'
-        try:
-            asked = getattr(self._module(), "why_missing", None)
-        except ImportError as reason:
-            return f"can't be loaded: {reason}"
-        return asked() if asked is not None else None
+        return f'needs {", ".join(absent_modules)}: pip install "{self.install}"' if absent_modules else None
 
     def make(self, path: Path, durability: Durability) -> Contender:
         """Return the contender, not opened."""
-        contender: Contender = getattr(self._module(), self.target.partition(":")[2])(
-            self.name, path, durability=durability, **self.arguments
-        )
-        return contender
-
-    def _module(self) -> Any:
-        return importlib.import_module(self.target.partition(":")[0])
+        module, _, name = self.target.partition(":")
+        target: type[Contender] = getattr(importlib.import_module(module), name)
+        return target(self.name, path, durability=durability, **self.arguments)
 
 
 _HERE = __package__
@@ -69,7 +58,7 @@ _LIMITS = (
         ContenderSpec(
             name=f"raw {backend}",
             kind="limit",
-            target=f"{_HERE}.engine:{backend.capitalize()}Limit",
+            target=f"{_HERE}.limits:{backend.capitalize()}Limit",
             needs=(module,),
             install=f"topicstore[{backend}]",
             backend=backend,
@@ -79,7 +68,7 @@ _LIMITS = (
     ContenderSpec(
         name="parquet",
         kind="limit",
-        target=f"{_HERE}.parquet:ParquetLimit",
+        target=f"{_HERE}.limits:ParquetLimit",
         durabilities=("commit",),  # it writes the file only when it is closed
     ),
 )
@@ -90,22 +79,17 @@ def catalogue() -> dict[str, ContenderSpec]:
 
     The field ``missing`` of a pair says what it lacks.
     """
-    specs = [
-        _of_pair(pair)
+    pairs = (
+        ContenderSpec(
+            name=f"{pair.backend.name}-{pair.layout.name}",
+            kind="topicstore",
+            target=f"{_HERE}.database:DatabaseContender",
+            arguments={"layout": pair.layout.name, "backend": pair.backend.name},
+            backend=pair.backend.name,
+            layout=pair.layout.name,
+            missing=pair.why_absent(),
+        )
         for pair in registry().pairs()
         if "persistent" in pair.backend.capabilities and pair.why_refused() is None
-    ]
-    return {spec.name: spec for spec in (*specs, *_PEERS, *_LIMITS)}
-
-
-def _of_pair(pair: PluginPair) -> ContenderSpec:
-    backend, layout = pair.backend.name, pair.layout.name
-    return ContenderSpec(
-        name=f"{backend}-{layout}",
-        kind="topicstore",
-        target=f"{_HERE}.database:DatabaseContender",
-        arguments={"layout": layout, "backend": backend},
-        backend=backend,
-        layout=layout,
-        missing=pair.why_absent(),
     )
+    return {spec.name: spec for spec in (*pairs, *_PEERS, *_LIMITS)}

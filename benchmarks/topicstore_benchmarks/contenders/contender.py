@@ -1,15 +1,15 @@
-"""The interface of contenders: the few calls by which every message store is measured."""
+"""The interfaces of contenders: the few calls by which every message store is measured, and limits are."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from topicstore import Message
 
-__all__ = ["Contender", "Durability"]
+__all__ = ["Contender", "Durability", "Limit"]
 
 Durability = Literal["commit", "sync"]
 
@@ -64,3 +64,26 @@ class Contender(ABC):
     def settings(self) -> Mapping[str, object]:
         """Return the settings that differ from their defaults."""
         return {}
+
+
+class Limit(Contender):
+    """The speed of an engine or a file without the work that makes it a message store.
+
+    It is stored and read as a whole, in a form that is prepared before the clock starts. Only ``store`` and
+    ``replay all`` are measured. There are no filters, no starts and no order but that of storing; what is read stays in
+    the engine's own form, so no `Message` objects are made. Those of `replay` are for checking that everything was
+    stored, and aren't timed.
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def encode(self, batch: list[Message]) -> Any:
+        """Return what `store` takes in place of a batch. Not timed."""
+
+    def finish(self) -> None:
+        """Write messages that are held back. Timed, once, after the last batch."""
+
+    @abstractmethod
+    def scan(self) -> int:
+        """Read everything; return the number of messages. This call is timed."""

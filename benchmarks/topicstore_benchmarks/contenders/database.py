@@ -16,37 +16,19 @@ __all__ = ["DatabaseContender"]
 
 _ENGINES = {"rocksdb": "rocksdict", "leveldb": "plyvel", "duckdb": "duckdb"}
 """The distribution that contains the engine, by backend."""
+_SETTINGS: dict[str, Any] = {"timestamps": "message", "auto_compact": False}
 
 
 class DatabaseContender(Contender):
     """A layout on a backend, with the defaults of both. Only `compact` merges."""
 
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        layout: str,
-        durability: Durability = "commit",
-        *,
-        backend: str = "rocksdb",
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, path: Path, durability: Durability = "commit", **options: Any) -> None:
         super().__init__(name, path, durability)
-        self._layout = layout
-        self._backend = backend
-        self._options = dict(options or {})
+        self._options = options
 
     def open(self) -> None:
         """Open the database, with positions that follow the messages' own times."""
-        self._db = topicstore.open(
-            self.path,
-            backend=self._backend,
-            layout=self._layout,
-            durability=self.durability,
-            timestamps="message",
-            auto_compact=False,
-            **self._options,
-        )
+        self._db = topicstore.open(self.path, durability=self.durability, **_SETTINGS, **self._options)
 
     def store(self, batch: list[Message]) -> None:
         """Store a batch, which is in the engine's log when this returns."""
@@ -66,9 +48,9 @@ class DatabaseContender(Contender):
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of topicstore and of the engine's Python module."""
-        engine = _ENGINES.get(self._backend)
+        engine = _ENGINES.get(self._options["backend"])
         return {"topicstore": topicstore.__version__} | ({engine: version(engine)} if engine else {})
 
     def settings(self) -> Mapping[str, object]:
-        """Return the arguments with which the database is opened."""
-        return {"timestamps": "message", "auto_compact": False, **self._options}
+        """Return the arguments with which the database is opened, besides the pair."""
+        return _SETTINGS | {name: value for name, value in self._options.items() if name not in ("backend", "layout")}

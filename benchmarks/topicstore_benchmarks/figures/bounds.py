@@ -1,22 +1,32 @@
-"""What contenders are held to in trials: a value by itself, or as a ratio within each trial."""
+"""Figures of trials, which are measured one after the other, without Spark, and what contenders are held to in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
-from topicstore_benchmarks.report.estimates import paired_ratio, spread
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
+from topicstore_benchmarks.contenders.contender import Durability
+from topicstore_benchmarks.harness.dataset import make
+from topicstore_benchmarks.harness.plan import Plan, Settings
+from topicstore_benchmarks.harness.trial import run_trial
+from topicstore_benchmarks.report.estimates import paired_ratio
 from topicstore_benchmarks.report.quantities import bare
-from topicstore_benchmarks.report.run import Run
+from topicstore_benchmarks.report.run import Run, load
 from topicstore_benchmarks.report.verdict import Question, by_question
 from topicstore_benchmarks.results import UNITS, compacted
+from topicstore_benchmarks.timing import Progress
+from topicstore_benchmarks.workloads.definition import Definition
 
 from .figure import Cell, Figure, Section, Sheet
 
-__all__ = ["Bound", "section_of"]
+__all__ = ["Bound", "measure", "plan_of", "section_of"]
 
-_DURABILITY = "commit"
+_DURABILITY: Durability = "commit"
 _COMPACTED = compacted("")
 
 
@@ -58,7 +68,7 @@ class Bound:
         if not mine:
             return None
         if not (self.other or self.other_phase):
-            return spread(list(mine.values())).median * self.scale
+            return statistics.median(mine.values()) * self.scale
         found = paired_ratio(mine, self._values(run, self.other or subject, self.other_phase or self.phase))
         return None if found is None else found.median
 
@@ -68,6 +78,35 @@ class Bound:
         return run.of(self.workload, _DURABILITY, contender, phase if contender == subject else again, self.metric)
 
 
+def plan_of(workload: Definition, messages: int, repetitions: int, takes_part: Callable[[ContenderSpec], bool]) -> Plan:
+    """Return what is measured with a workload: the contenders that take part in it, and can here."""
+    specs = filter(takes_part, catalogue().values())
+    return Plan(
+        workloads=(workload.limited(messages),),
+        durabilities=(_DURABILITY,),
+        contenders=tuple(spec for spec in specs if spec.why_missing() is None),
+        repetitions=repetitions,
+        settings=Settings(mixed_seconds=0),
+    )
+
+
+def measure(plan: Plan, progress: Progress) -> Run:
+    """Make the messages of all workloads, measure every trial, and return the results; nothing else stays.
+
+    Raises `WorkloadError`, and `AssertionError` if a contender failed in any phase.
+    """
+    with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as name:
+        directory, data = Path(name), {}
+        for workload in plan.workloads:
+            progress(f"{workload.name}: messages")
+            data[workload.name] = make(workload, directory / "workloads").directory
+        for trial in plan.trials():
+            failed = run_trial(trial, plan, data[trial.workload], directory, progress).failed
+            if failed:
+                raise AssertionError("; ".join(failed))
+        return load(directory)
+
+
 def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
     """Return the medians of a run's trials and its bounds, as figures and as tables."""
     measured = [
@@ -75,7 +114,7 @@ def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
             data=workload,
             subject=one.label,
             name=question.name.lower(),
-            value=one.spread.median,
+            value=one.median,
             unit=UNITS[question.metric],
         )
         for workload in run.workloads
@@ -95,9 +134,9 @@ def _overview(run: Run, workload: str) -> Sheet:
     columns: dict[str, None] = {}
     rows = []
     for question, found in by_question(run, workload, _DURABILITY):
-        ours = [one.spread.median for one in found.values() if one.contender.kind == "topicstore"]
+        ours = [one.median for one in found.values() if one.contender.kind == "topicstore"]
         best = None if len(ours) < 2 else max(ours) if question.more_is_better else min(ours)
-        values = {label: _cell(question, one.spread.median, best) for label, one in found.items()}
+        values = {label: _cell(question, one.median, best) for label, one in found.items()}
         if values:
             columns |= dict.fromkeys(values)
             rows.append((f"{question.name}, {UNITS[question.metric]}", values))

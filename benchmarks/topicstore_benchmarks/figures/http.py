@@ -40,7 +40,7 @@ def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         path = Path(directory) / "db"
         with topicstore.open(path, backend="rocksdb", layout="block", timestamps="message", late="lift") as db:
-            fleet = read("fleet").make(messages)
+            fleet = read("fleet").limited(messages).make()
             for number in range(fleet.parts):
                 db.store(fleet.part(number))
             db.compact()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from topicstore_benchmarks.contenders.catalogue import catalogue
-from topicstore_benchmarks.harness.plan import Plan, Settings, WorkloadPlan
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec
+from topicstore_benchmarks.harness.plan import Plan
 from topicstore_benchmarks.results import DEVICE, LATE_START, REPLAY_ALL, STORE, WILDCARD, compacted
 from topicstore_benchmarks.workloads.definition import read
 
-from .bounds import Bound
+from .bounds import Bound, plan_of
 
 __all__ = ["BOUNDS", "WORKLOADS", "plan"]
 
@@ -71,19 +71,12 @@ BOUNDS = (
 
 
 def plan(workload: str, messages: int, repetitions: int) -> Plan:
-    """Return what is measured with one of `WORKLOADS`: RocksDB's contenders and SQLite that can take part here.
+    """Return what is measured with one of `WORKLOADS`: RocksDB's contenders and SQLite.
 
     `reference`, which reads everything for every filter, takes no part in the larger one.
     """
-    found = [
-        spec
-        for spec in catalogue().values()
-        if (spec.backend == "rocksdb" or spec.name == _SQLITE) and (workload, spec.name) != ("fleet", _REFERENCE)
-    ]
-    return Plan(
-        workloads=(WorkloadPlan.of(read(workload), messages),),
-        durabilities=("commit",),
-        contenders=tuple(spec for spec in found if spec.why_missing() is None),
-        repetitions=repetitions,
-        settings=Settings(mixed_seconds=0),
-    )
+
+    def takes_part(spec: ContenderSpec) -> bool:
+        return (spec.backend == "rocksdb" or spec.name == _SQLITE) and (workload, spec.name) != ("fleet", _REFERENCE)
+
+    return plan_of(read(workload), messages, repetitions, takes_part)

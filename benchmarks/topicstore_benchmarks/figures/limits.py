@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from topicstore_benchmarks.contenders.catalogue import catalogue
-from topicstore_benchmarks.harness.plan import Plan, Settings, WorkloadPlan
+from topicstore_benchmarks.harness.plan import Plan
 from topicstore_benchmarks.results import REPLAY_ALL, STORE
 from topicstore_benchmarks.workloads.definition import Definition
 
-from .bounds import Bound
+from .bounds import Bound, plan_of
 
 __all__ = ["BOUNDS", "WORKLOADS", "plan"]
 
@@ -65,14 +64,13 @@ BOUNDS = tuple(_bounds())
 
 
 def plan(workload: str, messages: int, repetitions: int) -> Plan:
-    """Return what is measured with one of `WORKLOADS`: `block` and the bare engines that can take part here."""
-    found = [spec for spec in catalogue().values() if spec.backend in ("rocksdb", "leveldb")]
-    return Plan(
-        workloads=(WorkloadPlan.of(_definition(workload, messages), messages),),
-        durabilities=("commit",),
-        contenders=tuple(spec for spec in found if spec.layout in (None, "block") and spec.why_missing() is None),
-        repetitions=repetitions,
-        settings=Settings(mixed_seconds=0),
+    """Return what is measured with one of `WORKLOADS`: `block` and the bare engines."""
+    engines, layouts = ("rocksdb", "leveldb"), (None, "block")
+    return plan_of(
+        _definition(workload, messages),
+        messages,
+        repetitions,
+        lambda spec: spec.backend in engines and spec.layout in layouts,
     )
 
 

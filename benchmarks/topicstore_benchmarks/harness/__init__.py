@@ -2,12 +2,10 @@
 
 ``choosing``   from the requested options to a plan
 ``plan``       what is to be measured; ``run.json``
-``dataset``    the messages of a workload as Parquet, and the expected replays of its requests
-``expected``   the messages that replays must return, and checks of replays
+``dataset``    the messages of a workload as Parquet, the expected replays of its requests, and checks of replays
 ``phases``     the measurements of a worker
 ``worker``     the process in which one contender is measured
 ``trial``      the workers of a workload, a durability and a repetition, taking turns phase by phase
 ``drive``      a whole run, by Spark
-``serial``     the trials of a plan without Spark, for figures
 ``hardware``   the machine and versions of a measurement
 """

@@ -17,7 +17,7 @@ from topicstore_benchmarks.contenders.contender import Durability
 from topicstore_benchmarks.workloads.definition import Definition, built_in, from_parquet, read
 
 from .hardware import machine, versions
-from .plan import Plan, Run, Settings, WorkloadPlan
+from .plan import Plan, Run, Settings
 
 __all__ = ["ChoiceError", "RunOptions", "new_run"]
 
@@ -104,7 +104,7 @@ def _plan(asked: RunOptions, definitions: Iterable[Definition], contenders: Iter
     quick = asked.quick
     messages = asked.messages or (_QUICK_MESSAGES if quick else _FULL_MESSAGES)
     return Plan(
-        workloads=tuple(WorkloadPlan.of(one, messages) for one in definitions),
+        workloads=tuple(one.limited(messages) for one in definitions),
         durabilities=asked.durabilities or (("commit",) if quick else ("commit", "sync")),
         contenders=tuple(contenders),
         repetitions=asked.repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS),

@@ -1,4 +1,4 @@
-"""The messages of a workload, made once, and the expected replays of its requests.
+"""The messages of a workload, made once, the expected replays of its requests, and checks of replays against these.
 
 ::
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,7 @@ from topicstore_benchmarks.results import LATE_START, REPLAY_ALL
 from topicstore_benchmarks.workloads.definition import Definition
 from topicstore_benchmarks.workloads.workload import Workload, WorkloadError
 
-from .expected import ExpectedReplay
-
-__all__ = ["About", "Dataset", "Tasks", "make", "write"]
+__all__ = ["About", "Dataset", "ExpectedReplay", "Tasks", "WrongReplayError", "make", "write"]
 
 Tasks = Callable[[Callable[[int], Any], Sequence[int]], Sequence[Any]]
 """Runs a function over numbers, as `map` does, wherever; returns the results in order."""
@@ -43,6 +41,46 @@ Tasks = Callable[[Callable[[int], Any], Sequence[int]], Sequence[Any]]
 _ABOUT, _TOPICS = "about.json", "topics.parquet"
 _LATE = 0.99
 """The fraction of all messages that come before a late start."""
+
+
+class WrongReplayError(Exception):
+    """A replay returned other messages than were stored, or in another order. Its time doesn't count."""
+
+
+class ExpectedReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages that one replay must return."""
+
+    topic_filter: str
+    start: int
+    messages: int
+    topics: int
+    digest: int
+
+    @classmethod
+    def of(cls, digests: TopicDigests, topic_filter: str = "#", start: int = 0) -> ExpectedReplay:
+        """Return the expected replay of messages that all match a request."""
+        return cls(
+            topic_filter=topic_filter,
+            start=start,
+            messages=digests.messages,
+            topics=len(digests.counts),
+            digest=digests.digest(),
+        )
+
+    def check_count(self, messages: int) -> None:
+        """Raise `WrongReplayError` unless the number of messages is right."""
+        if messages != self.messages:
+            what = f"{self.topic_filter!r} from {self.start}"
+            raise WrongReplayError(f"a replay of {what} gave {messages:,} of {self.messages:,} messages")
+
+    def check(self, replay: Iterable[Message]) -> None:
+        """Raise `WrongReplayError` unless a replay returns every message, unchanged, with each topic's in order."""
+        given = TopicDigests()
+        given.add(replay)
+        self.check_count(given.messages)
+        if (len(given.counts), given.digest()) != (self.topics, self.digest):
+            what = f"{self.topic_filter!r} from {self.start}"
+            raise WrongReplayError(f"a replay of {what} gave messages that were changed, or in another order")
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,19 +129,19 @@ def _here(work: Callable[[int], Any], items: Sequence[int]) -> Sequence[Any]:
     return list(map(work, items))
 
 
-def make(definition: Definition, messages: int | None, cache: Path, tasks: Tasks = _here) -> Dataset:
-    """Return the messages of a workload, at most ``messages``. They are made if they aren't in ``cache`` yet.
+def make(definition: Definition, cache: Path, tasks: Tasks = _here) -> Dataset:
+    """Return the messages of a workload. They are made if they aren't in ``cache`` yet.
 
     Raises `WorkloadError` if messages are not what they should be, or a request matches none.
     """
-    workload = definition.make(messages)
+    workload = definition.make()
     directory = cache.absolute() / f"{definition.name}-{definition.digest(workload)}"
     if not directory.exists():
         making = directory.with_name(f".{directory.name}")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(parents=True)
         try:
-            times = tasks(lambda number: _make_part(definition, messages, number, making), range(workload.parts))
+            times = tasks(lambda number: _make_part(definition, number, making), range(workload.parts))
             _check_order(definition, times)
             about = _describe(making, definition.name, workload, np.concatenate(times))
             for one in chain.from_iterable(about.expected.values()):
@@ -137,9 +175,9 @@ def _check_order(definition: Definition, times: Sequence[Any]) -> None:
             raise WorkloadError(f"{definition.source}: part {number} begins before the end of the one before it")
 
 
-def _make_part(definition: Definition, messages: int | None, number: int, making: Path) -> Any:
+def _make_part(definition: Definition, number: int, making: Path) -> Any:
     """Write a part; return its times."""
-    batch = definition.make(messages).part(number)
+    batch = definition.make().part(number)
     times = batch.column("timestamp").cast(pa.int64()).to_numpy()
     falls = np.flatnonzero(np.diff(times) < 0)
     if len(falls):

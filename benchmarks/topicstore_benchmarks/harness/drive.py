@@ -89,9 +89,7 @@ def _measure(directory: Path, run: Run, missing: list[Trial], master: str | None
     with _spark(master) as spark:
         for workload in run.plan.workloads:
             progress(f"{workload.name}: messages")
-            data[workload.name] = make(
-                workload.definition, workload.messages, directory / WORKLOADS, spark_tasks(spark)
-            )
+            data[workload.name] = make(workload, directory / WORKLOADS, spark_tasks(spark))
         cores = spark.conf.get("spark.executor.cores", None) or spark.sparkContext.defaultParallelism
     _write_skipped(directory, run, data)
     places = {name: one.directory for name, one in data.items()}

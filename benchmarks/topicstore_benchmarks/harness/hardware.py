@@ -6,7 +6,8 @@ import contextlib
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,8 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that all workers share."""
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    """Return the versions of the packages that all workers share, without Spark where it isn't installed."""
+    return {name: version(name) for name in _PACKAGES if find_spec(name)}
 
 
 def resident(process: int) -> int:

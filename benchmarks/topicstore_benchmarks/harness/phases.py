@@ -20,7 +20,8 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from typing import Any
 
@@ -29,13 +30,11 @@ import msgspec
 import numpy as np
 from topicstore import Message
 
-from topicstore_benchmarks.contenders.contender import Contender
-from topicstore_benchmarks.contenders.limit import Limit
+from topicstore_benchmarks.contenders.contender import Contender, Limit
 from topicstore_benchmarks.results import DEVICE, LATE_START, REPLAY_ALL, STORE, compacted
 from topicstore_benchmarks.timing import consume, timed
 
-from .dataset import Dataset
-from .expected import ExpectedReplay
+from .dataset import Dataset, ExpectedReplay
 from .plan import Settings
 
 __all__ = ["PhaseResult", "Phases", "Skipped"]
@@ -135,15 +134,20 @@ class Phases:
             expected.check(self._replay(expected))
         run = self._scan if isinstance(self._contender, Limit) else self._read
         firsts: list[float] = []
-        taken: list[float] = []
-        while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
-            gc.collect()
-            taken.append(sum(run(expected, firsts) for expected in requests))
-        seconds, messages = statistics.median(taken), sum(expected.messages for expected in requests)
+        seconds = self._median(lambda: sum(run(expected, firsts) for expected in requests))
+        messages = sum(expected.messages for expected in requests)
         values = {"seconds": seconds, "messages_per_second": messages / seconds}
         if firsts:
             values["first_message_ms"] = statistics.median(firsts) * 1_000
         return PhaseResult(values, messages)
+
+    def _median(self, work: Callable[[], float]) -> float:
+        """Return the median of the seconds that ``work`` returns, called as often as settings say."""
+        taken: list[float] = []
+        while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
+            gc.collect()
+            taken.append(work())
+        return statistics.median(taken)
 
     def _replay(self, expected: ExpectedReplay) -> Iterator[Message]:
         return iter(self._contender.replay(expected.topic_filter, expected.start))
@@ -169,16 +173,18 @@ class Phases:
     def _reopen(self) -> PhaseResult:
         self._need("start")
         (late,) = self._data.about.expected[LATE_START]
-        taken: list[float] = []
-        while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
+
+        def reopen() -> float:
             self._contender.close()
             started = time.perf_counter()
             self._contender.open()
             replay = self._replay(late)
             count = consume(islice(replay, 1))
-            taken.append(time.perf_counter() - started)
+            taken = time.perf_counter() - started
             late.check_count(count + consume(replay))
-        return PhaseResult({"seconds": statistics.median(taken)}, 1)
+            return taken
+
+        return PhaseResult({"seconds": self._median(reopen)}, 1)
 
     def _compact(self) -> PhaseResult:
         started = time.perf_counter()
@@ -198,20 +204,34 @@ class Phases:
         devices = self._data.about.expected[DEVICE]
         self._contender.prepare([expected.topic_filter for expected in devices])
         planned = self._new_batches(int(self._settings.mixed_seconds * self._settings.mixed_rate))
-        reader = _Reader(self._contender, devices)
         gc.collect()
-        reader.start()
-        started = time.perf_counter()
-        try:
-            latencies = self._store_when_due(planned, started)
-        finally:
-            reader.end()
-        seconds = time.perf_counter() - started
+        ending = threading.Event()
+        with ThreadPoolExecutor(1, "reader") as threads:
+            reading = threads.submit(self._read_until, ending, devices)
+            started = time.perf_counter()
+            try:
+                latencies = self._store_when_due(planned, started)
+            finally:
+                ending.set()
+                read_latencies = reading.result()
+            seconds = time.perf_counter() - started
         done = planned[: len(latencies)]
         self._check_all(done)
         messages = sum(map(len, done))
         values = {"seconds": seconds, "messages_per_second": messages / seconds}
-        return PhaseResult(values | _latencies("store", latencies) | _latencies("read", reader.latencies), messages)
+        return PhaseResult(values | _latencies("store", latencies) | _latencies("read", read_latencies), messages)
+
+    def _read_until(self, ending: threading.Event, devices: Sequence[ExpectedReplay]) -> list[float]:
+        """Replay one device after the other; return the seconds that each replay took."""
+        latencies = []
+        for expected in cycle(devices):
+            started = time.perf_counter()
+            count = consume(self._replay(expected))
+            latencies.append(time.perf_counter() - started)
+            expected.check_count(min(count, expected.messages))  # new messages may be among them
+            if ending.is_set():
+                break
+        return latencies
 
     def _new_batches(self, count: int) -> list[list[Message]]:
         """Return copies of the last messages with new times, one microsecond apart."""
@@ -251,41 +271,6 @@ def _stored(contender: Contender, batches: Iterable[Any]) -> float:
     for batch in batches:
         contender.store(batch)
     return time.perf_counter() - started
-
-
-class _Reader:
-    """A thread that replays one device after the other until `end` is called."""
-
-    def __init__(self, contender: Contender, devices: Sequence[ExpectedReplay]) -> None:
-        self._contender = contender
-        self._devices = devices
-        self._ending = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
-        self.latencies: list[float] = []
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """End after the current replay. Raises what a replay raised."""
-        self._ending.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            for expected in cycle(self._devices):
-                started = time.perf_counter()
-                count = consume(self._contender.replay(expected.topic_filter, expected.start))
-                self.latencies.append(time.perf_counter() - started)
-                expected.check_count(min(count, expected.messages))  # new messages may be among them
-                if self._ending.is_set():
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised where the thread is joined
-            self._error = error
 
 
 def _latencies(what: str, seconds: Sequence[float]) -> dict[str, float]:

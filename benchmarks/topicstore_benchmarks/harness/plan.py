@@ -13,7 +13,7 @@ from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Durability
 from topicstore_benchmarks.workloads.definition import Definition
 
-__all__ = ["Plan", "PlanMismatchError", "Run", "Settings", "Trial", "WorkloadPlan"]
+__all__ = ["Plan", "PlanMismatchError", "Run", "Settings", "Trial"]
 
 
 class PlanMismatchError(InvalidArgumentError):
@@ -43,37 +43,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that all trials may take together; what doesn't fit is left out. None: as long as it takes."""
 
 
-class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload by its definition."""
-
-    name: str
-    source: str
-    values: dict[str, Any]
-    messages: int | None
-    summary: str = ""
-    """One line for people, true of so many messages."""
-
-    @classmethod
-    def of(cls, definition: Definition, messages: int | None) -> WorkloadPlan:
-        """Return the plan of at most so many messages of a workload."""
-        return cls(
-            name=definition.name,
-            source=definition.source,
-            values=definition.values,
-            messages=messages,
-            summary=definition.make(messages).summary,
-        )
-
-    @property
-    def definition(self) -> Definition:
-        """The definition of the workload."""
-        return Definition(name=self.name, source=self.source, values=self.values)
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured."""
 
-    workloads: tuple[WorkloadPlan, ...]
+    workloads: tuple[Definition, ...]
     durabilities: tuple[Durability, ...]
     contenders: tuple[ContenderSpec, ...]
     """The contenders that take part."""

@@ -34,7 +34,7 @@ from topicstore_benchmarks.timing import Progress
 from .dataset import Dataset
 from .hardware import machine
 from .plan import Plan, Trial
-from .worker import WRONG, Command, Reply, WorkerPlan
+from .worker import WRONG, Reply, WorkerPlan
 
 __all__ = ["LEFT_OUT", "SCRATCH", "WRONG", "Outcome", "run_trial", "skipped_row", "write_rows"]
 
@@ -87,13 +87,15 @@ class _WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
-        with contextlib.suppress(BrokenPipeError):
-            self._say(plan)
+        assert self._process.stdin is not None  # noqa: S101 - both are pipes
+        assert self._process.stdout is not None  # noqa: S101
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._say(plan)
 
-    def _say(self, line: msgspec.Struct) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.write(msgspec.json.encode(line) + b"\n")
-        self._process.stdin.flush()
+    def _say(self, line: WorkerPlan | str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended, so there is no answer either
+            self._input.write(msgspec.json.encode(line) + b"\n")
+            self._input.flush()
 
     def ready(self) -> Reply:
         """Wait until it is ready; a failure is one of the first phase."""
@@ -101,8 +103,7 @@ class _WorkerProcess:
 
     def run(self, phase: str) -> Reply:
         """Run a phase."""
-        with contextlib.suppress(BrokenPipeError):  # the worker has ended, so there is no answer either
-            self._say(Command(phase=phase))
+        self._say(phase)
         reply = self._reply(phase)
         self.versions = reply.versions or self.versions
         self.settings = reply.settings or self.settings
@@ -112,8 +113,7 @@ class _WorkerProcess:
 
     def _reply(self, phase: str) -> Reply:
         """Return the answer; if there is none in time, end the process, which failed or came too late for its trial."""
-        output, started = self._process.stdout, time.time()
-        assert output is not None  # noqa: S101 - it is a pipe
+        output, started = self._output, time.time()
         left = math.inf if phase == WORKER else self._deadline - time.monotonic()
         if _answers(output, max(0.0, min(self._timeout, left))):
             line = output.readline()
@@ -144,18 +144,16 @@ class _WorkerProcess:
 
     def close(self) -> None:
         """Let it close its contender and end."""
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._input.close()
 
     def end(self) -> None:
         """Wait for the end of the process, and kill it if it takes too long."""
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         try:
             self._process.wait(_ENDING)
         except subprocess.TimeoutExpired:
             self._kill()
-        self._process.stdout.close()
+        self._output.close()
 
 
 def _answers(output: IO[bytes], seconds: float) -> bool:
@@ -221,18 +219,15 @@ def _take_turns(
             yield worker, reply
         else:
             able.append(worker)
-    for number, phase in enumerate(order):
-        replies = []
+    for number, phase in enumerate(order if able else ()):
+        replies = [(worker, _left_out(phase)) for worker in able]
         if time.monotonic() < deadline:
             progress(phase)
             replies = [(worker, worker.run(phase)) for worker in able]
-        if not replies or any(reply.reason == LEFT_OUT for _, reply in replies):
+        if any(reply.reason == LEFT_OUT for _, reply in replies):
             # A contender that came to its turn would else win a phase that the others had no time for.
-            failed = [(worker, reply) for worker, reply in replies if reply.status == "failed"]
-            yield from failed
-            told = [worker for worker, _ in failed]
-            for name in order[number:]:
-                yield from ((worker, _left_out(name)) for worker in able if name != phase or worker not in told)
+            yield from ((one, reply if reply.status == "failed" else _left_out(phase)) for one, reply in replies)
+            yield from ((worker, _left_out(name)) for name in order[number + 1 :] for worker in able)
             return
         yield from replies
         able = [worker for worker in able if not worker.over]

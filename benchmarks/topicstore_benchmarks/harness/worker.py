@@ -1,9 +1,9 @@
 """A worker: the process in which one contender is measured, with nothing else in it.
 
 ``python -m topicstore_benchmarks.harness.worker`` reads lines of JSON on its standard input, a `WorkerPlan` and then
-one `Command` after the other, and answers each with a line on its standard output: a `Reply`, the first one when
-it is ready for commands. It ends when its input does, or with the process that started it. What a contender
-prints goes to standard error at once, so that it is there however the process ends.
+the names of phases (of `results.phases`, or `WORKER`), and answers each with a line on its standard output: a `Reply`,
+the first one when it is ready for phases. It ends when its input does, or with the process that started it. What a
+contender prints goes to standard error at once, so that it is there however the process ends.
 
 It doesn't restrict cores: engines may use all their threads, because only one worker works at a time.
 Its memory is that of Python with a part of the messages, and of the contender: ``memory_before`` is the former,
@@ -29,13 +29,12 @@ from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Contender, Durability
 from topicstore_benchmarks.results import WORKER
 
-from .dataset import Dataset
-from .expected import WrongReplayError
+from .dataset import Dataset, WrongReplayError
 from .hardware import peak_memory
-from .phases import Phases, Skipped
+from .phases import PhaseResult, Phases, Skipped
 from .plan import Settings
 
-__all__ = ["READY", "WRONG", "Command", "Reply", "WorkerPlan"]
+__all__ = ["READY", "WRONG", "Reply", "WorkerPlan"]
 
 READY = "ready"
 """The phase of the first reply."""
@@ -55,12 +54,6 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     """The directory of the messages."""
     settings: Settings
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase, one of `results.phases`, or `WORKER`."""
-
-    phase: str
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +84,10 @@ class _Worker:
         started = time.time()
         try:
             if phase == WORKER:
-                values, messages = self._memory(), 0
+                values = {"peak_memory": float(peak_memory()), "memory_before": float(self._memory_before)}
+                measured = PhaseResult(values, 0)
             else:
                 measured = self._phases.run(phase)
-                values, messages = measured.values, measured.messages
         except Skipped as why:
             return Reply(phase=phase, status="skipped", reason=str(why), started=started)
         except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
@@ -105,15 +98,12 @@ class _Worker:
         return Reply(
             phase=phase,
             status="ok",
-            values=values,
-            messages=messages,
+            values=measured.values,
+            messages=measured.messages,
             started=started,
             versions=dict(self._contender.versions()),
             settings=dict(self._contender.settings()),
         )
-
-    def _memory(self) -> dict[str, float]:
-        return {"peak_memory": peak_memory(), "memory_before": self._memory_before}
 
     def close(self) -> None:
         """Close the contender."""
@@ -144,7 +134,7 @@ def main() -> None:
     worker = _Worker(plan)
     _answer(replies, Reply(phase=READY, status="ok", started=time.time()))
     for line in sys.stdin.buffer:
-        _answer(replies, worker.run(msgspec.json.decode(line, type=Command).phase))
+        _answer(replies, worker.run(msgspec.json.decode(line, type=str)))
     worker.close()
     shutil.rmtree(plan.path, ignore_errors=True)
 

@@ -155,19 +155,20 @@ def compare(
         name: Question(topic_filter=text, weight=weights[text]) for name, (text,) in sample.requests().items()
     }
     questions[LATE_START] = Question(topic_filter="#", start=data.about.expected[LATE_START][0].start)
-    found = _Figures(_measure(specs, data, directory, progress), data, questions, empty)
-    figures = sorted(map(found.of, layouts), key=lambda one: one.total_seconds)
+    run = _measure(specs, data, directory, progress)
+    found = [_figures(layout, run, data, questions, empty[layout]) for layout in layouts]
+    figures = sorted(found, key=lambda one: one.total_seconds)
     recommended, reason = choose([one for one in figures if one.layout != ORACLE])
     return Comparison(
         backend=backend,
         messages=data.about.messages,
         topics=data.about.topics,
-        questions=list(found.questions.values()),
+        questions=list(questions.values()),
         layouts=figures,
         left_out=left_out,
         recommended=recommended.layout,
         reason=reason,
-        caveats=list(_caveats(recommended, list(found.questions.values()), reason)),
+        caveats=list(_caveats(recommended, list(questions.values()), reason)),
     )
 
 
@@ -234,15 +235,14 @@ def _contender(backend: str, layout: str, options: Mapping[str, Mapping[str, Any
     if known is None:
         raise UnsupportedError(f"layouts can't be compared on {backend!r}, which keeps nothing when it is closed")
     chosen = {name: dict(options[name]) for name in (backend, layout) if name in options}
-    arguments = {"backend": backend, "layout": layout, "options": {"options": chosen}}
+    arguments = {"backend": backend, "layout": layout, "options": chosen}
     return ContenderSpec(name=layout, kind=known.kind, target=known.target, arguments=arguments)
 
 
 def _empty(spec: ContenderSpec, path: Path) -> tuple[int, float]:
     """Return the bytes of an empty database, and the seconds that a message may stay hidden."""
     path.parent.mkdir(exist_ok=True)
-    arguments = spec.arguments
-    with topicstore.open(path, backend=arguments["backend"], layout=arguments["layout"], **arguments["options"]) as db:
+    with topicstore.open(path, **spec.arguments) as db:
         size: int = db.info().disk_bytes
         db.store([Message("a", b"")])
         return size, max(slab.epoch_seconds for slab in db.explain("#").slabs)
@@ -257,53 +257,40 @@ def _measure(specs: Sequence[ContenderSpec], data: Dataset, directory: Path, pro
     return load(directory)
 
 
-@attrs.frozen
-class _Figures:
-    """Turns the results of the trial into figures."""
+def _figures(
+    layout: str, run: Run, data: Dataset, questions: Mapping[str, Question], empty: tuple[int, float]
+) -> LayoutFigures:
+    """Return the figures of a layout from the results of the trial; ``questions`` are by request."""
 
-    run: Run
-    data: Dataset
-    questions: Mapping[str, Question]
-    """By request."""
-    empty: Mapping[str, tuple[int, float]]
+    def value(phase: str, metric: str = "seconds") -> float:
+        return next(iter(run.of("sample", "commit", layout, phase, metric).values()), 0.0)  # 0 without such a phase
 
-    def of(self, layout: str) -> LayoutFigures:
-        """Return the figures of a layout."""
-        messages, (empty, delay) = self.data.about.messages, self.empty[layout]
-        compact_seconds = self._value(layout, "compact", "seconds")
-        merged = compact_seconds > 0
-        unmerged = self._replays(layout, lambda request: request)
-        replays = self._replays(layout, compacted) if merged else unmerged
-        store_rate = self._value(layout, STORE, "messages_per_second")
-        on_disk = self._value(layout, "compact" if merged else STORE, "disk_bytes")
-        bytes_per_message = max(on_disk - empty, 0.0) / messages
-        return LayoutFigures(
-            layout=layout,
-            store_rate=store_rate,
-            compact_seconds=compact_seconds,
-            merged=messages if merged else 0,
-            bytes_per_message=bytes_per_message,
-            delay_seconds=delay,
-            replays=replays,
-            total_seconds=self._total(replays),
-            unmerged_seconds=self._total(unmerged) if merged else None,
-            cost=(1 / store_rate + compact_seconds / messages) * bytes_per_message,
-        )
+    def replayed(phase: Callable[[str], str]) -> tuple[list[ReplayFigures], float]:
+        """Return the figures of the replays, and their total."""
+        found, total = [], 0.0
+        for request, question in questions.items():
+            seconds, count = value(phase(request)), data.about.expected[request][0].messages
+            found.append(ReplayFigures(messages=count, seconds=seconds, rate=count / seconds))
+            total += question.weight * seconds
+        return found, total
 
-    def _total(self, replays: Sequence[ReplayFigures]) -> float:
-        return sum(one.weight * replay.seconds for one, replay in zip(self.questions.values(), replays, strict=True))
-
-    def _replays(self, layout: str, phase: Callable[[str], str]) -> list[ReplayFigures]:
-        found = []
-        for request in self.questions:
-            seconds = self._value(layout, phase(request), "seconds")
-            messages = self.data.about.expected[request][0].messages
-            found.append(ReplayFigures(messages=messages, seconds=seconds, rate=messages / seconds))
-        return found
-
-    def _value(self, layout: str, phase: str, metric: str) -> float:
-        """Return the value of a phase; 0 if the layout has none."""
-        return next(iter(self.run.of("sample", "commit", layout, phase, metric).values()), 0.0)
+    messages, compact_seconds, store_rate = data.about.messages, value("compact"), value(STORE, "messages_per_second")
+    merged = compact_seconds > 0
+    unmerged, unmerged_seconds = replayed(lambda request: request)
+    replays, total_seconds = replayed(compacted) if merged else (unmerged, unmerged_seconds)
+    bytes_per_message = max(value("compact" if merged else STORE, "disk_bytes") - empty[0], 0.0) / messages
+    return LayoutFigures(
+        layout=layout,
+        store_rate=store_rate,
+        compact_seconds=compact_seconds,
+        merged=messages if merged else 0,
+        bytes_per_message=bytes_per_message,
+        delay_seconds=empty[1],
+        replays=replays,
+        total_seconds=total_seconds,
+        unmerged_seconds=unmerged_seconds if merged else None,
+        cost=(1 / store_rate + compact_seconds / messages) * bytes_per_message,
+    )
 
 
 # --- choosing ---

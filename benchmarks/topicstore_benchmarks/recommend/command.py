@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -25,6 +25,7 @@ from topicstore.cli.files.rows import BadRowError, Rows
 from topicstore.cli.files.source import Source
 from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
 from topicstore.cli.terminal.completion import backend_names
+from topicstore.cli.terminal.display import console, count_of, make_table, milliseconds, print_json, visible
 from topicstore.cli.terminal.exits import DAMAGED, Failure
 from topicstore.cli.terminal.options import PATH, arguments_of, json_option
 from topicstore.contract.columns import to_iterable
@@ -111,9 +112,7 @@ def recommend(
       topicstore recommend messages.parquet --filter 'fleet/+/+/speed' --filter 'fleet/eu/bus-7/#'
       topicstore recommend messages.jsonl.gz --filters filters.txt --limit 500000 --json
     """  # noqa: D301 - click wants the character
-    from topicstore.cli.terminal import display
-
-    from .choosing import representative_filters
+    from .choosing import compare, representative_filters
 
     load_target(registry().backend(backend))  # a missing requirement is reported before the sample is read
     wanted = [*filters, *(() if file is None else _read_filters(file))]
@@ -122,14 +121,18 @@ def recommend(
     taken = _read_sample(sample, file_format, limit)
     wanted = wanted or representative_filters(taken.counts)
     with tempfile.TemporaryDirectory(prefix="topicstore-recommend-", dir=directory) as place, _status() as say:
-        found = _compare(taken, wanted, Path(place), backend, arguments_of(plugins=(), options=options), say)
+        arguments = arguments_of(plugins=(), options=options)
+        try:
+            found = compare(taken.batches, wanted, Path(place), backend=backend, progress=say, **arguments)
+        except PluginError as wrong:
+            raise Failure(str(wrong), DAMAGED) from wrong
     if taken.cut:
         caveat = f"only the first {found.messages:,} messages of the sample were taken; --limit takes more"
         found = attrs.evolve(found, caveats=[*found.caveats, caveat])
     if as_json:
-        display.print_json({"sample": taken.name, **attrs.asdict(found)})
+        print_json({"sample": taken.name, **attrs.asdict(found)})
     else:
-        _print(display.console(), taken, found)
+        _print(console(), taken, found)
         click.echo("\nnext:")
         for line in _next_steps(sample, found, options):
             click.echo(f"  {line}")
@@ -195,26 +198,12 @@ def _status() -> Iterator[Callable[[str], None]]:
         return
     from rich.console import Console
     from rich.text import Text
-    from topicstore.cli.terminal.display import visible
 
     with Console(stderr=True).status("measuring") as status:
         yield lambda what: status.update(Text(visible(what)))
 
 
-def _compare(
-    sample: _Sample, filters: list[str], place: Path, backend: str, options: dict[str, Any], say: Callable[[str], None]
-) -> Comparison:
-    from .choosing import compare
-
-    try:
-        return compare(sample.batches, filters, place, backend=backend, progress=say, **options)
-    except PluginError as wrong:
-        raise Failure(str(wrong), DAMAGED) from wrong
-
-
 def _print(out: Console, sample: _Sample, found: Comparison) -> None:
-    from topicstore.cli.terminal.display import count_of, visible
-
     contents = f"{count_of(found.messages, 'message')} in {count_of(found.topics, 'topic')}"
     click.echo(f"{visible(sample.name)}: {contents}, on {found.backend}\n")
     out.print(_layouts_table(found))
@@ -230,8 +219,6 @@ def _print(out: Console, sample: _Sample, found: Comparison) -> None:
 
 
 def _layouts_table(found: Comparison) -> Table:
-    from topicstore.cli.terminal.display import make_table, milliseconds
-
     headers = ("layout", "stored\na second>", "compaction\ns>", "bytes\neach>", "visible\nafter>")
     timed = ("filters\nms>", "before\ncompaction>")
     rows = [
@@ -250,8 +237,6 @@ def _layouts_table(found: Comparison) -> Table:
 
 
 def _replays_table(found: Comparison) -> Table:
-    from topicstore.cli.terminal.display import make_table, milliseconds
-
     rows: list[tuple[object, ...]] = []
     for number, question in enumerate(found.questions):
         for one in found.layouts:

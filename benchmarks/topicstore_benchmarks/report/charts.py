@@ -88,20 +88,20 @@ def _rows(run: Run, question: Question) -> Iterator[dict[str, Any]]:
                 for one in results(run, question, workload, durability)
             ]
         for one, hollow in marks:
-            if one.spread.low > 0:
+            if min(one.values.values()) > 0:
                 yield _mark(question, workload, one, hollow=hollow)
 
 
 def _mark(question: Question, workload: str, one: Result, *, hollow: bool) -> dict[str, Any]:
-    spread, paint = one.spread, colour(one.contender)
+    values, paint = one.values.values(), colour(one.contender)
     return {
         "workload": workload,
         "contender": one.contender.name,
-        "low": spread.low,
-        "median": spread.median,
-        "high": spread.high,
+        "low": min(values),
+        "median": one.median,
+        "high": max(values),
         "hollow": hollow,
-        "text": bare(question.metric, spread.median),
+        "text": bare(question.metric, one.median),
         "colour": paint,
         "fill": "var(--page)" if hollow else paint,
         "shape": _SHAPES[one.contender.kind],

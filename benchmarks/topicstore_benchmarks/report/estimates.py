@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-__all__ = ["Ratio", "Spread", "paired_ratio", "ratio", "spread"]
+__all__ = ["Ratio", "paired_ratio", "ratio"]
 
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -27,18 +27,6 @@ _T = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 """Student's *t*, 97.5 %, of 1 to 30 degrees of freedom. The last stands for more: a little too wide."""
-
-
-@attrs.frozen
-class Spread:
-    """The median and the range of the repetitions of one value."""
-
-    median: float
-    low: float
-    """The lowest value."""
-    high: float
-    """The highest value."""
-    repetitions: int
 
 
 @attrs.frozen(kw_only=True)
@@ -70,11 +58,6 @@ class Ratio:
             high=1 / self.low if self.low else math.inf,
             repetitions=self.repetitions,
         )
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the range of at least one value."""
-    return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
 def paired_ratio(ones: Mapping[str, float], others: Mapping[str, float]) -> Ratio | None:

@@ -76,8 +76,7 @@ def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:
     found = {label: one for _, column in columns for label, one in column.items()}
     rows = {
         label: [
-            bare(question.metric, column[label].spread.median) if label in column else None
-            for question, column in columns
+            bare(question.metric, column[label].median) if label in column else None for question, column in columns
         ]
         for label in sorted(found, key=lambda label: (order.index(found[label].contender.name), found[label].compacted))
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,7 +10,7 @@ import attrs
 
 from topicstore_benchmarks.results import STORE, WORKER, compacted
 
-from .estimates import Ratio, Spread, paired_ratio, spread
+from .estimates import Ratio, paired_ratio
 from .run import Contender, Problem, Run
 
 __all__ = [
@@ -77,9 +78,9 @@ class Result:
         return f"{self.contender.name}, compacted" if self.compacted else self.contender.name
 
     @property
-    def spread(self) -> Spread:
-        """The median, and from where to where values go."""
-        return spread(list(self.values.values()))
+    def median(self) -> float:
+        """The median of the values."""
+        return statistics.median(self.values.values())
 
 
 @attrs.frozen(kw_only=True)
@@ -162,7 +163,7 @@ def against_peers(run: Run) -> list[Grid]:
 def _ranked(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
     """Return results, the best median first."""
     found = results(run, question, workload, durability, *kinds)
-    return sorted(found, key=lambda one: one.spread.median, reverse=question.more_is_better)
+    return sorted(found, key=lambda one: one.median, reverse=question.more_is_better)
 
 
 def _answer(question: Question, one: Result, other: Result | None) -> Ranking:

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import attrs
 import msgspec
 import xxhash
 from msgspec import inspect
@@ -44,23 +43,31 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     workload: dict[str, Any]
 
 
-@attrs.frozen(kw_only=True)
-class Definition:
-    """The name and options of a workload, from which any process can make it."""
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """The name and options of a workload, from which any process can make it. It is part of a run's plan."""
 
     name: str
     source: str
     """Path of the file it came from."""
     values: dict[str, Any]
     """The table ``[workload]``."""
+    messages: int | None = None
+    """The most messages that are made of it."""
+    summary: str = ""
+    """One line for people, true of so many messages, once they are limited."""
 
-    def make(self, messages: int | None = None) -> Workload:
-        """Return the workload, with at most ``messages`` messages. Raises `WorkloadError` naming file and key."""
+    def limited(self, messages: int | None) -> Definition:
+        """Return the definition of at most so many messages."""
+        limited = msgspec.structs.replace(self, messages=messages)
+        return msgspec.structs.replace(limited, summary=limited.make().summary)
+
+    def make(self) -> Workload:
+        """Return the workload. Raises `WorkloadError` naming file and key."""
         kind = self._decoded(self.values, _Kind).kind
         target = _load(self._spec(kind))
         options: WorkloadOptions = self._decoded(self.values, target.Options)
         try:
-            return target(options.limited(messages), Path(self.source).parent)
+            return target(options.limited(self.messages), Path(self.source).parent)
         except InvalidArgumentError as bad:
             raise WorkloadError(f"{self.source}: {bad}") from bad
 

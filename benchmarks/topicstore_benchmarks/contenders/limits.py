@@ -1,4 +1,4 @@
-"""Limits of engines: the speed of their own put and scan.
+"""Limits: the speed of engines' own put and scan, and of Parquet files.
 
 Engines are called through their own Python modules, without topicstore. Options are the fastest known ones, which
 topicstore uses, too. A batch is one write.
@@ -6,6 +6,9 @@ topicstore uses, too. A batch is one write.
 In RocksDB and LevelDB a message is one value, encoded before the clock starts, under a key of 24 bytes, like that of
 the layout ``reference``: nothing is compressed, indexed or learned. DuckDB inserts the rows of a table like that of the
 layout ``table``, a batch a transaction, and scans it as Arrow.
+
+A Parquet file is written in large pieces and read back into Arrow. Nothing can be read before the file is closed, a
+crash takes all of it, and there is no order by topic and no index: a store that is slower than this does these things.
 """
 
 from __future__ import annotations
@@ -17,25 +20,27 @@ from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import topicstore
 from topicstore import Message
 from topicstore.contract.batch import MessageBatch
 
 from topicstore_benchmarks.timing import consume
 
-from .limit import Limit
+from .contender import Limit
 
-__all__ = ["DuckdbLimit", "LeveldbLimit", "RocksdbLimit"]
+__all__ = ["DuckdbLimit", "LeveldbLimit", "ParquetLimit", "RocksdbLimit"]
 
 _BUFFER = 64 << 20
+_ROW_GROUP = 100_000
 _DUCKDB: dict[str, str | bool | int | float | list[str]] = {"threads": 1, "wal_autocheckpoint": "64MiB"}
 _DUCKDB_FILE = "STORAGE_VERSION 'v2.0.0', ROW_GROUP_SIZE 8192"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
 
-class _EngineLimit(Limit):
-    """The limit of an engine; its library is a distribution that has its version."""
+class _LibraryLimit(Limit):
+    """The limit of a library, a distribution that has its version."""
 
     library: ClassVar[str]
     _db: Any
@@ -45,11 +50,11 @@ class _EngineLimit(Limit):
         self._db.close()
 
     def versions(self) -> Mapping[str, str]:
-        """Return the version of the engine's Python module."""
+        """Return the version of the Python module."""
         return {self.library: version(self.library)}
 
 
-class _KeyValueLimit(_EngineLimit):
+class _KeyValueLimit(_LibraryLimit):
     """Puts and scans of a key-value engine with a write buffer of 64 MiB, without compression."""
 
     _stored = 0
@@ -127,7 +132,24 @@ class LeveldbLimit(_KeyValueLimit):
         return self._db.iterator(verify_checksums=True)  # type: ignore[no-any-return]
 
 
-class DuckdbLimit(_EngineLimit):
+class _ArrowLimit(_LibraryLimit):
+    """What is stored and scanned as Arrow."""
+
+    def encode(self, batch: list[Message]) -> pa.RecordBatch:
+        """Return columns."""
+        return MessageBatch.from_messages(batch).to_arrow()
+
+    @abstractmethod
+    def _batches(self) -> Iterable[pa.RecordBatch]:
+        """Return all messages."""
+
+    def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
+        """Return all messages."""
+        for batch in self._batches():
+            yield from MessageBatch.from_arrow(batch).to_messages()
+
+
+class DuckdbLimit(_ArrowLimit):
     """Inserts into a table of DuckDB, and its scan, with the options of topicstore's backend.
 
     DuckDB finds a table of Arrow by the name of the local variable that holds it.
@@ -147,7 +169,7 @@ class DuckdbLimit(_EngineLimit):
 
     def encode(self, batch: list[Message]) -> pa.Table:
         """Return the batch as rows of the table."""
-        return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])
+        return pa.Table.from_batches([super().encode(batch)])
 
     def store(self, batch: Any) -> None:
         """Insert a prepared batch; DuckDB syncs every commit."""
@@ -160,7 +182,44 @@ class DuckdbLimit(_EngineLimit):
         """Read all columns into Arrow."""
         return sum(batch.num_rows for batch in self._batches())
 
-    def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """Return all messages."""
-        for batch in self._batches():
-            yield from MessageBatch.from_arrow(batch).to_messages()
+
+class ParquetLimit(_ArrowLimit):
+    """One file, compressed with zstd, a row group for 100,000 messages."""
+
+    library = "pyarrow"
+
+    def open(self) -> None:
+        """Begin a file, unless one exists to be read."""
+        self.path.mkdir(exist_ok=True)
+        self._file = self.path / "messages.parquet"
+        self._held: list[pa.RecordBatch] = []
+        self._db = None if self._file.exists() else pq.ParquetWriter(self._file, topicstore.SCHEMA, compression="zstd")
+
+    def store(self, batch: Any) -> None:
+        """Hold a prepared batch, and write a row group when there are enough messages for one."""
+        self._held.append(batch)
+        if sum(held.num_rows for held in self._held) >= _ROW_GROUP:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write the messages that are held back."""
+        if self._held and self._db is not None:
+            self._db.write_table(pa.Table.from_batches(self._held))
+            self._held = []
+
+    def scan(self) -> int:
+        """Read all columns into Arrow."""
+        rows: int = pq.read_table(self._file).num_rows
+        return rows
+
+    def _batches(self) -> Iterable[pa.RecordBatch]:
+        return pq.ParquetFile(self._file).iter_batches()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the file."""
+        if self._db is not None:
+            self._db.close()
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the settings that differ from Arrow's defaults."""
+        return {"compression": "zstd", "row group": _ROW_GROUP}
