@@ -38,13 +38,15 @@ def _contender_names(ctx: click.Context, param: click.Parameter, incomplete: str
     return [name for name in catalogue() if name.startswith(incomplete)]
 
 
-@click.group()
+class _InOrder(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order in which they were added."""
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder)
 def bench() -> None:
     """Measure topicstore beside what else keeps messages."""
-
-
-bench.add_command(compare_command)
-bench.add_command(figures)
 
 
 @bench.command()
@@ -173,6 +175,10 @@ def list_() -> None:
     out.print()
     kinds = [(spec.name, spec.summary) for spec in registry().workloads().values()]
     out.print(make_table("kind", "summary~", rows=kinds))
+
+
+bench.add_command(compare_command)
+bench.add_command(figures)
 
 
 def _command() -> list[str]:
