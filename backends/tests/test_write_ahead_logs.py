@@ -20,6 +20,7 @@ from topicstore import Message
 from topicstore.contract.engine import DATA, KEYSPACES, META
 from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
 from topicstore.plugins import load_target, registry
+from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.backend.fixtures import pairs, put
 from topicstore_conformance.conditions.directories import quick_directory
 
@@ -125,9 +126,7 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
 def test_a_hole_takes_what_is_behind_it(tmp_path: Path) -> None:
     """A power failure may leave some, because pages are written back in any order; what is readable behind is told."""
     first, second = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (3, 1, 100)], [(4, 1, 10), (5, 1, 10)])
-    content = bytearray(first.read_bytes())
-    content[150] ^= 1
-    first.write_bytes(content)
+    flip(first, 150)
     with pytest.raises(CutNeededError) as caught:
         check_logs(tmp_path, manifest_counts=True, refused=True)
     assert [Cut(first, 119), Cut(second, None)] == caught.value.cuts
@@ -330,9 +329,7 @@ def test_a_copy_brought_up_to_date_has_old_logs(killed: Path, tmp_path: Path) ->
 def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
     """As the writer is, and before RocksDB reads it, which may never end."""
     (manifest,) = (killed / "shard-0000").glob("MANIFEST-*")
-    content = bytearray(manifest.read_bytes())
-    content[10] ^= 1
-    manifest.write_bytes(content)
+    flip(manifest, 10)
     for read_only in (True, False):
         with pytest.raises(CorruptionError, match=f"{manifest.name}: it can't be read from byte 0 on"):
             ts.open(killed, mode="r" if read_only else "a")
@@ -402,9 +399,7 @@ def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None
     killed = shutil.copytree(tmp_path / "shard", tmp_path / "killed")
     engine.close()
     log = max(killed.glob("*.log"), key=lambda log: log.stat().st_size)
-    content = bytearray(log.read_bytes())
-    content[len(content) // 2] ^= 1
-    log.write_bytes(content)
+    flip(log, log.stat().st_size // 2)
     before = {file: file.read_bytes() for file in killed.glob("*.log")}
     with pytest.raises(LogDamagedError, match=log.name) as damaged:
         made.open_shard(killed, KEYSPACES, create=False)

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from topicstore.contract.engine import DATA, KEYSPACES, STATE, Engine, Key, Keyspace, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, STATE, Engine, Keyspace, WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,
     InvalidArgumentError,
 )
+from topicstore_conformance.backend.damage import flip
+from topicstore_conformance.backend.fixtures import pairs, put
 from topicstore_conformance.faults import namespaces
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
@@ -38,7 +40,7 @@ from topicstore_backends.duckdb.errors import StatementRefused
 from topicstore_backends.duckdb.instance import View, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 MEGABYTE = 1 << 20
 
@@ -52,17 +54,6 @@ def engine(tmp_path: Path) -> Iterator[DuckdbEngine]:
     opened = open_engine(tmp_path / "shard")
     yield opened
     opened.close()
-
-
-def put(engine: Engine, keyspace: Keyspace, pairs: Iterable[tuple[Key, bytes]]) -> None:
-    batch = WriteBatch()
-    for key, value in pairs:
-        batch.put(keyspace, key, value)
-    engine.write(batch)
-
-
-def everything(engine: Engine, keyspace: Keyspace) -> list[tuple[Key, bytes]]:
-    return [pair for chunk in engine.scan(keyspace) for pair in chunk]
 
 
 def table(*numbers: int, text: str = "x") -> pa.Table:
@@ -94,11 +85,11 @@ def positions(engine: Engine, *beside: Engine) -> list[int]:
 def test_a_value_of_300_megabytes(engine: DuckdbEngine) -> None:
     """It is stored, read and replaced, within the default memory."""
     value = bytes(range(256)) * (300 * MEGABYTE // 256)
-    put(engine, DATA, [((1, 0, 1), value), ((1, 0, 2), b"next")])
+    put(engine, DATA, {(1, 0, 1): value, (1, 0, 2): b"next"})
     assert value == engine.get(DATA, (1, 0, 1))
     assert [1, 1] == [len(chunk) for chunk in engine.scan(DATA)]
-    put(engine, DATA, [((1, 0, 1), b"small")])
-    assert [((1, 0, 1), b"small"), ((1, 0, 2), b"next")] == everything(engine, DATA)
+    put(engine, DATA, {(1, 0, 1): b"small"})
+    assert [((1, 0, 1), b"small"), ((1, 0, 2), b"next")] == pairs(engine.scan(DATA))
 
 
 @pytest.mark.slow
@@ -107,7 +98,7 @@ def test_large_values_need_little_memory(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "shard", memory_bytes=64 * MEGABYTE, log_bytes=16 * MEGABYTE)
     value = random.Random(1).randbytes(16 * MEGABYTE)
     for number in range(8):
-        put(engine, DATA, [((1, 0, number), value)])
+        put(engine, DATA, {(1, 0, number): value})
     assert 8 == sum(len(chunk) for chunk in engine.scan(DATA))
     assert value == engine.get(DATA, (1, 0, 7))
     assert [] == list(engine.verify())
@@ -198,7 +189,7 @@ except EngineError as error:
 
 def test_a_signal_that_interrupts_a_statement_is_told_as_such(engine: DuckdbEngine) -> None:
     """As Ctrl-C is: by `KeyboardInterrupt`, and the engine goes on."""
-    put(engine, STATE, [(b"k", b"v")])
+    put(engine, STATE, {b"k": b"v"})
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -226,7 +217,7 @@ class Interrupting:
 )
 def test_a_signal_that_interrupts_duckdb_reading_rows_is_told_as_such(engine: DuckdbEngine, given: Any) -> None:
     """DuckDB makes errors of its own of what is raised then, or forgets it and says that there are no rows."""
-    put(engine, STATE, [(b"k", b"v")])
+    put(engine, STATE, {b"k": b"v"})
     statement = f"INSERT INTO {engine._qualified('state')} FROM rows"
     execute = engine._writer.execute if given is None else partial(run, engine._writer, rows=given)
     with pytest.raises(KeyboardInterrupt), engine._translated:
@@ -256,7 +247,7 @@ class Root:
 def test_closing_waits_for_who_begins_to_read(tmp_path: Path) -> None:
     """And gives everything back: another can open the file."""
     engine = open_engine(tmp_path / "shard")
-    put(engine, STATE, [(b"k", b"v")])
+    put(engine, STATE, {b"k": b"v"})
     root = Root(engine._instance._root)
     engine._instance._root = root  # type: ignore[assignment]
     reading = begin(partial(engine.get, STATE, b"k"))
@@ -366,7 +357,7 @@ def test_a_statement_over_a_shard_that_is_closed_meanwhile_says_so(
 def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_path: Path, size: int | None) -> None:
     """The file alone holds nothing then, not even its tables."""
     engine = open_engine(tmp_path / "shard")
-    put(engine, STATE, [(b"k", b"v")])
+    put(engine, STATE, {b"k": b"v"})
     shutil.copytree(tmp_path / "shard", tmp_path / "copy")
     engine.close()
     log = tmp_path / "copy" / "shard.duckdb.wal"
@@ -380,7 +371,7 @@ def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_pa
 
 def test_a_dropped_scan_ends_its_transaction(engine: DuckdbEngine) -> None:
     """And is forgotten by the engine."""
-    put(engine, DATA, [((1, 0, number), b"v") for number in range(500)])
+    put(engine, DATA, {(1, 0, number): b"v" for number in range(500)})
     scan = engine.scan(DATA)
     next(scan)
     assert 1 == len(engine._instance._views)
@@ -445,15 +436,9 @@ def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, l
     assert int(acknowledged) > 50
     assert int(seen) - int(acknowledged) in (0, 1)  # the last batch may be in the log: it was not acknowledged
     engine = open_engine(tmp_path / "full", create=False)
-    assert list(range(int(seen))) == [key[2] for key, _ in everything(engine, DATA)]
+    assert list(range(int(seen))) == [key[2] for key, _ in pairs(engine.scan(DATA))]
     assert [] == list(engine.verify())
     engine.close()
-
-
-def flip(path: Path, where: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * where)] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_file_of_nonsense_is_damage(tmp_path: Path) -> None:
@@ -486,11 +471,12 @@ def test_a_damaged_log_is_looked_at_and_nothing_is_changed(monkeypatch: pytest.M
         monkeypatch.setenv("TMPDIR", str(temporary))
         engine = open_engine(path)
         for number in range(20):
-            put(engine, STATE, [(b"%02d" % number, bytes(50))])
+            put(engine, STATE, {b"%02d" % number: bytes(50)})
         shutil.copytree(path, Path(public, "copy"))
         engine.close()
         path = Path(public, "copy")
-        flip(path / "shard.duckdb.wal", 0.7)
+        log = path / "shard.duckdb.wal"
+        flip(log, log.stat().st_size * 7 // 10)
         before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.iterdir()}
         if where == "owned":
             found = namespaces.run(LOOK, path)
@@ -510,10 +496,11 @@ def test_a_fork_leaves_what_a_reader_made_to_its_owner(tmp_path: Path) -> None:
     """The twin of a damaged file, which the parent goes on reading, is there when the child has ended."""
     engine = open_engine(tmp_path / "shard")
     for number in range(20):
-        put(engine, STATE, [(b"%02d" % number, bytes(50))])
+        put(engine, STATE, {b"%02d" % number: bytes(50)})
     shutil.copytree(tmp_path / "shard", tmp_path / "copy")
     engine.close()
-    flip(tmp_path / "copy" / "shard.duckdb.wal", 0.7)
+    log = tmp_path / "copy" / "shard.duckdb.wal"
+    flip(log, log.stat().st_size * 7 // 10)
     program = """
 import os, sys
 from pathlib import Path
@@ -542,7 +529,7 @@ def skip_if(reason: str | None) -> None:
 def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What began to read while it was made, and goes on, keeps nothing of it back."""
     engine = open_engine(tmp_path / "shard")
-    put(engine, DATA, [((1, 0, number), bytes(1_000)) for number in range(3_000)])
+    put(engine, DATA, {(1, 0, number): bytes(1_000) for number in range(3_000)})
     views = []
 
     def run_and_look(connection: duckdb.DuckDBPyConnection, *statement: Any, **rows: Any) -> None:
@@ -565,9 +552,9 @@ def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypat
 def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -> None:
     """The file stays a few times as large as what it held at once, also if its log never grows large."""
     engine, chance = open_engine(tmp_path / "shard", log_bytes=1 << 30), random.Random(7)
-    for number in range(30):
+    for number in range(15):
         keys = [(number, 0, position) for position in range(500)]
-        put(engine, DATA, [(key, chance.randbytes(3_000)) for key in keys])
+        put(engine, DATA, {key: chance.randbytes(3_000) for key in keys})
         batch = WriteBatch()
         if gone == "keys":
             batch.change_many(DATA, keys, [None] * len(keys))
@@ -576,8 +563,8 @@ def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -
         engine.write(batch)
         if "reclaimed" in gone:
             engine.reclaim(DATA, (number, 0, 0), (number + 1, 0, 0))
-    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 30 times as much was put
-    assert [] == everything(engine, DATA)
+    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 15 times as much was put
+    assert [] == pairs(engine.scan(DATA))
     engine.close()
 
 
@@ -586,8 +573,8 @@ def test_overwriting_one_key_costs_no_more_and_no_more(tmp_path: Path) -> None:
     """What is replaced doesn't pile up in the file: checkpoints drop it."""
     engine = open_engine(tmp_path / "shard", log_bytes=64 << 10)
     for number in range(600):
-        put(engine, STATE, [(b"tail", b"%d" % number + bytes(1_000))])
-    assert 1 == len(everything(engine, STATE))
+        put(engine, STATE, {b"tail": b"%d" % number + bytes(1_000)})
+    assert 1 == len(pairs(engine.scan(STATE)))
     engine.close()
     assert (tmp_path / "shard" / "shard.duckdb").stat().st_size < 4 * MEGABYTE
 
@@ -609,6 +596,7 @@ from pathlib import Path
 from topicstore.contract.engine import KEYSPACES, META, WriteBatch
 from topicstore.contract.errors import LogDamagedError
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
+from topicstore_conformance.backend.damage import flip
 
 path, backend = Path(sys.argv[1], "shard"), DuckdbBackend(DuckdbOptions())
 engine = backend.open_shard(path, KEYSPACES, create=True)
@@ -619,9 +607,7 @@ for number in range(3):
 killed = Path(shutil.copytree(path, Path(sys.argv[1], "killed")))
 engine.close()
 log = killed / "shard.duckdb.wal"
-data = bytearray(log.read_bytes())
-data[-500] ^= 1
-log.write_bytes(data)
+flip(log, log.stat().st_size - 500)
 reader = backend.open_reader(killed, KEYSPACES, alone=True)
 (twin,) = killed.glob("topicstore-reader-*")
 shutil.rmtree(twin)

@@ -18,7 +18,6 @@ from topicstore.contract.engine import (
     KEYS,
     KEYSPACES,
     STATE,
-    Engine,
     Key,
     Keyspace,
     WriteBatch,
@@ -29,8 +28,9 @@ from topicstore.contract.errors import (
     EngineError,
     StorageFullError,
 )
+from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.backend.faults import full_disk
-from topicstore_conformance.backend.fixtures import remove
+from topicstore_conformance.backend.fixtures import pairs, put, remove
 from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.subjects.pairs import absent
 
@@ -51,26 +51,8 @@ def open_engine(path: Path, *, create: bool = True, **options: Any) -> LeveldbEn
     return LeveldbBackend(LeveldbOptions(**options)).open_shard(path, KEYSPACES, create=create)
 
 
-def put(engine: Engine, keyspace: Keyspace, pairs: Iterable[tuple[Key, bytes]]) -> None:
-    batch = WriteBatch()
-    for key, value in pairs:
-        batch.put(keyspace, key, value)
-    engine.write(batch)
-
-
-def numbered(count: int, size: int) -> list[tuple[Key, bytes]]:
-    return [((1, 0, number), random.Random(number).randbytes(size)) for number in range(count)]
-
-
-def pairs_of(chunks: Iterable[list[tuple[Key, bytes]]]) -> list[tuple[Key, bytes]]:
-    return [pair for chunk in chunks for pair in chunk]
-
-
-def damage(path: Path, where: float = 0.5) -> None:
-    """Flip a bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * where)] ^= 1
-    path.write_bytes(content)
+def numbered(count: int, size: int) -> dict[tuple[int, int, int], bytes]:
+    return {(1, 0, number): random.Random(number).randbytes(size) for number in range(count)}
 
 
 def files(directory: Path, suffix: str) -> list[Path]:
@@ -123,7 +105,7 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
     del dropped, scan
     assert len(engine._instance._given) == 2
     del snapshot
-    assert len(pairs_of(within)) == 500 - 16
+    assert len(pairs(within)) == 500 - 16
     del within
     assert not engine._instance._given
     engine.close()
@@ -180,8 +162,8 @@ def wide(tmp_path: Path) -> Iterable[LeveldbEngine]:
     """Return an engine with 60,000 keys, written out to table files and in the buffer."""
     engine = open_engine(tmp_path / "shard", write_buffer_bytes=1 << 20)
     for part in range(60):
-        put(engine, DATA, (((1, 0, part * 1000 + number), bytes(100)) for number in range(1000)))
-    put(engine, DATA, [((2, 0, 0), b"neighbour")])
+        put(engine, DATA, {(1, 0, part * 1000 + number): bytes(100) for number in range(1000)})
+    put(engine, DATA, {(2, 0, 0): b"neighbour"})
     yield engine
     engine.close()
 
@@ -192,15 +174,15 @@ def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
     log = sum(file.stat().st_size for file in files(path, ".log"))
     remove(engine, DATA, *WHOLE)
     assert sum(file.stat().st_size for file in files(path, ".log")) < log + 1000
-    assert pairs_of(engine.scan(DATA)) == [((2, 0, 0), b"neighbour")] == pairs_of(engine.scan(DATA, reverse=True))
+    assert pairs(engine.scan(DATA)) == [((2, 0, 0), b"neighbour")] == pairs(engine.scan(DATA, reverse=True))
     assert None is engine.get(DATA, (1, 0, 5))
     for number in range(10):
-        put(engine, DATA, [((1, 0, number * 3000), b"again")])
+        put(engine, DATA, {(1, 0, number * 3000): b"again"})
     left = stored_keys(engine)
     assert 58_000 < left < 60_001
     engine.close()
     engine = open_engine(path, create=False)
-    assert [((1, 0, number * 3000), b"again") for number in range(10)] == pairs_of(engine.scan(DATA, *WHOLE))
+    assert [((1, 0, number * 3000), b"again") for number in range(10)] == pairs(engine.scan(DATA, *WHOLE))
     for _ in range(40):
         put(engine, INDEX, numbered(1000, 1))
     assert stored_keys(engine) == 11
@@ -217,7 +199,7 @@ def test_reclaim_gives_the_disk_space_back(wide: LeveldbEngine) -> None:
     tables = sum(file.stat().st_size for file in files(wide._path, ".ldb"))
     assert tables < 10_000
     assert stored_keys(wide) == 1
-    assert pairs_of(wide.scan(DATA)) == [((2, 0, 0), b"neighbour")]
+    assert pairs(wide.scan(DATA)) == [((2, 0, 0), b"neighbour")]
 
 
 @pytest.mark.parametrize("keyspace", [DATA, KEYS])
@@ -233,12 +215,12 @@ def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Ke
     if keyspace is KEYS:
         kept[2:2] = [(start + b"\0", b"second")]
     for _ in range(2):
-        put(engine, keyspace, ((key(1, number), random.Random(number).randbytes(1000)) for number in range(5000)))
+        put(engine, keyspace, {key(1, number): random.Random(number).randbytes(1000) for number in range(5000)})
         remove(engine, keyspace, start, end)
-        put(engine, keyspace, kept)
+        put(engine, keyspace, dict(kept))
         engine.reclaim(keyspace, start, end)
         assert engine.info().disk_bytes < 100_000
-        assert kept == pairs_of(engine.scan(keyspace))
+        assert kept == pairs(engine.scan(keyspace))
     engine.close()
 
 
@@ -248,15 +230,16 @@ def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
     put(engine, DATA, numbered(3000, 1000))
     engine.close()
     open_engine(tmp_path / "shard").close()  # writes the table
-    damage(files(tmp_path / "shard", ".ldb")[0])
+    (table,) = files(tmp_path / "shard", ".ldb")
+    flip(table, table.stat().st_size // 2)
     engine = open_engine(tmp_path / "shard", create=False)
     remove(engine, DATA, *WHOLE)
     for number in range(5):
-        put(engine, DATA, [((1, 0, number), b"again")])
-    assert len(pairs_of(engine.scan(DATA))) == 5
+        put(engine, DATA, {(1, 0, number): b"again"})
+    assert len(pairs(engine.scan(DATA))) == 5
     engine.close()
     engine = open_engine(tmp_path / "shard", create=False)
-    assert len(pairs_of(engine.scan(DATA))) == 5
+    assert len(pairs(engine.scan(DATA))) == 5
     assert engine.info().details["hidden_ranges"] > 0
     engine.close()
 
@@ -319,12 +302,12 @@ def test_verify_names_every_damaged_place_once(tmp_path: Path) -> None:
     """It goes on behind a damage, and finds none where there is none."""
     for generation in (1, 2, 3):
         engine = open_engine(tmp_path / "shard")
-        put(engine, DATA, (((generation, 0, number), random.Random(number).randbytes(1000)) for number in range(500)))
+        put(engine, DATA, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})
         assert list(engine.verify()) == []
         engine.close()
     open_engine(tmp_path / "shard").close()
     for table in files(tmp_path / "shard", ".ldb"):
-        damage(table)
+        flip(table, table.stat().st_size // 2)
     engine = open_engine(tmp_path / "shard")
     assert [f"({generation}, 0, " in sentence for generation, sentence in enumerate(engine.verify(), 1)] == [True] * 3
     engine.close()
@@ -353,7 +336,7 @@ def test_leaps_backwards_stay_in_the_range(tmp_path: Path, monkeypatch: pytest.M
     assert stored_keys(engine) == 100
 
     def numbers(start: int, end: int) -> list[int]:
-        return [key[2] for key, _ in pairs_of(engine.scan(DATA, (1, 0, start), (1, 0, end), reverse=True))]
+        return [key[2] for key, _ in pairs(engine.scan(DATA, (1, 0, start), (1, 0, end), reverse=True))]
 
     assert numbers(0, 100) == [*range(99, 79, -1), *range(19, -1, -1)]
     assert numbers(20, 90) == numbers(25, 90) == list(range(89, 79, -1))
@@ -366,9 +349,9 @@ def test_a_failed_write_is_the_last(tmp_path: Path) -> None:
     """Until the shard is opened again."""
     engine = open_engine(tmp_path / "shard")
     with full_disk(), pytest.raises(StorageFullError, match="File too large"):
-        put(engine, STATE, [(b"k", b"v")])
+        put(engine, STATE, {b"k": b"v"})
     with pytest.raises(EngineError, match="open the shard again"):
-        put(engine, STATE, [(b"k", b"v")])
+        put(engine, STATE, {b"k": b"v"})
     engine.close()
 
 

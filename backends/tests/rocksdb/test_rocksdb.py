@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, Reader, WriteBatch
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Reader, WriteBatch
 from topicstore.contract.errors import CorruptionError, StorageFullError
+from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.backend.faults import full_disk
+from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.backend.leaks import linux, open_files
 from topicstore_conformance.faults import namespaces
 
@@ -31,26 +33,12 @@ def open_engine(path: Path, *, create: bool = True, **options: Any) -> RocksdbEn
     return RocksdbBackend(RocksdbOptions(**options)).open_shard(path, KEYSPACES, create=create)
 
 
-def put(engine: RocksdbEngine, keyspace: Keyspace, pairs: Iterable[tuple[Key, bytes]]) -> None:
-    batch = WriteBatch()
-    for key, value in pairs:
-        batch.put(keyspace, key, value)
-    engine.write(batch)
-
-
-def numbered(count: int, size: int) -> list[tuple[Key, bytes]]:
-    return [((1, 0, number), random.Random(number).randbytes(size)) for number in range(count)]
+def numbered(count: int, size: int) -> dict[tuple[int, int, int], bytes]:
+    return {(1, 0, number): random.Random(number).randbytes(size) for number in range(count)}
 
 
 def count(chunks: Iterable[list[tuple[Key, bytes]]]) -> int:
     return sum(map(len, chunks))
-
-
-def damage(path: Path, where: float = 0.5) -> None:
-    """Flip a bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * where)] ^= 1
-    path.write_bytes(content)
 
 
 def files(directory: Path, suffix: str) -> list[Path]:
@@ -64,7 +52,7 @@ def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
     """Store a value in each of some sessions. RocksDB moves their tables to the last level without merging them."""
     for number in numbers:
         engine = open_engine(path)
-        put(engine, DATA, [((1, 0, number), random.Random(number).randbytes(size))])
+        put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(size)})
         engine.close()
 
 
@@ -81,7 +69,7 @@ def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
     """RocksDB writes no more after a compaction that met damage, so the shard would be lost for writing."""
     sessions(tmp_path / "shard", range(12))
     broken = files(tmp_path / "shard", ".sst")[0]
-    damage(broken, 0.02)
+    flip(broken, broken.stat().st_size // 50)
     sessions(tmp_path / "shard", range(12, 30))
     engine = open_engine(tmp_path / "shard")
     (sentence,) = engine.verify()
@@ -104,7 +92,7 @@ def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytes
     opened = sum(name.endswith(".sst") for name in open_files(tmp_path))
     assert (opened < 24) == linking
     engine = open_engine(tmp_path / "shard")
-    put(engine, DATA, [((1, 0, number), b"") for number in range(24)])
+    put(engine, DATA, {(1, 0, number): b"" for number in range(24)})
     engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
     assert 2 > len(files(tmp_path / "shard", ".sst"))
     engine.close()
@@ -153,7 +141,7 @@ def test_compression_compresses(tmp_path: Path, compression: str) -> None:
     sizes = {}
     for chosen in ("none", compression):
         engine = open_engine(tmp_path / chosen, compression=chosen)
-        put(engine, DATA, (((1, 0, number), b"temperature 21.5 " * 60) for number in range(4000)))
+        put(engine, DATA, {(1, 0, number): b"temperature 21.5 " * 60 for number in range(4000)})
         engine.close()
         sizes[chosen] = sum(file.stat().st_size for file in files(tmp_path / chosen, ".sst"))
     assert sizes["none"] > 4_000_000
@@ -165,15 +153,15 @@ def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
     shard = tmp_path / "shard"
     for generation in (1, 2, 3):  # closing writes a table file a keyspace
         engine = open_engine(shard)
-        put(engine, DATA, (((generation, 0, number), random.Random(number).randbytes(1000)) for number in range(500)))
-        put(engine, INDEX, (((generation, 0, number), random.Random(number).randbytes(1000)) for number in range(500)))
+        put(engine, DATA, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})
+        put(engine, INDEX, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})
         assert list(engine.verify()) == []
         engine.close()
     tables = files(shard, ".sst")
     assert len(tables) == 6
     broken = [tables[0], tables[1], tables[4]]
     for table in broken:
-        damage(table)
+        flip(table, table.stat().st_size // 2)
     engine = open_engine(shard)
     sentences = list(engine.verify())
     assert sorted(table.name for table in broken) == sorted(
@@ -239,7 +227,7 @@ def test_a_full_disk_is_told_again(tmp_path: Path) -> None:
     """RocksDB says of later failures only that there was an earlier one; a flush and closing say which."""
     engine = open_engine(tmp_path / "shard")
     with full_disk():
-        for call in (lambda: put(engine, STATE, [(b"k", b"v")]), engine.flush_log, engine.flush_log, engine.close):
+        for call in (lambda: put(engine, STATE, {b"k": b"v"}), engine.flush_log, engine.flush_log, engine.close):
             with pytest.raises(StorageFullError, match="File too large"):
                 call()
 
