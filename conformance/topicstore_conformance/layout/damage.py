@@ -18,7 +18,7 @@ from topicstore_conformance.conditions.profiles import tries
 from .fixtures import SHARD, Fixtures, Reader, Stored, numbered, rows_of
 from .reading import TOPICS
 
-__all__ = ["FINE", "Damages", "flipped", "outcome"]
+__all__ = ["FINE", "Damages", "broken", "flipped", "outcome"]
 
 Change = tuple[Keyspace[Any], Key, bytes | None]
 TOLD = (CorruptionError, NewerFormatError)
@@ -30,6 +30,13 @@ FINE = (("told", "told"), ("right", "told"), ("right", "right"))
 def flipped(value: bytes, at: int, bit: int) -> bytes:
     """Return a value with one bit inverted."""
     return value[:at] + bytes((value[at] ^ 1 << bit,)) + value[at + 1 :]
+
+
+def broken(value: bytes) -> Iterator[bytes]:
+    """Yield all that a value becomes by one inverted bit, by being cut, or by one byte more."""
+    yield from (flipped(value, at, bit) for at in range(len(value)) for bit in range(8))
+    yield from (value[:size] for size in range(len(value)))
+    yield value + b"\0"
 
 
 def told(stored: Stored, *places: str) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import Message
-from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
+from topicstore.contract.engine import DATA, INDEX
 from topicstore.contract.layout import CompactStep
+from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.oracle.checks import drain
 from topicstore_layouts.block import compaction
 from topicstore_layouts.block.segments import Segment, Segments
@@ -92,7 +93,7 @@ def test_nothing_is_done_for_little(db: ts.Database) -> None:
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize(
     ("most", "size", "blocks", "times"),
-    [(1, 8, 6, 5.0), (1, 8, 99, 2.0), (20, 8, 99, 2.0), (80, 8, 99, 2.0), (20, 9_000, 99, 2.0)],
+    [(1, 8, 6, 5.0), (20, 8, 99, 2.0), (20, 9_000, 99, 2.0)],
 )
 def test_each_message_is_rewritten_a_few_times(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, most: int, size: int, blocks: int, times: float
@@ -294,18 +295,12 @@ def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
     shard = db.storage.shards[0]
     engine = shard.engine()
     key, value = next(iter(engine.scan(DATA)))[1]
-    put(engine, key, value[:-1] + bytes((value[-1] ^ 1,)))
+    put(engine, DATA, {key: value[:-1] + bytes((value[-1] ^ 1,))})
     for _ in range(2):
         with pytest.raises(ts.CorruptionError, match=f"block that ends at position {key[2]}"):
             db.compact()
         with pytest.raises(ts.CorruptionError, match=f"block that ends at position {key[2]}"):
             list(db.replay("#"))
-    put(engine, key, value)
+    put(engine, DATA, {key: value})
     assert 40 == db.compact().messages
     assert list(range(40)) == everything(db)
-
-
-def put(engine: Engine, key: Key, value: bytes) -> None:
-    write = WriteBatch()
-    write.put(DATA, key, value)
-    engine.write(write)

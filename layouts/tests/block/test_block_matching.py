@@ -106,21 +106,6 @@ def test_texts(topics: list[str], data: st.DataObject) -> None:
         assert matcher.rows(Constant(topic, 3)) is matches(topic)
 
 
-def test_the_longest_topics() -> None:
-    """Each is found under its own name and below its first level, among all the others."""
-    column = coded(list(strategies.EDGE_TOPICS))
-    for text in (
-        *strategies.EDGE_TOPICS,
-        *(f"{topic.split('/')[0]}/#" for topic in strategies.EDGE_TOPICS),
-        "+/+",
-        "#",
-    ):
-        if len(text.encode()) <= 65_535:
-            matches = TopicFilter(text).matches
-            found = Matcher(TopicFilter(text), table()).rows(column)
-            assert list(map(matches, strategies.EDGE_TOPICS)) == listed(found, len(column))
-
-
 @pytest.mark.parametrize("length", [990, 1_000, 1_001, 65_535])
 @pytest.mark.parametrize("level", ["\U0001f68c", "x", "-", "+"])
 def test_long_filters(level: str, length: int) -> None:
@@ -222,16 +207,6 @@ def test_what_covers() -> None:
     assert [] == covered("a/2/x") == covered("c/1/2") == covered("no")
 
 
-def test_a_stream_of_dollar_is_hidden_from_wildcards() -> None:
-    """Also when the stream is asked for by itself, and its first level was learned as a wildcard."""
-    trie = learned(["$a/1", "$b/1", "$c/1", "$d/1"])
-    assert ["$a/1", "$b/1", "$+/1"] == [trie.pattern(stream) for stream in range(1, len(trie) + 1)]
-    for stream in range(1, len(trie) + 1):
-        for text in ("#", "+/+", "+/#", "+/1"):
-            found = StreamRangesCache(trie).of(TopicFilter(text), stream)
-            assert (False, frozenset()) == (found.everything, found.covered)
-
-
 def test_what_is_wanted_changes_when_a_stream_is_new() -> None:
     """And is kept as long as there is none."""
     trie = learned(["a/1"])
@@ -293,12 +268,3 @@ def test_what_filters_want_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch)
     found = filters.of(TopicFilter("#"), None)
     assert found is filters.of(TopicFilter("#"), None)
     assert 1 == len(filters._kept)
-
-
-@pytest.mark.parametrize("text", ["a/#", "+/a", "a/+/a", "a/+", "#", "a/a", "+/+/#", "a/+/#"])
-def test_the_ends_of_many_texts_are_not_enough(text: str) -> None:
-    """A topic may begin and end as a filter does, and not match; or end before the filter's `#`."""
-    texts = ["a", "a/a", "a/b/a", "a/b/b/a", "aa", "aa/a", "a/", "b/a", "ab/a", "a/ab/a", "a/b/ba", "$a/a"] * 4
-    topic_filter = TopicFilter(text)
-    verdicts = Matcher(topic_filter, NameTable(MemoryEngine(KEYSPACES), 1, 0x10, lambda _: 0)).judge_texts(texts)
-    assert [topic_filter.matches(topic) for topic in texts] == verdicts.tolist()

@@ -19,6 +19,7 @@ from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore_backends.memory import MemoryEngine
+from topicstore_conformance.layout.damage import broken
 from topicstore_layouts.block import compaction
 from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
@@ -198,16 +199,10 @@ def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
     _, value = stored_index()
     mine = segments()
     assert same(segment_of(), mine.open(900, value))
-    damaged = bytearray(value)
-    for place in range(len(value)):
-        for bit in range(8):
-            damaged[place] ^= 1 << bit
-            error = NewerFormatError if place == 0 and damaged[0] > 1 else CorruptionError
-            with pytest.raises(error, match="segment that ends at position 900"):
-                segments().open(900, bytes(damaged))
-            damaged[place] ^= 1 << bit
-        with pytest.raises(CorruptionError, match="segment that ends at position 900"):
-            segments().open(900, value[:place])
+    for bad in broken(value):
+        error = NewerFormatError if bad[:1] > b"\1" else CorruptionError
+        with pytest.raises(error, match="segment that ends at position 900"):
+            segments().open(900, bad)
     with pytest.raises(CorruptionError):
         mine.open(900, value + b"\0")  # though a good one is known
 
@@ -360,8 +355,8 @@ def check_stopped(merged: Merged, place: str) -> None:
     assert (SENT[120:], "") == merged.read(end + 1)
 
 
-@pytest.mark.parametrize("number", [0, 5, 7])
-@pytest.mark.parametrize("at", [1, 3, 4, 20, 47, 50, 60, -1])
+@pytest.mark.parametrize("number", [0, 7])
+@pytest.mark.parametrize("at", [1, 47, -1])
 def test_a_damaged_frame(merged: Merged, number: int, at: int) -> None:
     """It is named, and is not passed over; verify counts everything else."""
     segment = merged.segments[1]
@@ -405,7 +400,7 @@ def test_missing_frames(merged: Merged) -> None:
     check_stopped(merged, *named(segment, 0))
 
 
-@pytest.mark.parametrize("at", [1, 5, 9, 12, 20, -1])
+@pytest.mark.parametrize("at", [1, 9, -1])
 def test_a_damaged_index(merged: Merged, at: int) -> None:
     """It is named, and its segment is not passed over; the segments and blocks behind it are verified."""
     segment = merged.segments[1]
@@ -531,12 +526,3 @@ def test_a_damaged_total_and_a_damaged_index(merged: Merged) -> None:
     merged.put(INDEX, key, flipped(merged.get(INDEX, key), 30))
     assert 200 - 120 == merged.db.storage.shards[0].backlog()
     assert 140 == merged.verified()[0]
-
-
-@pytest.mark.parametrize("kind", [0x10, 0x20])
-def test_a_damaged_name(merged: Merged, kind: int) -> None:
-    """It is named, though memory still knows it."""
-    key = bytes((0, 0, 0, 1, kind, 0, 0, 0, 1))
-    merged.put(META, key, flipped(merged.get(META, key), 6))
-    what = "topic names" if kind == 0x10 else "client id names"
-    assert (200, [what]) == merged.verified()

@@ -164,6 +164,17 @@ def test_a_reader_with_a_small_limit_decodes_a_block_once(stored: Stored, monkey
     assert 2 == len(opened)
 
 
+def test_readers_with_small_limits_read_a_segment_once_each(stored: Stored) -> None:
+    """What each of several readers, by turns, has found and not taken yet is kept."""
+    stored.put(numbered(["a", "b"], 600))
+    stored.compact()
+    readers = [Reader(stored, ALL, text) for text in ("#", "a", "b")]
+    for _ in range(20):
+        for reader in readers:
+            assert 10 == len(reader.step(stored.last, limit=10).batch)
+    assert 3 == stored.slab.counters.visited
+
+
 def test_a_kept_block_is_not_read_after_a_delete(stored: Stored) -> None:
     """A reader in the middle of a block sees what was deleted from it since."""
     stored.put(numbered(["a", "b"], 100))

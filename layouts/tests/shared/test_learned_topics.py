@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from topicstore.contract.checksums import add_checksum
 from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
-from topicstore.contract.layout import TopicNode
 from topicstore.contract.topics import TopicFilter
 from topicstore_backends.memory import MemoryEngine
+from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.faults.threads import Beside
+from topicstore_conformance.layout.damage import broken
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS, filters, filters_of, topics
 from topicstore_layouts.shared.learned_topics import CAPACITY, MAX_LEVELS, LearnedTopics
 
@@ -96,29 +97,6 @@ class Model:
 # --- learning -----------------------------------------------------------------------
 
 
-def test_dollar_topics_grow_from_a_root_of_their_own() -> None:
-    """They count apart, and filters that begin with a wildcard don't see them."""
-    trie = learned([], 1)
-    assert ["$SYS/a", "b/a"] == patterns(trie, ["$SYS/a", "b/a"])
-    own = trie.learn("$SYS/a")
-    assert [own] == trie.match(TopicFilter("$SYS/#")) == trie.match(TopicFilter("$SYS/+"))
-    assert [trie.learn("b/a")] == trie.match(TopicFilter("#")) == trie.match(TopicFilter("+/a"))
-
-
-def test_dollar_in_a_later_level_is_nothing_special() -> None:
-    """Only the first character of a topic counts."""
-    trie = learned(["a/$SYS"], 9)
-    assert [1] == trie.match(TopicFilter("#")) == trie.match(TopicFilter("a/+"))
-
-
-def test_the_end_of_a_topic_is_no_child() -> None:
-    """A topic that ends where others go on takes no room, and has a stream of its own."""
-    trie = learned([], 2)
-    assert ["a", "a/b", "a/c", "a/+"] == patterns(trie, ["a", "a/b", "a/c", "a/d"])
-    assert [1, 2, 3, 4] == trie.match(TopicFilter("a/#"))
-    assert [1] == trie.match(TopicFilter("a"))
-
-
 @pytest.mark.parametrize(("shape", "above"), [("fleet/{}", 1), ("fleet/eu/{}/speed", 2), ("$SYS/a/b/c/{}/d", 4)])
 def test_200_topics_make_few_streams(shape: str, above: int) -> None:
     """With the thresholds that layouts have by default: 20 with a stream each, and one for the rest."""
@@ -151,14 +129,15 @@ def test_65535_bytes_of_empty_levels() -> None:
     assert [] == trie.match(TopicFilter("a/#"))
 
 
-@given(st.lists(topics(), max_size=30), thresholds, capacities)
+@given(st.lists(topics() | st.sampled_from(EDGE_TOPICS), max_size=30), thresholds, capacities)
 def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
-    """Whatever the topics, the thresholds and the room; streams are numbered from 1 as they are met."""
+    """Whatever the topics, the thresholds and the room; streams are numbered from 1, and their patterns match."""
     trie, model = learned([], *limits, capacity=capacity), Model(limits, capacity)
     numbers: dict[str, int] = {}
     for topic in taught:
         pattern = model.pattern(topic)
         assert pattern == trie.pattern(trie.learn(topic))
+        assert describes(pattern, topic)
         assert numbers.setdefault(pattern, len(numbers) + 1) == trie.learn(topic)
     assert len(numbers) == len(trie)
     assert not any(number in trie for number in (0, len(numbers) + 1))
@@ -172,13 +151,6 @@ def describes(pattern: str, topic: str) -> bool:
     if topic.startswith("$") and pattern.startswith("$+"):
         pattern, topic = f"x{pattern[2:]}", "/".join(["x", *topic.split("/")[1:]])
     return TopicFilter(pattern).matches(topic)
-
-
-@given(st.lists(st.one_of(topics(), st.sampled_from(EDGE_TOPICS)), max_size=20), thresholds, capacities)
-def test_patterns_match_their_topics(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
-    """Each topic is matched by the pattern of its stream."""
-    trie = learned(taught, *limits, capacity=capacity)
-    assert [] == [topic for topic in taught if not describes(trie.pattern(trie.learn(topic)), topic)]
 
 
 @given(st.lists(topics(), max_size=20), thresholds, capacities, st.lists(filters(), max_size=4), st.data())
@@ -257,21 +229,6 @@ def test_it_describes_itself(taught: list[str], limits: tuple[int, ...], capacit
         before.add(node.path)
     streams = {node.stream: "/".join(node.path) for node in found if node.stream is not None}
     assert {stream: trie.pattern(stream) for stream in range(1, len(trie) + 1)} == streams
-
-
-def test_what_it_describes() -> None:
-    """Static levels, wildcards, and where nothing ends."""
-    trie = learned(["a", "a/b", "a/c", "$SYS/x", "$SYS/y"], 1)
-    assert [
-        TopicNode(path=("a",), stream=1),
-        TopicNode(path=("+",), stream=None),
-        TopicNode(path=("a", "b"), stream=2),
-        TopicNode(path=("a", "+"), stream=3),
-        TopicNode(path=("$SYS",), stream=None),
-        TopicNode(path=("$+",), stream=None),
-        TopicNode(path=("$SYS", "x"), stream=4),
-        TopicNode(path=("$SYS", "+"), stream=5),
-    ] == list(trie.describe())
 
 
 @pytest.mark.parametrize("stream", [-1, 0, 3])
@@ -466,30 +423,6 @@ def test_finding_learns_nothing() -> None:
     assert (nodes, count) == (trie.nodes, len(trie))
 
 
-def test_unsaved_is_put_again_until_saved() -> None:
-    """A failed write loses nothing: the next one carries it all."""
-    trie = learned(["a/b"], 9)
-    first, second = WriteBatch(), WriteBatch()
-    trie.save(first)
-    trie.learn("c")
-    trie.save(second)
-    assert first.operations == second.operations[: len(first.operations)]
-    assert 3 + 2 == len(second.operations)
-    trie.saved()
-    third = WriteBatch()
-    trie.save(third)
-    assert not third
-
-
-def test_tokens_of_every_kind_come_back() -> None:
-    """Empty and long ones, with characters of every length."""
-    engine, trie = MemoryEngine(KEYSPACES), learned(EDGE_TOPICS, 9, 2)
-    known = {topic: trie.learn(topic) for topic in EDGE_TOPICS}
-    save(trie, engine)
-    loaded = LearnedTopics.load(engine, GENERATION, (9, 2))
-    assert known == {topic: loaded.learn(topic) for topic in EDGE_TOPICS}
-
-
 # --- inheriting ---------------------------------------------------------------------
 
 
@@ -500,22 +433,6 @@ def inherited(parent: LearnedTopics, *limits: int) -> LearnedTopics:
     child.inherit(parent)
     save(child, engine)
     return LearnedTopics.load(engine, GENERATION + 1, limits)
-
-
-def test_only_learned_wildcards_are_inherited() -> None:
-    """With the nodes on the way to them, and wildcards under wildcards; no streams yet."""
-    parent = learned(["a/b", "c/d", "$SYS/1/x", "$SYS/2/y"], 1)
-    child = inherited(parent, 9)
-    own = ["+", "a", "a/+", "+/+"]  # but neither a/b nor +/d
-    of_dollar = ["+", "$SYS", "$SYS/+", "$SYS/1", "$SYS/1/+", "$SYS/+/+"]
-    assert (0, 2 + len(own) + len(of_dollar)) == (len(child), child.nodes)
-    assert ["a/+", "+/+", "+/+", "$SYS/1/+"] == patterns(child, ["a/b", "c/d", "z/d", "$SYS/1/x"])
-
-
-def test_levels_beyond_the_32nd_are_not_inherited() -> None:
-    """Their `#` comes back by itself with the first such topic."""
-    deep = "/".join(["a"] * 40)
-    assert 2 == inherited(learned([deep], 9), 9).nodes
 
 
 def test_what_a_flood_left_is_not_inherited() -> None:
@@ -532,10 +449,11 @@ def test_what_a_flood_left_is_not_inherited() -> None:
 def test_half_of_the_room_is_not_inherited(
     taught: list[str], limits: tuple[int, ...], capacity: int, room: int
 ) -> None:
-    """Whatever the parent was; what is inherited are wildcards of it, and nodes on the way to them."""
+    """Whatever the parent was; what is inherited are wildcards of it, and nodes on the way to them, but no streams."""
     parent = learned(taught, *limits, capacity=capacity)
     child = LearnedTopics(GENERATION + 1, limits, room)
     child.inherit(parent)
+    assert len(child) == 0
     assert child.nodes - 2 <= room - room // 2
     paths = {node.path for node in child.describe()}
     assert paths <= {node.path for node in parent.describe() if node.path[-1] != "#"}
@@ -592,9 +510,7 @@ def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
     save(learned(["a/b"], 9), engine)
     good = {EDGE + u32(0) + b"a": u32(2), EDGE + u32(2) + b"b": u32(3), LEAF + u32(3): u32(1)}
     assert {key: add_checksum(key, value) for key, value in good.items()} == contents(engine)
-    write = WriteBatch()
-    write.put(META, key, add_checksum(key, value))
-    engine.write(write)
+    put(engine, META, {key: add_checksum(key, value)})
     with pytest.raises(CorruptionError, match="learned topics"):
         LearnedTopics.load(engine, GENERATION, (9,))
 
@@ -605,21 +521,18 @@ def test_wildcards_that_can_not_be(parent: int, token: str) -> None:
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b", "a/c"], 9, capacity=2), engine)
     assert add_checksum(EDGE + u32(2) + b"#", u32(4)) == engine.get(META, EDGE + u32(2) + b"#")
-    write = WriteBatch()
     key = EDGE + u32(parent) + token.encode()
-    write.put(META, key, add_checksum(key, u32(5)))
-    engine.write(write)
+    put(engine, META, {key: add_checksum(key, u32(5))})
     with pytest.raises(CorruptionError, match="besides its wildcard"):
         LearnedTopics.load(engine, GENERATION, (9,))
 
 
 def test_a_tree_deeper_than_any_that_was_learned() -> None:
     """Nobody's memory is filled by paths of thousands of levels."""
-    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    engine = MemoryEngine(KEYSPACES)
     for parent in (0, *range(2, 40)):
         key = EDGE + u32(parent) + b"a"
-        write.put(META, key, add_checksum(key, u32(max(parent, 1) + 1)))
-    engine.write(write)
+        put(engine, META, {key: add_checksum(key, u32(max(parent, 1) + 1))})
     with pytest.raises(CorruptionError, match="too deep"):
         LearnedTopics.load(engine, GENERATION, (9,))
 
@@ -630,19 +543,11 @@ def test_every_flipped_bit_and_truncation_is_found_when_it_is_loaded() -> None:
     save(learned(["a/b", "c"], 9), engine)
     stored = contents(engine)
     for key, value in stored.items():
-        flipped = [
-            value[:n] + bytes((value[n] ^ 1 << bit,)) + value[n + 1 :] for n in range(len(value)) for bit in range(8)
-        ]
-        others = [other for other in stored.values() if other != value]
-        for bad in [*flipped, *(value[:n] for n in range(len(value))), value + b"\0", *others]:
-            write = WriteBatch()
-            write.put(META, key, bad)
-            engine.write(write)
+        for bad in [*broken(value), *(other for other in stored.values() if other != value)]:
+            put(engine, META, {key: bad})
             with pytest.raises(CorruptionError, match="learned topics"):
                 LearnedTopics.load(engine, GENERATION, (9,))
-        write = WriteBatch()
-        write.put(META, key, value)
-        engine.write(write)
+        put(engine, META, {key: value})
     assert 2 == len(LearnedTopics.load(engine, GENERATION, (9,)))
 
 
