@@ -1,4 +1,8 @@
-"""Databases for the tests of sessions: in memory and on disk, with a clock that only moves when it is told to."""
+"""Databases for the tests of sessions: in memory and on disk, with a clock that only moves when it is told to.
+
+Sessions reach an engine only through the state of shards, so `make test` leaves the disk to the histories that are
+killed, opened again and fail to write.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "rocksdb"])
+@pytest.fixture(params=["memory", pytest.param("rocksdb", marks=pytest.mark.slow)])
 def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
     clocks = {"clock": clock, "monotonic": clock.monotonic}
     with ts.open(tmp_path / "db", backend=request.param, shards=2, auto_compact=False, **clocks) as opened:

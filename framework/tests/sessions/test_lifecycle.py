@@ -188,8 +188,8 @@ def test_a_removal_that_was_interrupted_is_finished(
 ) -> None:
     """By the next process's first tick, or by who opens the session first: nothing of it is found again."""
     session = sessions.open("client", expiry_interval=interval)
-    for number in range(1_500):
-        session.subscribe(f"f/{number}", 1, retain_handling=2)
+    options = SubscribeOptions(1, retain_handling=2)
+    sessions.subscribe([(session, f"f/{number}", options) for number in range(1_500)])
     session.disconnect()
     shard = db.storage.shards[db.shard_of("client")]
     original, writes = shard._writes.write_state, iter([True])

@@ -76,7 +76,7 @@ def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
     assert not sessions._dispatcher._channels
 
 
-@pytest.fixture(params=["memory", "rocksdb"])
+@pytest.fixture(params=["memory", pytest.param("rocksdb", marks=pytest.mark.slow)])
 def slow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ts.Database, Turnstile]]:
     """Return a database that waits for each flush, and what lets flushes through."""
     with ts.open(tmp_path / "slow", backend=request.param, durability="sync", auto_compact=False) as db:
