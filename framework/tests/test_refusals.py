@@ -18,8 +18,9 @@ import pytest
 import topicstore as ts
 from topicstore import MAX_PAYLOAD, Message, opening
 from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.engine import STATE
 from topicstore.storage.manifest import Manifest, read_manifest
+from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import replayed
@@ -147,6 +148,7 @@ def test_too_far_ahead(late: str) -> None:
         ahead = [Message("a", b"", f"c{n}", timestamp=START + 2_500_000 + (n == 3)) for n in range(6)]
         with refuses(db, ts.TimestampAheadError, 3):
             db.store(ahead)
+        assert 1 == db.info().total.failed_batches
         assert 3 == db.store(ahead[:3]).count
 
 
@@ -461,22 +463,20 @@ def test_a_second_process(path: Path) -> None:
 def test_newer_and_damaged_records(path: Path, key: bytes, name: str) -> None:
     """A shard whose tail or generation record is newer or damaged isn't opened; appended fields are passed over."""
 
-    def put(value: bytes) -> None:
+    def keep(value: bytes) -> None:
         with pair_of("rocksdb", "block").raw(path, 1) as engine:
-            write = WriteBatch()
-            write.put(STATE, key, value)
-            engine.write(write)
+            put(engine, STATE, {key: value})
 
     with pair_of("rocksdb", "block").raw(path, 1) as engine:
         stored = engine.get(STATE, key) or b""
     fields = msgspec.msgpack.decode(strip_checksum(key, stored))
-    put(stored[:-1] + bytes((stored[-1] ^ 1,)))
+    keep(stored[:-1] + bytes((stored[-1] ^ 1,)))
     with pytest.raises(ts.CorruptionError, match=f"state: {name}"):
         reopened(path)
-    put(add_checksum(key, msgspec.msgpack.encode([99, "something new", *fields[1:]])))
+    keep(add_checksum(key, msgspec.msgpack.encode([99, "something new", *fields[1:]])))
     with pytest.raises(ts.NewerFormatError, match="version 99"):
         reopened(path)
-    put(add_checksum(key, msgspec.msgpack.encode([*fields, "appended later"])))
+    keep(add_checksum(key, msgspec.msgpack.encode([*fields, "appended later"])))
     with reopened(path) as db:
         assert len(GOOD) == len(replayed(db))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
+from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
 
@@ -40,9 +41,7 @@ def damaged(tmp_path: Path) -> Path:
             db.store([ts.Message("t", b"%d" % number + bytes(3_000))])
         killed = shutil.copytree(tmp_path / "db", tmp_path / "killed")
     (log,) = (file for file in killed.glob("shard-0000/*.log") if file.stat().st_size)
-    data = bytearray(log.read_bytes())
-    data[len(data) // 2] ^= 1
-    log.write_bytes(data)
+    flip(log, log.stat().st_size // 2)
     return killed
 
 

@@ -134,13 +134,12 @@ def test_a_checkpoint_is_a_closed_database(closed: Path) -> None:
         payloads(copy)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_list_without_an_orderly_close(tmp_path: Path, backend: str) -> None:
+def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
     """A killed database has none; nor has one whose write failed, whose files may not be on disk."""
-    need(backend)
+    need("rocksdb")
     program = (
         "import os, signal, sys, topicstore as ts\n"
-        f"db = ts.open(sys.argv[1], backend={backend!r}, auto_compact=False)\n"
+        "db = ts.open(sys.argv[1], auto_compact=False)\n"
         "db.store([ts.Message('t', b'0')])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -157,13 +156,12 @@ def test_no_list_without_an_orderly_close(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("it failed")], ids=["ctrl-c", "failure"])
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_list_after_a_close_that_did_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, error: BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """One that was interrupted within the engine, or failed there, lists nothing; nor does the next, that ends it."""
-    need(backend)
-    db = ts.open(tmp_path / "db", backend=backend, auto_compact=False)
+    need("rocksdb")
+    db = ts.open(tmp_path / "db", auto_compact=False)
     db.store([Message("t", b"0")])
     engine = type(db.storage.shards[0].engine())
     real = engine.close

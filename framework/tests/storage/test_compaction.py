@@ -11,8 +11,9 @@ from unittest.mock import patch
 import pytest
 import topicstore as ts
 from topicstore import background
-from topicstore.contract.engine import DATA, WriteBatch
+from topicstore.contract.engine import DATA
 from topicstore.storage import compaction
+from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.oracle.checks import replayed
@@ -151,10 +152,7 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
         db.store([ts.Message("first", b"")])
         engine = db.storage.shards[0].engine()
         (key, value), *_ = next(engine.scan(DATA, limit=1))
-        damage, undo = WriteBatch(), WriteBatch()
-        damage.put(DATA, key, value[:-1] + bytes((value[-1] ^ 1,)))
-        undo.put(DATA, key, value)
-        engine.write(damage)
+        put(engine, DATA, {key: value[:-1] + bytes((value[-1] ^ 1,))})
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fill(db)
@@ -165,6 +163,6 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
             db.compact()
         later = db.store([ts.Message("later", b"1")]).ids
         assert later == [id_ for id_, _ in replayed(db, "later", later[0].position >> 11)]
-        engine.write(undo)
+        put(engine, DATA, {key: value})
         db.compact()  # perhaps beside the background, which goes on too
         assert (ENOUGH + 2, []) == ((report := db.verify()).messages, report.damages)

@@ -14,12 +14,13 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.engine import STATE
 from topicstore.contract.positions import time_of
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.tally_tables import TallyTables
 from topicstore.storage import contents, counting
 from topicstore.storage.deletion import delete_local
+from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import together, wait_until
@@ -441,10 +442,7 @@ def test_a_damaged_table_is_told(db: ts.Database) -> None:
     db.compact()
     shard = db.storage.shards[0]
     damaged = [pair for chunk in shard.engine().scan(STATE, b"\0tally\0", b"\0tally\1") for pair in chunk]
-    write = WriteBatch()
-    for key, value in damaged:
-        write.put(STATE, key, value[:-1] + bytes((value[-1] ^ 1,)))
-    shard.engine().write(write)
+    put(shard.engine(), STATE, {key: value[:-1] + bytes((value[-1] ^ 1,)) for key, value in damaged})
     assert everything == db.topics()
     assert len(damaged) == len(db.verify().damages)
     db.delete("#")

@@ -116,13 +116,11 @@ def check_text(told: object, place: str) -> None:
     assert "reader-" not in str(told)
 
 
-EVERY_WAY = pytest.mark.parametrize(
-    "options", [{}, {"mode": "r"}, {"recovery": "point_in_time"}, {"recovery": "salvage"}], ids=str
-)
+WAYS: list[dict[str, Any]] = [{}, {"mode": "r"}, {"recovery": "salvage"}, {"recovery": "point_in_time"}]
 
 
 @pytest.mark.slow
-@EVERY_WAY
+@pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("how", list(HARMS))
 def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str, Any]) -> None:
     """To write, to read, and going on from before: what is damaged or gone is told as that, and named."""
@@ -133,7 +131,7 @@ def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str,
         shutil.rmtree(path)
 
 
-@EVERY_WAY
+@pytest.mark.parametrize("options", [*WAYS[:-1], pytest.param(WAYS[-1], marks=pytest.mark.slow)], ids=str)
 def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     """What is opened in another directory then, or from links, is told as the database that was asked for."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), "flipped"):
@@ -155,7 +153,7 @@ def test_what_is_gone_is_a_loss(killed: Path, tmp_path: Path, what: str) -> None
     gone = shard if what == "directory" else main
     remove(gone)
     left = sorted(shard.rglob("*"))
-    for options in EVERY_WAY.args[1]:
+    for options in WAYS:
         with pytest.raises(ts.DataLossError, match=f"^{gone}: it is gone"):
             ts.open(path, **options)
         assert left == sorted(shard.rglob("*"))

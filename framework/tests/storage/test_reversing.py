@@ -14,16 +14,22 @@ SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
 
 
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database of 40 hours, 250 messages each six minutes, and now and then one of a rare topic."""
+def filled(path: Path, often: int) -> ts.Database:
+    """Return a database of 40 hours, some messages each six minutes, and now and then one of a rare topic."""
     now = [START]
     how: dict[str, Any] = {"backend": "memory", "layout": "reference", "shards": 2, "clock": lambda: now[0]}
-    with ts.open(tmp_path / "db", mode="x", auto_compact=False, **how) as db:  # counting reads messages too
-        for number in range(400):
-            now[0] += 360 * SECOND
-            rare = [ts.Message("rare/x", b"%d" % number, "r")] if number % 50 == 0 else []
-            db.store([*rare, *(ts.Message(f"often/{n}", b"%d" % number, f"c{n % 9}") for n in range(250))])
+    db = ts.open(path, mode="x", auto_compact=False, **how)  # counting reads messages too
+    for number in range(400):
+        now[0] += 360 * SECOND
+        rare = [ts.Message("rare/x", b"%d" % number, "r")] if number % 50 == 0 else []
+        db.store([*rare, *(ts.Message(f"often/{n}", b"%d" % number, f"c{n % 9}") for n in range(often))])
+    return db
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
+    """A database of 100,000 messages, of which tests only read."""
+    with filled(tmp_path_factory.mktemp("often") / "db", 250) as db:
         yield db
 
 
@@ -47,20 +53,21 @@ def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database
     assert forward[:-1_001:-1] == [topic for batch in got for topic in batch.column("topic").to_pylist()]
 
 
-def test_a_generation_that_is_dropped_meanwhile_is_missed(db: ts.Database) -> None:
+def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> None:
     """As by any replay: fewer messages than there were are no answer. One that was handed out already is not."""
-    db.add_generation()
-    db.store([ts.Message("rare/x", b"between", "r")])
-    db.add_generation()
-    db.store([ts.Message("rare/x", b"last", "r")])
-    going_back = db.replay("rare/#", reverse=True, batch_size=1)
-    assert [b"last", b"between"] == [next(going_back).payload for _ in range(2)]
-    assert b"350" == next(going_back).payload
-    db.drop_generation(2)
-    assert b"300" == next(going_back).payload
-    db.drop_generation(1)
-    with pytest.raises(ts.GenerationDroppedError):
-        list(going_back)
+    with filled(tmp_path / "db", 9) as db:
+        db.add_generation()
+        db.store([ts.Message("rare/x", b"between", "r")])
+        db.add_generation()
+        db.store([ts.Message("rare/x", b"last", "r")])
+        going_back = db.replay("rare/#", reverse=True, batch_size=1)
+        assert [b"last", b"between"] == [next(going_back).payload for _ in range(2)]
+        assert b"350" == next(going_back).payload
+        db.drop_generation(2)
+        assert b"300" == next(going_back).payload
+        db.drop_generation(1)
+        with pytest.raises(ts.GenerationDroppedError):
+            list(going_back)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

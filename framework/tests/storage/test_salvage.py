@@ -17,6 +17,7 @@ from topicstore.contract.layout import SlabStep, TopicNode
 from topicstore.plugins import load_target, registry
 from topicstore.shard.salvage import messages_behind
 from topicstore.shard.shard import Shard
+from topicstore_conformance.backend.damage import flip
 from topicstore_layouts.block.slab import BlockSlab
 
 LATER = 4_000_000_000_000_000
@@ -50,13 +51,11 @@ def killed_in_its_second_life(path: Path, backend: str, **how: Any) -> Made:
         return killed, shown(db)
 
 
-def flip(path: Path, share: float) -> None:
+def damage_log(path: Path, share: float = 0.5) -> None:
     """Flip a bit of the largest log, so much of it behind its beginning."""
     logs = [*(path / "shard-0000").glob("[0-9]*.log"), *(path / "shard-0000").glob("*.wal")]
     log = max(logs, key=lambda each: each.stat().st_size)
-    data = bytearray(log.read_bytes())
-    data[int(len(data) * share)] ^= 1
-    log.write_bytes(data)
+    flip(log, int(log.stat().st_size * share))
 
 
 def contents(path: Path) -> dict[Path, bytes]:
@@ -67,7 +66,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
     """All but what shares the damaged 32 KB, at its old position; state is that from before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, backend)
-    flip(path, 0.5)
+    damage_log(path)
     shutil.copytree(path, tmp_path / "before")
     with (
         pytest.warns(RuntimeWarning, match="lacks the last|was cut"),
@@ -97,7 +96,7 @@ def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
 def test_where_nothing_behind_it_can_be_read(tmp_path: Path) -> None:
     """DuckDB reads nothing behind damage: it is as before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, "duckdb")
-    flip(path, 0.5)
+    damage_log(path)
     with pytest.warns(RuntimeWarning, match="lacks the last"):
         db = ts.open(path, recovery="salvage")
     with db:
@@ -116,7 +115,7 @@ def test_damage_at_the_very_beginning(tmp_path: Path, backend: str) -> None:
         for number in range(40):
             db.store([Message(f"t/{number % 4}", draw.randbytes(3_000), "c")])
         path = shutil.copytree(tmp_path / "db", tmp_path / "killed")
-    flip(path, 0)
+    damage_log(path, 0)
     with pytest.warns(RuntimeWarning) as told:
         db = ts.open(path, recovery="salvage")
     assert "behind the damage 0 messages were salvaged, 40 others are lost" in str(told[-1].message)
@@ -131,7 +130,7 @@ def test_damage_at_the_very_beginning(tmp_path: Path, backend: str) -> None:
 def test_what_fails_while_it_is_read_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is cut when all was read."""
     path, _ = killed_in_its_second_life(tmp_path, "rocksdb")
-    flip(path, 0.5)
+    damage_log(path)
     before = contents(path / "shard-0000")
 
     def fail(*_: object, **__: object) -> SlabStep:
@@ -150,14 +149,13 @@ UNREADABLE = pytest.mark.parametrize("error", [CorruptionError("bad"), NewerForm
 
 
 @UNREADABLE
-@pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_where_nothing_behind_it_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The database goes on from before the damage, and a warning says why nothing was salvaged."""
-    path, stored = killed_in_its_second_life(tmp_path, backend)
-    flip(path, 0.5)
-    kind = load_target(registry().backend(backend))
+    path, stored = killed_in_its_second_life(tmp_path, "rocksdb")
+    damage_log(path)
+    kind = load_target(registry().backend("rocksdb"))
     real = kind.open_damaged
 
     def fails_behind(*arguments: Any, salvage: bool) -> Engine:
@@ -181,7 +179,7 @@ def test_where_what_was_learned_can_not_be_read(
 ) -> None:
     """Nothing of that slab is found, and counted as lost."""
     path, stored = killed_in_its_second_life(tmp_path, "rocksdb")
-    flip(path, 0.5)
+    damage_log(path)
     tried = []
 
     def fails(slab: BlockSlab) -> Iterator[TopicNode]:

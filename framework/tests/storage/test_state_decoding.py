@@ -11,23 +11,22 @@ import msgspec
 import pytest
 import topicstore as ts
 from topicstore.contract.checksums import add_checksum
-from topicstore.contract.engine import KEYSPACES, STATE, WriteBatch
+from topicstore.contract.engine import KEYSPACES, STATE
 from topicstore.queues import record
 from topicstore.sessions import Publish, Will
 from topicstore.shard.state import OWN
 from topicstore.state_decoders import DECODERS
 from topicstore.storage.storage import Storage
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
+from topicstore_conformance.backend.fixtures import put
 
 WRONG = {"newer": [99], "of other types": [1, {}, {}, {}], "not an array": 1}
 """What no record of any kind is."""
 
 
-def put(storage: Storage, key: bytes, value: object) -> None:
+def keep_value(storage: Storage, key: bytes, value: object) -> None:
     """Keep a value with a right checksum."""
-    write = WriteBatch()
-    write.put(STATE, key, add_checksum(key, msgspec.msgpack.encode(value)))
-    storage.shards[0].engine().write(write)
+    put(storage.shards[0].engine(), STATE, {key: add_checksum(key, msgspec.msgpack.encode(value))})
 
 
 def keep(db: ts.Database) -> None:
@@ -68,7 +67,7 @@ def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
     keys = [prefix + b"x" for prefix in DECODERS]
     with ts.open(tmp_path / "db", shards=1) as db:
         for key in keys:
-            put(db.storage, key, WRONG[wrong])
+            keep_value(db.storage, key, WRONG[wrong])
         places = {damage.place for damage in db.verify().damages}
     assert {f"shard 0, state {key!r}" for key in keys} == places
 
@@ -99,9 +98,7 @@ def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
             flipped[chance.randrange(len(value))] ^= 1 << chance.randrange(8)
             engine = RocksdbBackend(RocksdbOptions()).open_shard(tmp_path / "copy/shard-0000", KEYSPACES, create=False)
             with closing(engine):
-                write = WriteBatch()
-                write.put(STATE, key, bytes(flipped))
-                engine.write(write)
+                put(engine, STATE, {key: bytes(flipped)})
             (tmp_path / "copy" / "closed").unlink()
             with suppress(ts.CorruptionError, ts.NewerFormatError), ts.open(tmp_path / "copy") as db:
                 assert db.verify().damages, key
@@ -112,7 +109,7 @@ def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
 def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
     """In queues that are open, and in others."""
     with ts.open(tmp_path / "db", shards=1) as db:
-        put(db.queues.open("q")._storage, record._KEY, [1, {}])
+        keep_value(db.queues.open("q")._storage, record._KEY, [1, {}])
         if opened:
             assert ["state" in damage.place for damage in db.verify().damages] == [True]
     if not opened:
