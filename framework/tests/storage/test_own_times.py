@@ -29,7 +29,13 @@ SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
 PAIRS: list[Any] = [("memory", "wildcard_optimized", {"epoch_bits": 10}), ("rocksdb", "block", {})]
 """A layout with epochs, and one that keeps to positions, which can be opened again."""
-OTHERS = [("memory", "reference"), ("memory", "block"), ("leveldb", "skipstream"), ("leveldb", "block")]
+OTHERS = [
+    ("memory", "reference"),
+    ("memory", "block"),
+    ("leveldb", "skipstream"),
+    ("leveldb", "block"),
+    ("rocksdb", "skipstream"),
+]
 
 
 @pytest.fixture
