@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,26 +17,17 @@ from topicstore.contract.columns import Constant
 from topicstore.contract.errors import InvalidMessageError
 from topicstore.contract.model import Message, Properties
 from topicstore.contract.positions import MAX_TIME
-from topicstore_conformance.oracle import strategies
+
+from .conftest import exactly, lists
 
 PROPERTIES = SCHEMA.field("properties").type
 FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\xff", (("k", "1"), ("j", ""), ("k", "1")))
-
-messages = strategies.messages(times=st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME))
-# Batches in which most columns are constant are as common as those in which none is.
-alike = st.builds(lambda message, count: [message] * count, messages, st.integers(1, 6))
-lists = st.lists(messages, max_size=8) | alike | st.builds(lambda one, other: one + other, alike, alike)
 
 SOME = [
     Message("a/b", b"1", "c", 1, retain=True, timestamp=5, properties=FULL),
     Message("a/c", b"", "", 0, retain=False, timestamp=None, properties=None),
     Message("a/b", b"\xff", "d", 2, retain=True, timestamp=MAX_TIME, properties=Properties()),
 ]
-
-
-def exactly(messages: list[Message]) -> list[list[tuple[type, Any]]]:
-    """Return messages with the types of their values: True is not 1 here."""
-    return [[(type(value), value) for value in msgspec.structs.astuple(message)] for message in messages]
 
 
 def record_batch(rows: int = 2, **columns: Any) -> pa.RecordBatch:

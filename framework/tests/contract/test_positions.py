@@ -119,21 +119,13 @@ def test_first_position_clamps(time: int, clamped: int) -> None:
         (0, 0),
         (-5, -5),
         (1 << 70, 1 << 70),
-        (datetime(1970, 1, 1, tzinfo=UTC), 0),
-        (datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC), 1),
-        (datetime(2001, 9, 9, 1, 46, 40, 123_456, tzinfo=UTC), 1_000_000_000_123_456),
-        (datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), 0),
-        (datetime(1969, 12, 31, 19, tzinfo=timezone(timedelta(hours=-5))), 0),
-        (datetime(1970, 1, 1, 5, 45, tzinfo=timezone(timedelta(hours=5, minutes=45))), 0),
-        (datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), -1),
-        (datetime(1969, 12, 31, tzinfo=UTC), -86_400_000_000),
         (datetime(1, 1, 1, tzinfo=UTC), -62_135_596_800_000_000),
         (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), 253_402_300_799_999_999),
     ],
     ids=str,
 )
 def test_to_microseconds(time: int | datetime, microseconds: int) -> None:
-    """Integers stay, and datetimes are exact to the microsecond in any zone and before 1970."""
+    """Integers stay, and the first and last datetime are exact; a test below has those in between."""
     actual = to_microseconds(time)
     assert microseconds == actual
     assert int is type(actual)
