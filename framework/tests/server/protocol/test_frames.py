@@ -36,12 +36,11 @@ def test_frames_do_not_depend_on_how_bytes_arrive(expected: list[Frame], data: s
     assert reader.feed(b"\xc0\0") == [(0xC0, b"")]  # nothing is left behind
 
 
-@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 129, 16_383, 16_384, 2_097_151, 2_097_152])
+@pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
 def test_a_packet_may_have_any_length(size: int) -> None:
     reader = FrameReader(LARGE)
     reader.version = 5
-    body = bytes(size)
-    assert reader.feed(packet(0x30, body)) == [(0x30, body)]
+    assert reader.feed(packet(0x30, bytes(size))) == [(0x30, bytes(size))]
 
 
 def test_a_large_packet_is_kept_once() -> None:
@@ -61,21 +60,13 @@ def test_a_large_packet_is_kept_once() -> None:
 @pytest.mark.parametrize("limit", [100, 1_000, 100_000])
 def test_a_packet_above_the_limit_is_refused_before_it_has_arrived(limit: int) -> None:
     largest = next(size for size in range(limit, 0, -1) if len(packet(0x30, bytes(size))) == limit)
-    reader = FrameReader(limit)
-    reader.version = 5
+    reader = FrameReader(LARGE)
+    reader.version, reader.max_packet_size = 5, limit
     assert reader.feed(packet(0x30, bytes(largest))) == [(0x30, bytes(largest))]
     with pytest.raises(FramingError, match=f"more than {limit:,} bytes") as bad:
         reader.feed(b"\xc0\0\x30" + wire.variable(largest + 1))
     assert bad.value.reason is ReasonCode.PACKET_TOO_LARGE
     assert bad.value.frames == [(0xC0, b"")]
-
-
-def test_the_limit_may_be_changed() -> None:
-    reader = FrameReader(1_000)
-    reader.version = 5
-    reader.max_packet_size = 10
-    with pytest.raises(FramingError):
-        reader.feed(packet(0x30, bytes(20)))
 
 
 @pytest.mark.parametrize("version", [0, 4, 5])
@@ -92,10 +83,7 @@ def test_a_length_of_five_bytes_is_malformed(version: int, cut: int) -> None:
     assert error.value.reason is ReasonCode.MALFORMED_PACKET
 
 
-PADDED = {1: b"\x80\x00", 2: b"\x80\x80\x00", 3: b"\x80\x80\x80\x00"}
-
-
-@pytest.mark.parametrize("length", PADDED.values(), ids=[f"{count} bytes too many" for count in PADDED])
+@pytest.mark.parametrize("length", [b"\x80\x00", b"\x80\x80\x00", b"\x80\x80\x80\x00"])
 def test_mqtt_311_allows_a_length_with_more_bytes_than_it_needs(length: bytes) -> None:
     reader = FrameReader(LARGE)
     reader.version = 4

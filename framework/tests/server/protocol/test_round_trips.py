@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from ohmqtt.property import MQTTPublishProps
 from topicstore.contract.model import Properties
 from topicstore.server.protocol import encoding
-from topicstore.server.protocol.decoding import decode, decode_publish
-from topicstore.server.protocol.frames import FrameReader
 from topicstore.server.protocol.packets import (
     NEVER,
     AckPacket,
@@ -36,6 +34,8 @@ from topicstore.server.protocol.reason_tables import (
 from topicstore.sessions import Publish
 from topicstore_conformance.conditions.profiles import PROFILE
 from topicstore_conformance.mqtt import wire
+
+from .conftest import read, sent
 
 versions = st.sampled_from([4, 5])
 alphabet = st.one_of(st.sampled_from("aZ09/$ -é水\ufeff\U0001f600"), st.characters(exclude_categories=["Cs"]))
@@ -72,13 +72,6 @@ def as_properties(values: dict[str, Any]) -> Properties | None:
     ours = {name: value for name, value in values.items() if name in MESSAGE}
     pairs = tuple(ours.pop("user_property", ()))
     return Properties(**ours, user_properties=pairs) if ours or pairs else None
-
-
-def frame(packet: bytes) -> tuple[int, bytes]:
-    reader = FrameReader(1 << 28)
-    reader.version = 5
-    (found,) = reader.feed(packet)
-    return found
 
 
 wills = st.builds(
@@ -136,12 +129,12 @@ def test_connect(
         "user_properties": tuple(values.pop("user_property", ())),
         **values,
     }
-    assert decode(0, *frame(packet)) == ConnectPacket(
+    assert read(0, packet) == ConnectPacket(
         version=version, clean_start=clean, password=password, will=expected_will, **given, **expected
     )
 
 
-sent = {
+PUBLISH = {
     "topic": topics,
     "qos": st.integers(0, 2),
     "packet_id": packet_ids,
@@ -151,7 +144,7 @@ sent = {
 
 
 @PROFILE
-@given(versions, fields(payload=binaries, **sent), message_properties, some(topic_alias=packet_ids), st.booleans())
+@given(versions, fields(payload=binaries, **PUBLISH), message_properties, some(topic_alias=packet_ids), st.booleans())
 def test_publish_from_a_client(
     version: int, given: dict[str, Any], values: dict[str, Any], alias: dict[str, int], named: bool
 ) -> None:
@@ -162,14 +155,14 @@ def test_publish_from_a_client(
     properties = as_properties(values) if version == 5 else None
     expected = ts.Message(topic, payload, "me", qos, retain, None, properties)
     for _ in range(2):  # topics and properties are remembered
-        found = decode_publish(version, *frame(packet), "me")
+        found = read(version, packet)
         assert found == (expected, given["packet_id"] if qos else 0, alias.get("topic_alias", 0))
 
 
 @PROFILE
 @given(
     versions,
-    fields(payload=st.integers(0, 20_000).map(bytes), **sent),
+    fields(payload=st.integers(0, 20_000).map(bytes), **PUBLISH),
     message_properties,
     st.lists(identifiers, max_size=3),
     bytes_2,
@@ -191,8 +184,7 @@ def test_publish_to_a_client(
         expected |= {"message_expiry_interval": expiry} if expiry is not None else {}
         expected |= {"subscription_identifier": subscriptions} if subscriptions else {}
         expected |= {"topic_alias": alias} if alias else {}
-    first, body = frame(packet)
-    found = wire.parse(version, first, body)
+    found = sent(version, packet)
     assert (found.topic, found.payload, found.packet_id) == (name, payload, packet_id)
     assert (found.qos, found.retain, found.dup, found.properties) == (qos, retain, dup, expected)
     before, after = encoding.publish_parts(version, publish, name, alias)
@@ -213,7 +205,7 @@ def test_publish_as_ohmqtt_makes_it(topic: str, packet_id: int, payload: bytes, 
         topic, payload, ohmqtt.packet.publish.MQTTQoS.Q1, packet_id=packet_id, properties=properties
     )
     message = ts.Message(topic, payload, "me", 1, False, None, as_properties(values))
-    assert decode_publish(5, *frame(packet.encode()), "me") == (message, packet_id, 0)
+    assert read(5, packet.encode()) == (message, packet_id, 0)
 
 
 options = st.builds(
@@ -244,7 +236,7 @@ def test_subscribe(
     expected = SubscribePacket(packet_id, asked)
     if version == 5:
         expected = SubscribePacket(packet_id, asked, identifier, tuple(pairs))
-    assert decode(version, *frame(wire.subscribe(packet_id, asked, version=version, **values))) == expected
+    assert read(version, wire.subscribe(packet_id, asked, version=version, **values)) == expected
 
 
 @PROFILE
@@ -253,7 +245,7 @@ def test_unsubscribe(version: int, packet_id: int, asked: list[str], pairs: list
     pairs = pairs if version == 5 else []
     values: dict[str, Any] = {"user_property": pairs} if pairs else {}
     packet = wire.unsubscribe(packet_id, asked, version=version, **values)
-    assert decode(version, *frame(packet)) == UnsubscribePacket(packet_id, asked, tuple(pairs))
+    assert read(version, packet) == UnsubscribePacket(packet_id, asked, tuple(pairs))
 
 
 ack_properties = some(reason_string=texts, user_property=user_properties)
@@ -268,13 +260,13 @@ def test_acknowledgements(kind: int, packet_id: int, data: st.DataObject, values
     if full or values:
         rest = packet_id.to_bytes(2, "big"), bytes((reason,)), wire.properties(**values)
         packet = wire.frame(KINDS[kind], 2 if kind == 6 else 0, *rest)
-    assert decode(5, *frame(packet)) == AckPacket(kind, packet_id, reason)
+    assert read(5, packet) == AckPacket(kind, packet_id, reason)
     short = wire.acknowledgement(KINDS[kind], packet_id)
-    assert decode(4, *frame(short)) == decode(5, *frame(short)) == AckPacket(kind, packet_id, 0)
-    first, body = frame(encoding.puback(5, kind, packet_id, reason))
-    assert decode(5, first, body) == AckPacket(kind, packet_id, reason)
-    assert wire.parse(5, first, body).reason == reason
-    assert frame(encoding.puback(4, kind, packet_id, reason)) == frame(short)
+    assert read(4, short) == read(5, short) == AckPacket(kind, packet_id, 0)
+    packet = encoding.puback(5, kind, packet_id, reason)
+    assert read(5, packet) == AckPacket(kind, packet_id, reason)
+    assert sent(5, packet).reason == reason
+    assert encoding.puback(4, kind, packet_id, reason) == short
     assert encoding.pubacks(5, kind, [(packet_id, reason)]) == encoding.puback(5, kind, packet_id, reason)
 
 
@@ -288,7 +280,7 @@ def test_disconnect(reason: int, values: dict[str, Any], short: bool) -> None:
     packet = wire.frame("DISCONNECT", 0, bytes((reason,))) if short else wire.disconnect(reason, **values)
     given = {} if short else values
     expected = DisconnectPacket(reason, given.get("session_expiry_interval"), given.get("reason_string"))
-    assert decode(5, *frame(packet)) == expected
+    assert read(5, packet) == expected
 
 
 @PROFILE
@@ -296,13 +288,13 @@ def test_disconnect(reason: int, values: dict[str, Any], short: bool) -> None:
 def test_auth(reason: int, method: str, data: bytes | None) -> None:
     values: dict[str, Any] = {} if data is None else {"authentication_data": data}
     packet = wire.auth(reason, authentication_method=method, **values)
-    assert decode(5, *frame(packet)) == AuthPacket(reason, method, data)
+    assert read(5, packet) == AuthPacket(reason, method, data)
 
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_packets_without_a_body(version: int) -> None:
-    assert decode(version, *frame(wire.PINGREQ)) == PingPacket()
-    assert decode(version, *frame(b"\xe0\0")) == DisconnectPacket(0)
+    assert read(version, wire.PINGREQ) == PingPacket()
+    assert read(version, b"\xe0\0") == DisconnectPacket(0)
     assert encoding.PINGRESP == wire.frame("PINGRESP", 0)
 
 
@@ -336,8 +328,7 @@ CONNACK = {
 )
 def test_connack(reason: int, present: bool, values: dict[str, Any]) -> None:
     packet = encoding.connack(5, reason, present, **values)
-    first, body = frame(packet)
-    found = wire.parse(5, first, body)
+    found = sent(5, packet)
     assert (found.kind, found.flags, found.reason, found.present) == ("CONNACK", 0, reason, present and not reason)
     assert found.properties == {CONNACK[name][0]: value for name, value in values.items()}
     theirs = ohmqtt.packet.decode_packet(packet)
@@ -348,17 +339,17 @@ def test_connack(reason: int, present: bool, values: dict[str, Any]) -> None:
 @PROFILE
 @given(packet_ids, st.lists(st.sampled_from(sorted(SUBACK_REASONS)), min_size=1, max_size=300), st.none() | texts)
 def test_suback(packet_id: int, codes: list[int], reason_string: str | None) -> None:
-    found = wire.parse(5, *frame(encoding.suback(5, packet_id, codes, reason_string)))
+    found = sent(5, encoding.suback(5, packet_id, codes, reason_string))
     assert (found.kind, found.flags, found.packet_id, found.reasons) == ("SUBACK", 0, packet_id, tuple(codes))
     assert found.properties.get("reason_string") == reason_string
-    found = wire.parse(4, *frame(encoding.suback(4, packet_id, codes, reason_string)))
+    found = sent(4, encoding.suback(4, packet_id, codes, reason_string))
     assert (found.packet_id, found.reasons) == (packet_id, tuple(min(code, 0x80) for code in codes))
 
 
 @PROFILE
 @given(packet_ids, st.lists(st.sampled_from(sorted(UNSUBACK_REASONS)), min_size=1, max_size=300), st.none() | texts)
 def test_unsuback(packet_id: int, codes: list[int], reason_string: str | None) -> None:
-    found = wire.parse(5, *frame(encoding.unsuback(5, packet_id, codes, reason_string)))
+    found = sent(5, encoding.unsuback(5, packet_id, codes, reason_string))
     assert (found.kind, found.flags, found.packet_id, found.reasons) == ("UNSUBACK", 0, packet_id, tuple(codes))
     assert found.properties.get("reason_string") == reason_string
     assert encoding.unsuback(4, packet_id, codes) == b"\xb0\2" + packet_id.to_bytes(2, "big")
@@ -367,7 +358,7 @@ def test_unsuback(packet_id: int, codes: list[int], reason_string: str | None) -
 @PROFILE
 @given(st.sampled_from(sorted(SERVER_DISCONNECT_REASONS)), st.none() | texts, st.none() | texts)
 def test_disconnect_of_the_server(reason: int, reason_string: str | None, reference: str | None) -> None:
-    found = wire.parse(5, *frame(encoding.disconnect(5, reason, reason_string, reference)))
+    found = sent(5, encoding.disconnect(5, reason, reason_string, reference))
     assert (found.kind, found.flags, found.reason) == ("DISCONNECT", 0, reason)
     assert found.properties.get("reason_string") == reason_string
     assert found.properties.get("server_reference") == reference

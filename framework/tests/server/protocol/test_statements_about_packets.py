@@ -9,47 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import topicstore
 import topicstore as ts
 from topicstore.contract.model import Properties
 from topicstore.server.protocol import encoding
-from topicstore.server.protocol.decoding import decode, decode_publish
-from topicstore.server.protocol.frames import FrameReader
-from topicstore.server.protocol.reason import PacketError, ReasonCode
+from topicstore.server.protocol.reason import ReasonCode
 from topicstore.sessions import Publish
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.statements import statement, statements_of
+
+from .conftest import read, refused, sent
 
 MALFORMED, PROTOCOL_ERROR = ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR
 both = pytest.mark.parametrize("version", [4, 5], ids=["MQTT 3.1.1", "MQTT 5"])
 ID, NOTHING = b"\0\7", b"\0"
 """A packet id, and properties of which there are none."""
-
-
-def read(version: int, packet: bytes) -> Any:
-    """Return what the server reads: of a PUBLISH the message, its packet id and its alias."""
-    reader = FrameReader(1 << 20)
-    reader.version = version
-    (frame,) = reader.feed(packet)
-    return decode_publish(version, *frame, "me") if frame[0] >> 4 == 3 else decode(version, *frame)
-
-
-def refused(version: int, packet: bytes, reason: ReasonCode) -> PacketError:
-    """Check that a packet is refused with this reason, and return the error."""
-    with pytest.raises(PacketError) as error:
-        read(version, packet)
-    assert error.value.reason is reason, error.value.text
-    return error.value
-
-
-def sent(version: int, packet: bytes) -> wire.Packet:
-    """Return a packet of the server as a client reads it."""
-    first, begin, end = wire.split(packet) or (0, 0, 0)
-    assert end == len(packet)
-    return wire.parse(version, first, packet[begin:end])
 
 
 def properties(version: int, **values: wire.Value) -> bytes:

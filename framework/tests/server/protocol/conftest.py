@@ -1,0 +1,43 @@
+"""Packets as the server reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from topicstore.server.protocol.decoding import decode, decode_publish
+from topicstore.server.protocol.frames import FrameReader
+from topicstore.server.protocol.reason import PacketError, ReasonCode
+from topicstore_conformance.mqtt import wire
+
+
+def read(version: int, packet: bytes) -> Any:
+    """Return what the server reads: of a PUBLISH the message, its packet id and its alias."""
+    reader = FrameReader(1 << 24)
+    reader.version = version
+    (frame,) = reader.feed(packet)
+    return decode_publish(version, *frame, "me") if frame[0] >> 4 == 3 else decode(version, *frame)
+
+
+def refused(version: int, packet: bytes, reason: ReasonCode) -> PacketError:
+    """Check that a packet is refused with this reason, and return the error."""
+    with pytest.raises(PacketError) as error:
+        read(version, packet)
+    assert error.value.reason is reason, error.value.text
+    return error.value
+
+
+def reason_of(version: int, packet: bytes) -> ReasonCode | None:
+    """Return why a packet is refused, or None if it isn't."""
+    try:
+        read(version, packet)
+    except PacketError as bad:
+        return bad.reason
+    return None
+
+
+def sent(version: int, packet: bytes) -> wire.Packet:
+    """Return a packet of the server as a client reads it."""
+    first, begin, end = wire.split(packet) or (0, 0, 0)
+    assert end == len(packet)
+    return wire.parse(version, first, packet[begin:end])
