@@ -52,8 +52,6 @@ class Listener:
 class Histories(RuleBasedStateMachine):
     """Feeds with followers at all places, over any history of storing, failing, deleting and dropping."""
 
-    backend, layout = "rocksdb", "block"
-
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp())
@@ -63,17 +61,19 @@ class Histories(RuleBasedStateMachine):
         """By shard, positions at which followers may stand."""
 
     @initialize(
-        layout=st.sampled_from(["own", "wildcard_optimized"]), few=st.booleans(), rows=st.sampled_from([3, 4_096])
+        backend=st.sampled_from(["rocksdb", "memory"]),
+        layout=st.sampled_from(["block", "skipstream", "wildcard_optimized", "wildcard_optimized"]),
+        few=st.booleans(),
+        rows=st.sampled_from([3, 4_096]),
     )
-    def begin(self, layout: str, few: bool, rows: int) -> None:
+    def begin(self, backend: str, layout: str, few: bool, rows: int) -> None:
         limits = {"_COMMITS": 3, "_ROWS": 20, "_WHOLE": 3} if few else {}
         self.patches = [patch.object(recent_commits, name, limit) for name, limit in limits.items()]
         self.patches.append(patch.object(feeds, "ROWS", rows))
         for each in self.patches:
             each.start()
         options = {layout: {"epoch_bits": 12}} if layout == "wildcard_optimized" else None
-        name = self.layout if layout == "own" else layout
-        self.db = ts.open(self.path / "db", backend=self.backend, layout=name, options=options, shards=SHARDS)
+        self.db = ts.open(self.path / "db", backend=backend, layout=layout, options=options, shards=SHARDS)
         self.hub: Hub = self.db._hub
         self.listeners: dict[Feed, Listener] = {}
 
@@ -135,10 +135,10 @@ class Histories(RuleBasedStateMachine):
     def delete(self, text: str) -> None:
         self.db.delete(text)
 
-    @rule(own=st.booleans())
-    def add_generation(self, own: bool) -> None:
-        layout = self.layout if own else "wildcard_optimized"
-        self.generations.append(self.db.add_generation(layout, {} if own else {"epoch_bits": 12}))
+    @rule(layout=st.sampled_from(["block", "skipstream", "wildcard_optimized", "wildcard_optimized"]))
+    def add_generation(self, layout: str) -> None:
+        options = {"epoch_bits": 12} if layout == "wildcard_optimized" else {}
+        self.generations.append(self.db.add_generation(layout, options))
 
     @precondition(lambda self: len(self.generations) > 1)
     @rule()
@@ -186,20 +186,8 @@ class Histories(RuleBasedStateMachine):
         assert hides or len(read) == len(scanned)
 
 
-class SkipstreamHistories(Histories):
-    layout = "skipstream"
-
-
-class MemoryHistories(Histories):
-    backend = "memory"
-
-
-TestBlock = Histories.TestCase
-TestBlock.settings = settings(MACHINE, max_examples=tries(10, 60))
-TestSkipstream = SkipstreamHistories.TestCase
-TestSkipstream.settings = settings(MACHINE, max_examples=tries(5, 30))
-TestMemory = MemoryHistories.TestCase
-TestMemory.settings = settings(MACHINE, max_examples=tries(10, 60))
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(MACHINE, max_examples=tries(25, 150))
 
 
 def _reads(db: ts.Database) -> int:

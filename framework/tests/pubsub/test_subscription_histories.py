@@ -52,8 +52,6 @@ class Follower:
 class Histories(RuleBasedStateMachine):
     """What a subscription fetches is what the model holds behind its place, in order."""
 
-    layout = "block"
-
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp())
@@ -63,9 +61,13 @@ class Histories(RuleBasedStateMachine):
         self.generations = [1]
         self.stored = 0
 
-    @initialize(text=st.sampled_from(FILTERS), window=st.sampled_from([None, 3, 50]))
-    def begin(self, text: str, window: int | None) -> None:
-        self.db = ts.open(self.path / "db", layout=self.layout, shards=SHARDS)
+    @initialize(
+        layout=st.sampled_from(["block", "block", "skipstream", "reference"]),
+        text=st.sampled_from(FILTERS),
+        window=st.sampled_from([None, 3, 50]),
+    )
+    def begin(self, layout: str, text: str, window: int | None) -> None:
+        self.db = ts.open(self.path / "db", layout=layout, shards=SHARDS)
         self.subscribe(text, False, window)
 
     def teardown(self) -> None:
@@ -287,17 +289,5 @@ def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
     ]
 
 
-class SkipstreamHistories(Histories):
-    layout = "skipstream"
-
-
-class ReferenceHistories(Histories):
-    layout = "reference"
-
-
-TestBlock = Histories.TestCase
-TestBlock.settings = settings(MACHINE, max_examples=tries(10, 30))
-TestSkipstream = SkipstreamHistories.TestCase
-TestSkipstream.settings = settings(MACHINE, max_examples=tries(5, 15))
-TestReference = ReferenceHistories.TestCase
-TestReference.settings = settings(MACHINE, max_examples=tries(5, 15))
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(MACHINE, max_examples=tries(20, 60))

@@ -488,8 +488,9 @@ def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 100])
-def test_what_a_cancelled_fetch_took_was_not_fetched(db: ts.Database, window: int | None) -> None:
+def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window: int | None) -> None:
     """Where another subscription goes on, and the lag, are those of before it; the next fetch returns it."""
+    db = plain
     db.store([ts.Message("a", b"%d" % number) for number in range(10)])
     gate = threading.Event()
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import topicstore as ts
 from topicstore.queues import queue as queues
-from topicstore_conformance.faults.clock import Clock
 
 
-@pytest.fixture(params=["memory", "rocksdb"])
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ts.Database]:
-    with ts.open(tmp_path / "db", backend=request.param, shards=2, clock=Clock()) as opened:
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend="memory") as opened:
         yield opened
 
 

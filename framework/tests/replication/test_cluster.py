@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import names
 from topicstore.replication.cluster import Cluster
 from topicstore.replication.objects import ClusterDocument
+from topicstore_conformance.faults.threads import together
 
 from .conftest import Gate, Line, Objects
 
@@ -66,11 +68,7 @@ def test_whatever_answers_are_lost_a_change_is_made_once(commands: list[str]) ->
 
 def test_of_many_that_change_it_at_once_all_do() -> None:
     store = Objects()
-    run = [threading.Thread(target=cluster(store).change, args=(adds(f"{number}"),)) for number in range(12)]
-    for thread in run:
-        thread.start()
-    for thread in run:
-        thread.join()
+    together(*(partial(cluster(store).change, adds(f"{number}")) for number in range(12)))
     number, document = cluster(store).newest()
     assert 12 == number
     assert sorted(document.policies.values()) == list(range(1, 13))  # type: ignore[union-attr]

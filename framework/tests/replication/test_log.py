@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BASES, CUTS, Base, Cut, Entry, decode_entry, encode_entry
 from topicstore.replication.reading import LocalWrite
 from topicstore.replication.taking_over import Step, may_suspect
+from topicstore_conformance.faults.threads import together
 
 from .conftest import LONG, Gate, Line, Objects
 
@@ -89,8 +91,10 @@ def store() -> Objects:
 def site(store: Objects) -> Iterator[Any]:
     made: list[Site] = []
 
-    def make(name: str, *commands: str | Gate) -> Site:
+    def make(name: str, *commands: str | Gate, epoch: int = 0) -> Site:
+        """Make a site, which takes over with an epoch if one is given."""
         made.append(Site(store, name, *commands))
+        assert not epoch or made[-1].log.take_over(epoch)
         return made[-1]
 
     yield make
@@ -99,8 +103,7 @@ def site(store: Objects) -> Iterator[Any]:
 
 
 def test_what_is_acknowledged_is_in_the_log_and_at_every_follower(site: Any) -> None:
-    a, b = site("a"), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2", b"3")
     assert [b"1", b"2", b"3"] == a.copy.changes == b.follow()
     assert a.copy.progress == b.copy.progress
@@ -109,8 +112,7 @@ def test_what_is_acknowledged_is_in_the_log_and_at_every_follower(site: Any) -> 
 def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, store: Objects) -> None:
     """Group commit, in the order of the proposals."""
     gate = Gate()
-    a = site("a", "", gate)
-    assert a.log.take_over(1)
+    a = site("a", "", gate, epoch=1)
     first = a.log.propose(b"0", 1, 1)
     gate.reached()
     rest = [a.log.propose(b"%d" % number, number + 1, number + 1) for number in range(1, 50)]
@@ -123,17 +125,12 @@ def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, st
 
 
 def test_many_threads_that_propose_are_each_told(site: Any) -> None:
-    a, b = site("a"), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", epoch=1), site("b")
 
     def run(thread: int) -> None:
         a.propose(*(b"%d.%d" % (thread, number) for number in range(25)))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(run, number) for number in range(6)))
     assert sorted(a.copy.changes) == sorted(b"%d.%d" % (thread, number) for thread in range(6) for number in range(25))
     assert a.copy.changes == b.follow()
 
@@ -157,8 +154,7 @@ def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str
 def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -> None:
     """What is in flight and what is queued; then it follows."""
     gate = Gate()
-    a, b = site("a", "", "", gate), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", "", "", gate, epoch=1), site("b")
     a.propose(b"1")
     paused = a.log.propose(b"2")
     gate.reached()
@@ -181,8 +177,7 @@ def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -
 def test_an_owner_that_wakes_after_truncation_meets_the_fence(site: Any, store: Objects) -> None:
     """Its next index is the fence's, which stays; all others of its time are gone."""
     gate = Gate()
-    a, b, c = site("a", "", "", gate), site("b"), site("c")
-    assert a.log.take_over(1)
+    a, b, c = site("a", "", "", gate, epoch=1), site("b"), site("c")
     a.propose(b"1")
     paused = a.log.propose(b"2")
     gate.reached()
@@ -200,8 +195,7 @@ def test_an_owner_that_wakes_after_truncation_meets_the_fence(site: Any, store: 
 def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledged(site: Any) -> None:
     """It was sent again into the emptied place; it is in the base, so that is true."""
     gate = Gate()
-    a, b, c = site("a", "", "lose", gate), site("b"), site("c")
-    assert a.log.take_over(1)
+    a, b, c = site("a", "", "lose", gate, epoch=1), site("b"), site("c")
     written = a.log.propose(b"1")
     gate.reached()
     assert b.log.take_over(2)
@@ -217,8 +211,7 @@ def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledg
 def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Objects) -> None:
     """A site that found the log's end, and was paused until that was truncated, begins at the base and fences again."""
     gate = Gate()
-    a, b, late = site("a"), site("b", gate), site("late")
-    assert a.log.take_over(1)
+    a, b, late = site("a", epoch=1), site("b", gate), site("late")
     taken: list[bool] = []
     thread = threading.Thread(target=lambda: taken.append(b.log.take_over(2)))
     a.propose(b"1")
@@ -238,8 +231,7 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
 
 def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: Any) -> None:
     """A base alone does not make it throw away what it has."""
-    a, b = site("a"), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2")
     head = names.base_head(SHARD, a.copy.progress.next)
     a.line.create(head, BASES.encode(head, Base(progress=a.copy.progress, site="a", parts=())))
@@ -249,8 +241,7 @@ def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: A
 
 def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
     """Whether it meets the higher one in the log or has it already."""
-    a, b = site("a"), site("b")
-    assert a.log.take_over(2)
+    a, b = site("a", epoch=2), site("b")
     assert not b.log.take_over(1)
     b.follow()
     assert not b.log.take_over(1)
@@ -279,8 +270,7 @@ def test_a_late_fence_of_a_lower_epoch_is_passed(site: Any) -> None:
 
 def test_releasing_writes_what_is_queued_and_lets_the_heir_in_at_once(site: Any) -> None:
     gate = Gate()
-    a, b = site("a", "", gate), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", "", gate, epoch=1), site("b")
     first = a.log.propose(b"1")
     gate.reached()
     second = a.log.propose(b"2")
@@ -301,8 +291,7 @@ def test_releasing_writes_what_is_queued_and_lets_the_heir_in_at_once(site: Any)
 
 def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> None:
     gate = Gate()
-    a = site("a", "", gate)
-    assert a.log.take_over(1)
+    a = site("a", "", gate, epoch=1)
     change = a.log.propose(b"1")
     gate.reached()
     with pytest.raises(StorageUnavailableError, match="still on its way, and may be stored"):
@@ -331,8 +320,7 @@ def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store:
 
 
 def test_a_shard_is_taken_over_once_at_a_time_and_not_after_the_close(site: Any) -> None:
-    a = site("a")
-    assert a.log.take_over(1)
+    a = site("a", epoch=1)
     with pytest.raises(InvalidArgumentError, match="site a owns shard 3 already, with epoch 1"):
         a.log.take_over(2)
     a.log.close()
@@ -344,8 +332,7 @@ def test_a_shard_is_taken_over_once_at_a_time_and_not_after_the_close(site: Any)
 
 def test_an_engine_that_fails_stops_the_log(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The change is in the log and not here: the error is told, and nothing more is taken."""
-    a, b = site("a"), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", epoch=1), site("b")
 
     def fail(_entry: Entry, _write: LocalWrite) -> None:
         raise OSError("the disk is full")
@@ -359,8 +346,7 @@ def test_an_engine_that_fails_stops_the_log(site: Any, monkeypatch: pytest.Monke
 
 
 def test_a_damaged_entry_stops_who_reads_it(site: Any, store: Objects) -> None:
-    a, b = site("a"), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2")
     name = names.entry(SHARD, 1)
     store.objects[name] = store.objects[name][:-1]
@@ -370,8 +356,7 @@ def test_a_damaged_entry_stops_who_reads_it(site: Any, store: Objects) -> None:
 
 def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
     """After what lies before it was applied."""
-    a, b = site("a"), site("b")
-    assert a.log.take_over(1)
+    a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2", b"3")
     store.delete(names.entry(SHARD, 2))
     with pytest.raises(CorruptionError, match="log entry 2: it is missing"):
@@ -381,8 +366,7 @@ def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
 
 def test_a_log_that_was_set_back_is_told(site: Any, store: Objects) -> None:
     """When a site starts again that has applied more than the log has."""
-    a = site("a")
-    assert a.log.take_over(1)
+    a = site("a", epoch=1)
     a.propose(b"1", b"2")
     store.delete(names.entry(SHARD, 2))
     again = LogReader(store, SHARD, a.copy)
@@ -429,11 +413,7 @@ def test_sites_that_depose_each_other_keep_what_must_hold(seed: int, tmp_path: P
             one.line.arrive()
             one.log.release()
 
-    threads = [threading.Thread(target=run, args=(one, random.Random(seed * 3 + at))) for at, one in enumerate(sites)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(run, one, random.Random(seed * 3 + at)) for at, one in enumerate(sites)))
     followers = [one.follow() for one in (*sites, Site(store, "new"))]
     assert all(found == followers[0] for found in followers)
     assert len(set(followers[0])) == len(followers[0])

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from topicstore.contract.errors import InvalidArgumentError, UnknownPluginError
-from topicstore.contract.log_store import LogStore, NotConditionalError, ObjectNotFoundError, check_name
+from topicstore.contract.log_store import NotConditionalError, check_name
 from topicstore.replication.log_stores import open_log_store, probe
 
+from .conftest import Objects
 
-class Overwriting(LogStore):
+
+class Overwriting(Objects):
     """A store that ignores the condition, as rclone's and s3rver's do."""
 
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-
-    @classmethod
-    def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:  # noqa: ARG003 - it keeps everything in itself
-        return cls()
-
-    @property
-    def place(self) -> str:
-        return "s3://careless"
+    place = "s3://careless"
 
     def create(self, name: str, data: bytes) -> None:
         self.objects[check_name(name)] = data
-
-    def get(self, name: str) -> bytes:
-        if name not in self.objects:
-            raise ObjectNotFoundError(name, self.place)
-        return self.objects[name]
-
-    def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        yield sorted(self.objects)
-
-    def delete(self, name: str) -> None:
-        self.objects.pop(name, None)
 
 
 def test_a_store_that_ignores_the_condition_is_refused() -> None:
