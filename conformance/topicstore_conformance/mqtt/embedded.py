@@ -76,9 +76,12 @@ class Embedded:
 
         return self.do(count())
 
-    def client(self, *, version: int = 5) -> RawClient:
-        """Return a raw client on which nothing was sent."""
-        return RawClient(self.port, version=version)
+    def client(self, client_id: str | None = None, *, version: int = 5, **options: Any) -> RawClient:
+        """Return a raw client. With an id it has connected, with the options of `RawClient.connect`."""
+        client = RawClient(self.port, version=version)
+        if client_id is not None:
+            client.connect(client_id, **options)
+        return client
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -111,15 +114,15 @@ class Embedded:
 @contextmanager
 def serving_http(
     db: ts.Database,
-    settings: HttpSettings | None = None,
     *,
     read: Callable[[], ServerSettings] | None = None,
     storages: Mapping[str, ts.Database] | None = None,
+    **http: Any,
 ) -> Iterator[Server]:
     """Serve a database to MQTT and HTTP clients within this process; by default HTTP has a free port too.
 
-    ``read`` and ``storages`` are those of `Server`.
+    ``read`` and ``storages`` are those of `Server`, the others those of `HttpSettings`.
     """
-    http = settings if settings is not None else HttpSettings(listen=ANY_PORT)
-    with Embedded(db, ServerSettings(http=http), read=read, storages=storages) as embedded:
+    settings = ServerSettings(http=HttpSettings(**{"listen": ANY_PORT, **http}))
+    with Embedded(db, settings, read=read, storages=storages) as embedded:
         yield embedded.server

@@ -1,4 +1,4 @@
-"""A server for the tests of a module, and clients of it."""
+"""A server for tests that need none of their own, and clients of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ import pytest
 import topicstore as ts
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.serving import Serving, serving
 
 Connect = Callable[..., RawClient]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """An authority whose certificates lie in the test's directory."""
+    return Authority(tmp_path)
 
 
 @pytest.fixture
@@ -39,15 +46,11 @@ def embedded(db: ts.Database) -> Iterator[Embedded]:
         yield embedded
 
 
-@pytest.fixture(scope="module")
-def mqtt(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    """A server that all tests of a module use: they choose topics and client ids by `name`.
-
-    The module may have further ARGUMENTS for it.
-    """
+@pytest.fixture(scope="session")
+def mqtt() -> Iterator[Serving]:
+    """A server over TCP and WebSocket that tests of all modules use: they choose topics and client ids by `name`."""
     need("rocksdb")
-    more = getattr(request.module, "ARGUMENTS", ())
-    with quick_directory() as directory, serving(Path(directory) / "db", *more) as server:
+    with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:
         yield server
 
 

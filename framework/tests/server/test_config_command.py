@@ -118,7 +118,6 @@ def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[limits]\nconections = 1", "error: server.toml, line 2: limits has no key 'conections'; is 'connections'"),
         (
             "[durable_storage.messages]\nn_shards = 3",
             "was created with 1, which can't be changed to 3; take its messages over",

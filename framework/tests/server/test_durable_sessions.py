@@ -40,8 +40,7 @@ def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, 
 
 def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -> None:
     """When its connection breaks."""
-    with Embedded(db, settings(enable=False)) as embedded, embedded.client() as other:
-        other.connect("other")
+    with Embedded(db, settings(enable=False)) as embedded, embedded.client("other") as other:
         other.subscribe("will", options=1)
         with embedded.client() as client:
             client.connect("c", will=Will(topic="will", payload=b"gone", qos=1), keep=True)
@@ -51,8 +50,7 @@ def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -
 def test_what_was_kept_ends_when_the_client_comes_to_sessions_that_are_not_durable(db: ts.Database) -> None:
     """As after a clean start."""
     with Embedded(db) as embedded:
-        with embedded.client() as client:
-            client.connect("c", keep=True)
+        with embedded.client("c", keep=True) as client:
             client.subscribe("a/#", options=1)
             client.leave()
         assert ["c"] == [info.client_id for info in db.sessions]
@@ -70,8 +68,7 @@ def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
         own = ZoneSessionsSettings(enable=False, batch_size=3)
         before = embedded.server.settings
         mqtt = before.listeners["mqtt"]
-        with embedded.client() as client:
-            client.connect("general", keep=True)
+        with embedded.client("general", keep=True) as client:
             assert 50 == batch_size(db, "general")
             changed = msgspec.structs.replace(
                 before,
@@ -95,8 +92,7 @@ def batch_size(db: ts.Database, client_id: str) -> int | None:
 
 def test_a_session_that_takes_little_at_once_gets_everything(db: ts.Database) -> None:
     """In order."""
-    with Embedded(db, settings(batch_size=2)) as embedded, embedded.client() as client:
-        client.connect("c")
+    with Embedded(db, settings(batch_size=2)) as embedded, embedded.client("c") as client:
         client.subscribe("a", options=1)
         db.publish([ts.Message("a", str(number).encode(), "p", qos=1) for number in range(9)])
         payloads = [packet.payload for packet in client.publishes(9)]
@@ -107,8 +103,7 @@ def test_messages_wake_a_session_however_long_it_may_sleep(db: ts.Database) -> N
     """Nobody polls: the intervals are the longest time that passes if nothing happens."""
     hour = Duration(3_600)
     slow = settings(idle_poll_interval=hour, renew_streams_interval=hour, session_gc_interval=hour)
-    with Embedded(db, slow) as embedded, embedded.client() as client:
-        client.connect("c")
+    with Embedded(db, slow) as embedded, embedded.client("c") as client:
         client.subscribe("a/#", options=1)
         for number in range(3):
             db.publish([ts.Message(f"a/{number}", b"new stream", "p", qos=1)])

@@ -21,8 +21,7 @@ def test_a_client_in_the_middle_of_a_packet_is_not_silent(db: ts.Database, monke
         heard += 1
 
     monkeypatch.setattr(Session, "alive", counted)
-    with Embedded(db) as embedded, embedded.client() as client:
-        client.connect("slow", keep_alive=3_600)
+    with Embedded(db) as embedded, embedded.client("slow", keep_alive=3_600) as client:
         packet = wire.publish("large", b"x" * 1_000, qos=1, packet_id=1)
         for at in range(0, len(packet) - 100, 100):
             before = heard

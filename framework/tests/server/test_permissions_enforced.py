@@ -56,8 +56,7 @@ def test_what_may_not_be_published_goes_nowhere(db: ts.Database, version: int) -
 def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
     """The packet id is free, and doesn't count any more."""
     settings = msgspec.structs.replace(SECRETS, limits=Limits(in_flight=2))
-    with Embedded(db, settings) as embedded, embedded.client() as client:
-        client.connect("me")
+    with Embedded(db, settings) as embedded, embedded.client("me") as client:
         for _ in range(5):
             answer = client.publish("secret/a", b"no", 2)
             assert (answer.kind, answer.reason) == ("PUBREC", 0x87)
@@ -69,14 +68,14 @@ def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version
     settings = msgspec.structs.replace(
         SECRETS, authorization=msgspec.structs.replace(SECRETS.authorization, refused_subscription="unspecified")
     )
-    with Embedded(db, settings) as embedded, embedded.client(version=version) as client:
-        client.connect("me")
+    with Embedded(db, settings) as embedded, embedded.client("me", version=version) as client:
         bad = 0x8F if version == 5 else 0x80
         assert client.subscribe("secret/a", "open/a", "$share/g/secret/a", "a#", options=1) == (0x80, 1, 0x80, bad)
 
 
 @both
 def test_what_may_not_be_read_is_refused_filter_by_filter(db: ts.Database, version: int) -> None:
+    """A wildcard is granted, and brings nothing of it."""
     refused = 0x80 if version == 4 else 0x87
     with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", version=version) as client:
         assert client.subscribe("secret/a") == refused
@@ -84,11 +83,6 @@ def test_what_may_not_be_read_is_refused_filter_by_filter(db: ts.Database, versi
         assert client.subscribe("$replay/-1h/secret/a") == refused
         assert client.subscribe("mine/me/+") == 1
         assert client.subscribe("$share/g/mine/me/+") == 1
-
-
-@both
-def test_a_wildcard_brings_nothing_that_may_not_be_read(db: ts.Database, version: int) -> None:
-    with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", version=version) as client:
         assert client.subscribe("#") == 1
         db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in ("secret/a", "mine/you", "mine/me")])
         assert client.payloads(1) == ["mine/me"]
@@ -172,9 +166,7 @@ def asking(db: ts.Database, plugin: Plugin) -> Iterator[Embedded]:
 @both
 def test_a_client_waits_for_the_plugin_and_nobody_else_does(asking: Embedded, plugin: Plugin, version: int) -> None:
     """Its packets keep their order meanwhile."""
-    with asking.client(version=version) as client, asking.client(version=version) as other:
-        client.connect("me")
-        other.connect("other")
+    with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
         client.send(
             wire.publish("yes/1", b"1", qos=1, packet_id=1, version=version),
             wire.publish("no/1", b"2", qos=1, packet_id=2, version=version),
@@ -194,8 +186,7 @@ def test_a_client_waits_for_the_plugin_and_nobody_else_does(asking: Embedded, pl
 
 
 def test_a_client_that_goes_while_the_plugin_thinks_is_forgotten(asking: Embedded, plugin: Plugin) -> None:
-    with asking.client() as client:
-        client.connect("me", session_expiry_interval=3600)
+    with asking.client("me", session_expiry_interval=3600) as client:
         client.send(wire.publish("yes", b"late", qos=1, packet_id=1), wire.subscribe(2, [("yes", 1)]))
         wait_until(lambda: plugin.asked, "the plugin to be asked")
     plugin.may_answer.set()

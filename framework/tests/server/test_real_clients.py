@@ -17,8 +17,6 @@ from topicstore_conformance.mqtt.raw_client import NEVER
 from topicstore_conformance.mqtt.serving import Serving
 
 HERE = Path(__file__).parent
-ARGUMENTS = ("--listen", "ws://127.0.0.1:0/mqtt")
-"""What the fixture `mqtt` has more: a listener for WebSocket."""
 both = pytest.mark.parametrize("version", [4, 5])
 EACH = [(f"{qos}", b"\xc3\xa9%d" % qos, qos) for qos in (0, 1, 2)]
 """What each client publishes to itself: the last topic level, payload and QoS."""

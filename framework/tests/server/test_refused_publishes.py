@@ -27,24 +27,22 @@ def full(db: ts.Database) -> Iterator[Embedded]:
         yield embedded
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-def test_a_client_is_told_that_there_is_no_room(full: Embedded, qos: int) -> None:
-    """It stays connected, and its packet id is free."""
-    with full.client() as client:
-        client.connect("me", receive_maximum=10)
-        for _ in range(3):
+def test_a_client_is_told_that_there_is_no_room(full: Embedded) -> None:
+    """It stays connected, its packet id is free, and when there is room again its messages are taken."""
+    with full.client("me", receive_maximum=10) as client:
+        for qos in (1, 2) * 3:
             answer = client.publish("kept/3", b"3", qos)
             assert (answer.kind, answer.reason) == ("PUBACK" if qos == 1 else "PUBREC", 0x97)
         client.ping()
-    assert [message.payload for message in full.db.replay("#")] == [b"1", b"2"]
+        assert [message.payload for message in full.db.replay("#")] == [b"1", b"2"]
+        full.db.retention.set(max_bytes=None)
+        assert client.publish("kept/3", b"3").reason == 0
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> None:
     """Because it can't be told, and an acknowledgement would be a lie; others don't notice."""
-    with full.client(version=4) as client, full.client(version=4) as other:
-        client.connect("me")
-        other.connect("other")
+    with full.client("me", version=4) as client, full.client("other", version=4) as other:
         client.send(wire.publish("kept/3", b"3", qos=qos, packet_id=1, version=4))
         assert client.ended() is None
         other.ping()
@@ -69,14 +67,6 @@ def test_what_need_not_be_stored_is_passed_on(full: Embedded) -> None:
         assert reader.payloads(2) == ["0", "1"]
 
 
-def test_when_there_is_room_again_messages_are_taken(full: Embedded) -> None:
-    with full.client() as client:
-        client.connect("me")
-        assert client.publish("kept/3", b"3").reason == 0x97
-        full.db.retention.set(max_bytes=None)
-        assert client.publish("kept/3", b"3").reason == 0
-
-
 FILLED = """
 import contextlib, os
 import topicstore as ts
@@ -88,11 +78,9 @@ with open(directory + "/others", "wb") as others:
     others.write(bytes(16 << 20))
 full = contextlib.suppress(ts.StorageFullError, ts.EngineError)  # as closing says, too
 with full, ts.open(directory + "/db", options=options) as db, Embedded(db) as embedded:
-    with embedded.client() as reader:
-        reader.connect("reader", session_expiry_interval=3600)
+    with embedded.client("reader", session_expiry_interval=3600) as reader:
         reader.subscribe("kept", options=1)
-    with embedded.client() as live, embedded.client() as writer, embedded.client() as other:
-        live.connect("live")
+    with embedded.client("live") as live, embedded.client() as writer, embedded.client() as other:
         live.subscribe("live", options=0)
         writer.connect("writer")
         other.connect("other")

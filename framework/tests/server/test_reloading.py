@@ -60,8 +60,7 @@ def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
 def test_access_rules_hold_for_clients_that_connect(embedded: Embedded) -> None:
     """A client that is connected may do what it might; the next one what the new rules say."""
     rules = (Rule(permission="deny", action="publish", topics=("secret",)),)
-    with embedded.client() as before, embedded.client() as after:
-        before.connect("before")
+    with embedded.client("before") as before, embedded.client() as after:
         changed = reload(embedded, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
         assert (["authorization.rules", "authorization.unlisted"], []) == changed
         after.connect("after")
@@ -102,8 +101,7 @@ def test_listeners_open_change_and_close(embedded: Embedded) -> None:
     """One whose address stays keeps its port; clients of one that closes stay connected."""
     mqtt = embedded.server.settings.listeners["mqtt"]
     free = Address("127.0.0.1:0")
-    with embedded.client() as client:
-        client.connect("stays")
+    with embedded.client("stays") as client:
         added = {"mqtt": mqtt, "web": ListenerSettings(listen=free, protocol="websocket")}
         assert (["listeners.web"], []) == reload(embedded, listeners=added)
         assert [embedded.port, "ws"] == [

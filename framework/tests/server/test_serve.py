@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
 from topicstore.server.addresses import Address
 from topicstore.server.introduction import introduction
 from topicstore.server.readiness import notify, ready_line
@@ -38,38 +40,41 @@ def program(*arguments: str, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, text=True, **pipes, **more)
 
 
-def run(*arguments: str, given: str = "", **more: Any) -> tuple[int, str, str]:
-    """Run a command to its end; return its exit code and what it has written."""
-    done = subprocess.run([*COMMAND, *arguments], input=given, capture_output=True, text=True, timeout=PATIENCE, **more)
-    return done.returncode, done.stdout, done.stderr
+def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
+    """Run a command that ends by itself; return its exit code and what it has written."""
+    done = CliRunner().invoke(cli, arguments, input=given)
+    return done.exit_code, done.stdout, done.stderr
 
 
-def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(tmp_path: Path) -> None:
-    """SIGTERM: DISCONNECT with 0x8B, exit code 0; a client that was away gets its message from the next run."""
-    with serving(tmp_path / "data") as server:
-        assert {"mqtt", "ws", "http", "pid"} == set(server.ready)
-        with PahoClient(server.port, "display", version=4, clean=False) as kept:
-            kept.subscribe("home/#")
-        with PahoClient(server.port, "sender") as client:
-            client.publish("home/hall", b"one")
-            assert 0 == server.stop()
-            assert 0x8B == client.ended()
-        server.start()
-        with PahoClient(server.port, "display", version=4, clean=False) as kept:
-            assert ["one"] == kept.payloads(1)
+def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM: DISCONNECT with 0x8B, exit code 0; a client that was away gets its message from the next run.
 
-
-def test_a_late_client_replays_over_websocket(tmp_path: Path) -> None:
-    """From the beginning, with the topic form that every client can use."""
-    with serving(tmp_path / "data", "--listen", "ws://127.0.0.1:0/mqtt") as server:
-        port = Address(server.ready["ws"][0]).port
-        with PahoClient(server.port) as kept, PahoClient(port, "sender", transport="websockets") as sender:
-            kept.subscribe("home/#")  # so that what is published is stored
-            for number in range(3):
-                sender.publish("home/hall", str(number))
-            with PahoClient(port, "late", transport="websockets") as late:
-                late.subscribe("$replay/beginning/home/+")
-                assert ["0", "1", "2"] == late.payloads(3)
+    A service manager is told, too, by the socket that it names; one that isn't there doesn't matter.
+    """
+    path = str(tmp_path / "notify")
+    environment = {**os.environ, "NOTIFY_SOCKET": path}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.settimeout(PATIENCE)
+        with serving(tmp_path / "data", env=environment) as server:
+            assert {"mqtt", "ws", "http", "pid"} == set(server.ready)
+            assert b"READY=1" == manager.recv(100)
+            with PahoClient(server.port, "display", version=4, clean=False) as kept:
+                kept.subscribe("home/#")
+            with PahoClient(server.port, "sender") as client:
+                client.publish("home/hall", b"one")
+                assert 0 == server.stop()
+                assert 0x8B == client.ended()
+            assert b"STOPPING=1" == manager.recv(100)
+            server.start()
+            with PahoClient(server.port, "display", version=4, clean=False) as kept:
+                assert ["one"] == kept.payloads(1)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    assert not notify("READY=1")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    assert not notify("READY=1")
 
 
 def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
@@ -112,8 +117,9 @@ def test_a_second_server_on_the_database_is_refused(tmp_path: Path) -> None:
         assert (4, "", "error: ") == (code, out, err[:7])
 
 
-def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings, arguments, an address in use, something that is no database."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("[limits]\npacket_sise = '1MB'\n")
     (tmp_path / "file").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -125,7 +131,7 @@ def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path) -> None:
             (2, f"can't listen on {busy}: ", ["data", "--listen", busy]),
             (3, "", ["file", *HERE]),
         ):
-            found, out, err = run("serve", *arguments, cwd=tmp_path)
+            found, out, err = run("serve", *arguments)
             assert (code, "") == (found, out), err
             assert re.fullmatch(rf"error: .*{re.escape(reason)}.*\n", err), err
 
@@ -181,16 +187,21 @@ def test_users_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    """A client that comes after a kill can replay that, and nothing else."""
+    """A client that comes after a kill, over WebSocket, can replay that, and nothing else."""
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\ndata_dir = "data"\n[[durable_sessions.persistence]]\ntopic_filter = "home/#"\n'
     )
-    with serving(None, "--config", str(tmp_path / "server.toml")) as server:
-        with PahoClient(server.port, "sender") as sender:
+    more = ("--config", str(tmp_path / "server.toml"), "--listen", "ws://127.0.0.1:0/mqtt")
+    with serving(None, *more) as server:
+
+        def client(name: str) -> PahoClient:
+            return PahoClient(Address(server.ready["ws"][0]).port, name, transport="websockets")
+
+        with client("sender") as sender:
             for topic in ("elsewhere", "home/hall"):
                 sender.publish(topic, topic)
         server.restart()
-        with PahoClient(server.port, "late") as late:
+        with client("late") as late:
             late.subscribe("$replay/beginning/#")
             assert ["home/hall"] == late.payloads(1)
 
@@ -238,23 +249,6 @@ def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
         assert (["limits.connections"], []) == (told["changed"], told["needs_restart"])
         with PahoClient(server.port, "first") as first, PahoClient(server.port, "second") as second:
             assert (0, 0x97) == (first.answer, second.answer)
-
-
-@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
-def test_a_service_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the socket that it names; one that isn't there doesn't matter."""
-    path = tmp_path / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(path))
-        with serving(tmp_path / "data", env={**os.environ, "NOTIFY_SOCKET": str(path)}) as server:
-            manager.settimeout(PATIENCE)
-            assert b"READY=1" == manager.recv(100)
-            assert 0 == server.stop()
-            assert b"STOPPING=1" == manager.recv(100)
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
-    assert not notify("READY=1")
-    monkeypatch.delenv("NOTIFY_SOCKET")
-    assert not notify("READY=1")
 
 
 def test_the_line_for_scripts() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from topicstore.server.addresses import Address
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.serving import serving
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
 pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
-trustme = pytest.importorskip("trustme", reason="needs trustme: pip install trustme")
-from topicstore_conformance.mqtt.paho_client import PahoClient  # noqa: E402 - after the question whether it is there
+from topicstore_conformance.mqtt.paho_client import PahoClient
 
 SETTINGS = """
 [listeners.mqtts]
@@ -32,14 +32,10 @@ topics = ["devices/%u"]
 """
 
 
-def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(tmp_path: Path) -> None:
+def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
+    tmp_path: Path, authority: Authority
+) -> None:
     """A client keeps its connection over that; a wrong file is logged, and changes nothing."""
-    authority = trustme.CA()
-
-    def sign(name: str, common_name: str) -> None:
-        signed = authority.issue_cert("127.0.0.1", common_name=common_name)
-        signed.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
-        signed.private_key_pem.write_to_path(tmp_path / f"{name}.key")
 
     def shown() -> str:
         return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE)
@@ -47,9 +43,8 @@ def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
     def written() -> str:
         return (tmp_path / "server.pem").read_text()
 
-    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
-    sign("server", "before")
-    sign("device", "bus-7")
+    authority.sign("server", "before")
+    authority.sign("device", "bus-7")
     (tmp_path / "server.toml").write_text(SETTINGS)
     files = [str(tmp_path / name) for name in ("authority.pem", "device.pem", "device.key")]
     with serving(tmp_path / "data", "--config", str(tmp_path / "server.toml"), listen=False) as server:
@@ -57,7 +52,7 @@ def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
         with PahoClient(port, "bus", prepared=lambda one: one.tls_set(*files)) as client:
             assert [1, 0x87] == [client.subscribe("devices/bus-7"), client.subscribe("devices/bus-8")]
             assert written() == shown()
-            sign("server", "after")
+            authority.sign("server", "after")
             server.signal(signal.SIGHUP)
             wait_until(lambda: written() == shown(), "the new certificate to be shown")
             (tmp_path / "server.key").write_text("nonsense")

@@ -106,12 +106,10 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("batch_size = 10", "batch = 10", "zones.slow.durable_sessions has no key 'batch'; is 'batch_size' meant?"),
         ("batch_size = 10", "batch_size = 0", "zones.slow.durable_sessions.batch_size: expected int >= 1"),
         ('"slow"', '"slo"', "listeners.plain.zone: there is no [zones.slo]; zones are: slow"),
-        ("max_items = 500", "max_item = 500", "messages.local_write_buffer has no key 'max_item'; is 'max_items'"),
         ('data_dir = "data"', "n_sites = 3", "durable_storage.messages: n_sites can't be 3, only 1: there is no"),
         ("messages]", "mesages]\ndurability = 3\n[durable_storage.x]", "durable_storage.mesages.durability: expected"),
         ("messages]", "mesages]\n[durable_storage.messages]", "durable_storage.mesages: a storage beside 'messages'"),
         ('type = "block"', "type = 3", "durable_storage.messages: layout.type is the name of a layout"),
-        ("certificate =", "certifikate =", "listeners.web.tls has no key 'certifikate'; is 'certificate' meant?"),
         ("topics =", "topic =", "authorization.rules[0] has no key 'topic'; is 'topics' meant?"),
         ("[limits]", "[limit]", "the file has no key 'limit'; is 'limits' meant?"),
         ("[log]", "[qqq]", "the file has no key 'qqq'; it may have: durable_sessions, durable_storage"),
@@ -119,18 +117,11 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("n_shards = 2", 'n_shards = "2"', "durable_storage.messages.n_shards: expected int"),
         ("n_shards = 2", "n_shards = 0", "durable_storage.messages.n_shards: expected int >= 1"),
         ('"sensors/#"', '"a#"', "durable_sessions.persistence[0]: filter 'a#': '#' must be alone in the last level"),
-        ("n_shards = 2", "n_shards = true", "durable_storage.messages.n_shards: expected int"),
         ('"sync"', '"synch"', "durable_storage.messages.durability: invalid enum value 'synch'; it may be 'commit', "),
-        ('"allow"', '"yes"', "authorization.rules[0].permission: invalid enum value 'yes'; it may be 'allow', 'deny'"),
-        ('"required"', '"must"', "tls.client_certificates: invalid enum value 'must'; it may be 'ignored', "),
         ("[[authorization.rules]]", "[authorization.rules]", "a table in a list is written [[authorization.rules]]"),
         ('"8MB"', "8", "limits.packet_size: 8 has no unit: write a text such as '8MB'"),
-        ('"8MB"', '"8mb"', "limits.packet_size: '8mb' is not a number with a unit such as '8MB'"),
-        ('"8MB"', '"0MB"', "limits.packet_size: '0MB' is less than a byte"),
         ('"1.5s"', '"-1s"', "limits.connect_timeout: '-1s' is not a number with a unit such as '100ms'"),
         ('"127.0.0.1:1883"', '"1883"', "listeners.plain.listen: '1883' is not HOST:PORT"),
-        ('"127.0.0.1:1883"', '"a:65536"', "listeners.plain.listen: 'a:65536' is not HOST:PORT"),
-        ('"127.0.0.1:1883"', "1883", "listeners.plain.listen: 1883 is not HOST:PORT"),
         ('"server.pem"', '""', "listeners.web.tls.certificate: '' is not a path"),
         ('client_authorities = "authority.pem"', "", "listeners.web.tls: client_certificates = 'required' needs"),
         ('client_certificates = "required"', "", "listeners.web.tls: user_from_certificate needs client_certificates"),
@@ -201,7 +192,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0.4B", "0kB", "9e9B", f"{'9' * 400}B", "9_000_000_000GB", "9000000000GiB", "5", "-1B", 5]
+    "text", ["0.4B", "0kB", "9e9B", f"{'9' * 400}B", "9_000_000_000GB", "9000000000GiB", "5", "-1B", "8mb", 5]
 )
 def test_what_is_no_size_is_refused(text: object) -> None:
     """Nothing, and what no file can have; a number without a unit."""
@@ -209,11 +200,11 @@ def test_what_is_no_size_is_refused(text: object) -> None:
         Size.read(text)
 
 
-@pytest.mark.parametrize("text", ["", ":1883", "a:", "a:b", "::1:1883", "[::1]", "a b:1", "a:1\n", "a:٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", ":1883", "a:", "a:65536", "::1:1883", "[::1]", "a b:1", "a:1\n", "a:٣", 1883])
+def test_what_is_no_address_is_refused(text: object) -> None:
     """A host and a port are both needed, an address of IPv6 in brackets."""
     with pytest.raises(ValueError, match="is not HOST:PORT"):
-        Address(text)
+        Address(text)  # type: ignore[arg-type]
 
 
 def test_which_addresses_are_of_this_machine() -> None:

@@ -73,7 +73,6 @@ def test_paths_are_relative_to_the_current_directory(
         ("LIMITS__QQQ", "1", "limits has no key 'qqq'; it may have: packet_size, connections"),
         ("LIMIT__CONNECTIONS", "1", "the settings has no key 'limit'; is TOPICSTORE__LIMITS meant?"),
         ("LIMITS__CONNECTIONS", "many", "limits.connections: expected int, got str"),
-        ("LIMITS__CONNECTIONS", "0", "limits.connections: expected int >= 1"),
         ("LIMITS__CONNECTIONS", "1\nx = 2", "limits.connections: expected int, got str"),
         ("LIMITS__CONNECTIONS__A", "1", "limits.connections is set as a whole"),
         ("LISTENERS__PLAIN__LISTEN", "1884", "listeners.Plain.listen: 1884 is not HOST:PORT"),

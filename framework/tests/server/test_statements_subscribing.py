@@ -10,8 +10,8 @@ from topicstore_conformance.mqtt.statements import statement
 NO_LOCAL, ONLY_IF_NEW, NO_RETAINED = 4, 0x10, 0x20
 """Subscription options (section 3.8.3.1)."""
 both = pytest.mark.parametrize("version", [4, 5])
-BAD_FILTERS = ["a#", "a/#/b", "#/a", "a+", "+a/b", "a/b+/c", "", "a/\0", "##", "a/##"]
-BAD_SHARES = ["$share/", "$share//a", "$share/g", "$share/g/", "$share/+/a", "$share/a#/a"]
+BAD_FILTERS = ["a/#/b", "a+", "", "a/\0"]
+BAD_SHARES = ["$share/", "$share//a", "$share/g", "$share/+/a"]
 
 
 def until(client: RawClient, payload: bytes) -> list[wire.Packet]:

@@ -68,8 +68,7 @@ def test_a_fault_ends_only_the_client_whom_it_concerns(
 ) -> None:
     """It is told so, and it is logged; its session can be had again, and others go on."""
     failing = Failing(monkeypatch, owner, step, RuntimeError("a fault"))
-    with embedded.client() as client, embedded.client() as other:
-        other.connect("other")
+    with embedded.client() as client, embedded.client("other") as other:
         if packet is not CONNECT:
             client.connect("me", session_expiry_interval=3600)
             client.subscribe("b", options=1)
@@ -86,8 +85,7 @@ def test_a_fault_ends_only_the_client_whom_it_concerns(
 def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session doesn't stay connected."""
     failing = Failing(monkeypatch, StoreHop, "_disconnect", RuntimeError("a fault"))
-    with embedded.client() as client:
-        client.connect("me", session_expiry_interval=3600)
+    with embedded.client("me", session_expiry_interval=3600) as client:
         failing.times = 1
         client.send(wire.disconnect())
         client.ended()
@@ -97,8 +95,7 @@ def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: py
 def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client is told that it isn't connected, and so it isn't."""
     failing = Failing(monkeypatch, StoreHop, "_deliver", RuntimeError("a fault"))
-    with embedded.client() as client:
-        client.connect("other")
+    with embedded.client("other"):
         failing.times = 1
         with embedded.client() as late:
             assert late.connect("me").reason == 0x80
@@ -120,8 +117,7 @@ def test_what_the_store_says_is_told_to_the_client(
 ) -> None:
     """And logged once, however often it happens."""
     failing = Failing(monkeypatch, Sessions, "publish", error)
-    with embedded.client() as client:
-        client.connect("me")
+    with embedded.client("me") as client:
         failing.times = 3
         for qos in (1, 2, 1):
             assert client.publish("a", b"x", qos).reason == code
@@ -133,8 +129,7 @@ def test_a_failure_that_lasts_is_a_line_and_its_end_another(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(monkeypatch, Sessions, "publish", ts.StorageFullError("no room"))
-    with embedded.client() as client:
-        client.connect("me")
+    with embedded.client("me") as client:
         failing.times = 5
         for _ in range(6):
             client.publish("a", b"x")
@@ -166,8 +161,7 @@ def test_clients_are_not_told_where_the_server_keeps_its_files(
         client.ended()
     subscribing = Failing(monkeypatch, Sessions, "subscribe", error("/srv/db/shard-0000: no"))
     freeing = Failing(monkeypatch, Sessions, "pubrel", error("/srv/db/shard-0000: no"))
-    with embedded.client() as client:
-        client.connect("me")
+    with embedded.client("me") as client:
         subscribing.times = freeing.times = 1
         client.send(wire.subscribe(1, [("a", 1)]))
         denied = client.expect("SUBACK")
@@ -182,8 +176,7 @@ def test_clients_are_not_told_where_the_server_keeps_its_files(
 
 def test_deliveries_that_failed_are_made_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(monkeypatch, Sessions, "deliver_batches", ts.StorageFullError("not now"))
-    with embedded.client() as client:
-        client.connect("me")
+    with embedded.client("me") as client:
         client.subscribe("a", options=1)
         failing.times = 3
         embedded.db.publish([ts.Message("a", b"late", "program", 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -9,6 +10,21 @@ import pytest
 import topicstore as ts
 from topicstore.server import Server
 from topicstore_conformance.mqtt.embedded import serving_http
+
+
+def client_of(server: Server, path: str = "/api/v5", timeout: float | None = 60) -> httpx.Client:
+    """Return a client of a server, whose paths begin behind ``path``."""
+    return httpx.Client(base_url=server.urls_of_http[0] + path, timeout=timeout, trust_env=False)
+
+
+def connected(server: Server, receive_buffer: int = 0) -> socket.socket:
+    """Return a connection to a server, on which nothing was sent yet, with a buffer of so many bytes if it is said."""
+    host, _, port = server.urls_of_http[0].removeprefix("http://").rpartition(":")
+    made = socket.socket()
+    if receive_buffer:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    made.connect((host, int(port)))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +37,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Databa
 @pytest.fixture
 def http(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
     """A client of the served database, whose paths begin behind ``/api/v5``."""
-    _, server = served
-    with httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client:
+    with client_of(served[1]) as client:
         yield client
 
 
 @pytest.fixture
 def site(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
     """A client of all that the server serves."""
-    with httpx.Client(base_url=served[1].urls_of_http[0], timeout=60, trust_env=False) as client:
+    with client_of(served[1], "") as client:
         yield client
 
 

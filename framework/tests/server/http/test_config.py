@@ -13,6 +13,8 @@ from topicstore.server import Server
 from topicstore.server.settings_file import read_settings
 from topicstore_conformance.mqtt.embedded import serving_http
 
+from .conftest import client_of
+
 FILE = """
 [listeners.mqtt]
 listen = "127.0.0.1:0"
@@ -30,10 +32,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def client(db: ts.Database, file: Path) -> Iterator[httpx.Client]:
     """A client of a server that reads a file."""
-    with (
-        serving_http(db, read_settings(file, {}).http, read=lambda: read_settings(file, {})) as server,
-        httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client,
-    ):
+    with serving_http(db, read=lambda: read_settings(file, {})) as server, client_of(server) as client:
         yield client
 
 
@@ -84,7 +83,7 @@ def test_further_storages_are_listed(db: ts.Database, tmp_path: Path) -> None:
     with (
         ts.open(tmp_path / "more", backend="memory", shards=3) as more,
         serving_http(db, storages={"messages": db, "more": more}) as server,
-        httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client,
+        client_of(server) as client,
     ):
         assert ["messages", "more"] == client.get("/ds/storages").json()
         assert ["0", "1", "2"] == [shard["id"] for shard in client.get("/ds/storages/more").json()["shards"]]

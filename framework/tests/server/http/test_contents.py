@@ -135,30 +135,28 @@ def test_few_messages_are_counted_exactly(http: httpx.Client) -> None:
     assert http.get("/messages/histogram", params={"buckets": 0}).status_code == 400
 
 
-@pytest.mark.parametrize("counted", [False, True])
-def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(tmp_path: Path, counted: bool) -> None:
-    with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift", auto_compact=False) as db:
-        times = _stored(db, 400_000, 20)
-        if counted:
-            db.compact()
-        whole = histogram(db.storage, TopicFilter("#"), None, None, 10)
-        assert not whole.exact
-        assert whole.messages == pytest.approx(400_000, rel=0.01)
-        true = np.array(_true(times, whole.start, whole.width, 10))
-        assert np.abs(np.array(whole.counts) - true).max() < 0.05 * 400_000
-        start = _START + 500_000_000
-        part = histogram(db.storage, TopicFilter("#"), start, start + 10_000_000, 10)
-        assert part.exact
-        assert part.counts == _true(times, start, 1_000_000, 10)
-        narrow = histogram(db.storage, TopicFilter("h/7"), None, None, 10)
-        assert narrow.exact
-        assert narrow.messages == 20_000
+def _check_estimates(db: ts.Database, times: np.ndarray[Any, Any]) -> None:
+    whole = histogram(db.storage, TopicFilter("#"), None, None, 10)
+    assert not whole.exact
+    assert whole.messages == pytest.approx(400_000, rel=0.01)
+    true = np.array(_true(times, whole.start, whole.width, 10))
+    assert np.abs(np.array(whole.counts) - true).max() < 0.05 * 400_000
+    start = _START + 500_000_000
+    part = histogram(db.storage, TopicFilter("#"), start, start + 10_000_000, 10)
+    assert part.exact
+    assert part.counts == _true(times, start, 1_000_000, 10)
+    narrow = histogram(db.storage, TopicFilter("h/7"), None, None, 10)
+    assert narrow.exact
+    assert narrow.messages == 20_000
 
 
-def test_no_table_is_read_twice_for_a_histogram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none at all for one of all messages, of which hardly one is read."""
+def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from tables, of which none is read twice, and none at all for all messages, of which hardly one is."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift", auto_compact=False) as db:
         times = _stored(db, 400_000, 20)
+        _check_estimates(db, times)
         db.compact()
         read: list[int] = []
         load = tally_tables.load_tally
@@ -179,6 +177,7 @@ def test_no_table_is_read_twice_for_a_histogram(tmp_path: Path, monkeypatch: pyt
         assert np.abs(np.array(narrow.counts) - _true(times, narrow.start, narrow.width, 10)).max() < 0.05 * 400_000
         histogram(db.storage, TopicFilter("h/+"), begin, (begin + end) // 2, 60)
         assert len(read) == tables
+        _check_estimates(db, times)
         db.delete("h/3")
         left = histogram(db.storage, TopicFilter("h/+"), begin, end, 1)
         assert (380_000, True) == (left.messages, left.exact)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,21 +10,22 @@ import httpx
 import pytest
 import topicstore as ts
 from topicstore.server import Address, Server
-from topicstore.server.settings import HttpSettings
 from topicstore_conformance.mqtt.embedded import serving_http
+
+from .conftest import client_of, connected
 
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
     """A server that lets nobody in without a token."""
-    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")
-    with ts.open(tmp_path_factory.mktemp("closed") / "db", backend="memory") as db, serving_http(db, settings) as one:
+    path = tmp_path_factory.mktemp("closed") / "db"
+    with ts.open(path, backend="memory") as db, serving_http(db, anonymous="never") as one:
         yield db, one
 
 
-def operations(url: str) -> list[tuple[str, str]]:
+def operations(site: httpx.Client) -> list[tuple[str, str]]:
     """Return the methods and paths of the document that need a token: all that are not for health or the page."""
-    paths = httpx.get(f"{url}/schema/openapi.json", trust_env=False).json()["paths"]
+    paths = site.get("/schema/openapi.json").json()["paths"]
     return [
         (method.upper(), re.sub(r"{\w+}", "1", path))
         for path, item in paths.items()
@@ -37,15 +37,15 @@ def operations(url: str) -> list[tuple[str, str]]:
 
 def test_no_route_of_the_interface_is_reached_without_a_token(closed: tuple[ts.Database, Server]) -> None:
     """Health may be asked for by anybody."""
-    url = closed[1].urls_of_http[0]
-    found = operations(url)
-    assert {("GET", "/api/v5/config"), ("GET", "/api/v5/figures")} < set(found)
-    for path in ("live", "ready"):
-        assert httpx.get(f"{url}/health/{path}", trust_env=False).status_code == 200
-    for method, path in (*found, ("GET", "/metrics")):
-        answer = httpx.request(method, url + path, trust_env=False)
-        assert (method, path, 401) == (method, path, answer.status_code)
-        assert answer.headers["WWW-Authenticate"] == "Bearer"
+    with client_of(closed[1], "") as site:
+        found = operations(site)
+        assert {("GET", "/api/v5/config"), ("GET", "/api/v5/figures")} < set(found)
+        for path in ("live", "ready"):
+            assert site.get(f"/health/{path}").status_code == 200
+        for method, path in (*found, ("GET", "/metrics")):
+            answer = site.request(method, path)
+            assert (method, path, 401) == (method, path, answer.status_code)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
 def test_a_token_for_reading_changes_nothing(closed: tuple[ts.Database, Server]) -> None:
@@ -53,11 +53,11 @@ def test_a_token_for_reading_changes_nothing(closed: tuple[ts.Database, Server])
     assert server.http is not None
     server.http.context.tokens.path.parent.mkdir(exist_ok=True)
     token = server.http.context.tokens.add("reader", "read")
-    url = server.urls_of_http[0]
-    for method, path in operations(url):
-        if method != "GET":
-            answer = httpx.request(method, url + path, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
-            assert (method, path, 403) == (method, path, answer.status_code)
+    with client_of(server, "") as site:
+        for method, path in operations(site):
+            if method != "GET":
+                answer = site.request(method, path, headers={"Authorization": f"Bearer {token}"})
+                assert (method, path, 403) == (method, path, answer.status_code)
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Basic YTpi", "Bearer \u00ff", "token", "Bearer a b"])
@@ -78,7 +78,6 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         # a name that was made to lead here
         ({"Host": "evil.example"}, 401),
         ({"Host": "127.0.0.1.evil.example"}, 401),
-        ({"Host": "localhost.evil.example:18083"}, 401),
         ({"Host": "[::1"}, 200),
         ({"Host": ""}, 401),
         # a page of another site, or of another server on this machine
@@ -91,11 +90,10 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         # a proxy on this machine
         ({"X-Forwarded-For": "203.0.113.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
+        ({"X-Forwarded-Host": "store.example"}, 401),
         ({"Forwarded": "for=203.0.113.1"}, 401),
         ({"X-Real-IP": "203.0.113.1"}, 401),
-        ({"X-Forwarded-Host": "store.example"}, 401),
         ({"Via": "1.1 proxy"}, 401),
-        ({"X-Forwarded-Proto": "https"}, 401),
         ({"CF-Connecting-IP": "203.0.113.1"}, 401),
     ],
 )
@@ -113,9 +111,8 @@ def test_with_a_token_it_does_not_matter_where_from(owner: dict[str, str], http:
 def test_a_proxy_that_asks_in_the_old_version_is_not_this_machine(served: tuple[ts.Database, Server]) -> None:
     """As nginx does unless it is told otherwise: with the server's own address as the host, and no header more."""
     address = served[1].urls_of_http[0].removeprefix("http://")
-    host, _, port = address.rpartition(":")
     for version, status in ((b"1.0", b"401"), (b"1.1", b"200")):
-        with socket.create_connection((host, int(port))) as connection:
+        with connected(served[1]) as connection:
             connection.sendall(
                 b"GET /api/v5/info HTTP/%b\r\nHost: %b\r\nConnection: close\r\n\r\n" % (version, address.encode())
             )
@@ -146,8 +143,7 @@ def test_a_damaged_file_of_tokens_lets_in_only_who_runs_the_server(
 
 def test_a_clients_address_is_the_sockets(tmp_path: Path) -> None:
     """A server that listens on all addresses lets in this machine, as it is, and by another address nobody."""
-    settings = HttpSettings(listen=Address("0.0.0.0:0"))
-    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, settings) as server:
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, listen=Address("0.0.0.0:0")) as server:
         port = server.urls_of_http[0].rpartition(":")[2]
         assert httpx.get(f"http://127.0.0.1:{port}/api/v5/info", trust_env=False).status_code == 200
         assert httpx.get(f"http://0.0.0.0:{port}/api/v5/info", trust_env=False).status_code == 401, "no loopback name"

@@ -7,26 +7,28 @@ from pathlib import Path
 import httpx
 import pytest
 import topicstore as ts
-from topicstore.server import Address, Server
 from topicstore.server.health import obstacles
 from topicstore.server.metrics.store import StoreCollector
 from topicstore.server.quantities import Size
-from topicstore.server.settings import HttpSettings
 from topicstore_conformance.database.intercepting_engines import Full, replace_engine
 from topicstore_conformance.mqtt.embedded import serving_http
 
+from .conftest import client_of
 
-def test_a_server_that_can_work_is_ready(served: tuple[ts.Database, Server]) -> None:
-    url = served[1].urls_of_http[0]
-    assert httpx.get(f"{url}/health/live", trust_env=False).json() == {"live": True}
-    answer = httpx.get(f"{url}/health/ready", trust_env=False)
+
+def test_a_server_that_can_work_is_ready(site: httpx.Client) -> None:
+    assert site.get("/health/live").json() == {"live": True}
+    answer = site.get("/health/ready")
     assert (200, {"ready": True, "reasons": []}) == (answer.status_code, answer.json())
 
 
 def test_a_nearly_full_disk_is_not_ready(tmp_path: Path) -> None:
-    settings = HttpSettings(listen=Address("127.0.0.1:0"), min_free=Size(1 << 60))
-    with ts.open(tmp_path / "db", backend="rocksdb") as db, serving_http(db, settings) as server:
-        answer = httpx.get(f"{server.urls_of_http[0]}/health/ready", trust_env=False)
+    with (
+        ts.open(tmp_path / "db") as db,
+        serving_http(db, min_free=Size(1 << 60)) as server,
+        client_of(server, "") as site,
+    ):
+        answer = site.get("/health/ready")
         assert answer.status_code == 503
         (reason,) = answer.json()["reasons"]
         assert "the disk is nearly full" in reason
@@ -55,10 +57,9 @@ def test_a_shard_that_takes_no_writes_is_told_without_details(tmp_path: Path) ->
 
 def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
     """As when its disk was unmounted; the metrics are there all the same."""
-    with ts.open(tmp_path / "db", backend="rocksdb") as db, serving_http(db) as server:
+    with ts.open(tmp_path / "db") as db, serving_http(db) as server, client_of(server, "") as site:
         (tmp_path / "db").rename(tmp_path / "gone")
-        ready = httpx.get(f"{server.urls_of_http[0]}/health/ready", trust_env=False)
-        metrics = httpx.get(f"{server.urls_of_http[0]}/metrics", trust_env=False)
+        ready, metrics = site.get("/health/ready"), site.get("/metrics")
         (tmp_path / "gone").rename(tmp_path / "db")
         assert ready.status_code == 503
         (reason,) = ready.json()["reasons"]
@@ -81,16 +82,11 @@ def test_sizes_that_cannot_be_found_out_are_left_out_of_metrics(tmp_path: Path) 
 
 def test_the_log_says_once_why_a_shard_takes_no_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """However many requests are refused because of it, until the reason is another one."""
-    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server:
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server, client_of(server) as http:
         for reason in ("disk error", "another error"):
             db.storage.shards[0].log._failure = OSError(reason)
             for _ in range(3):
-                answer = httpx.post(
-                    f"{server.urls_of_http[0]}/api/v5/messages",
-                    params={"store": True},
-                    json={"topic": "a", "payload": "1"},
-                    trust_env=False,
-                )
+                answer = http.post("/messages?store=true", json={"topic": "a", "payload": "1"})
                 assert (answer.status_code, reason in answer.text) == (503, True)
             assert caplog.text.count(reason) == 1
 

@@ -22,6 +22,7 @@ from topicstore.server.listeners import ListenError
 from topicstore.server.retaining import check_database
 from topicstore.server.settings import HttpSettings, HttpTlsSettings, ListenerSettings
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
+from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.embedded import Embedded
 
 trustme = pytest.importorskip("trustme", reason="needs trustme: pip install trustme")
@@ -218,39 +219,29 @@ def test_while_it_stops_it_says_so_and_begins_nothing(db: ts.Database) -> None:
 # --- TLS ---
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-def issue(authority: trustme.CA, directory: Path) -> HttpTlsSettings:
+def issue(authority: Authority) -> HttpTlsSettings:
     """Write a new certificate of this machine, and its key."""
-    issued = authority.issue_cert("127.0.0.1")
-    tls = HttpTlsSettings(certificate=directory / "server.pem", key=directory / "server.key")
-    tls.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    tls.key.write_bytes(issued.private_key_pem.bytes())
-    return tls
+    certificate, key = authority.sign("server")
+    return HttpTlsSettings(certificate=certificate, key=key)
 
 
-def seen(server: HttpServer, authority: trustme.CA) -> bytes | None:
+def seen(server: HttpServer, authority: Authority) -> bytes | None:
     """Return the certificate that a client sees who trusts the authority."""
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
     host, _, port = server.addresses[0].rpartition(":")
     with (
         socket.create_connection((host, int(port))) as plain,
-        context.wrap_socket(plain, server_hostname=host) as connection,
+        authority.trusting().wrap_socket(plain, server_hostname=host) as connection,
     ):
         return connection.getpeercert(binary_form=True)
 
 
-def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path: Path, authority: trustme.CA) -> None:
-    tls = issue(authority, tmp_path)
+def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path: Path, authority: Authority) -> None:
+    tls = issue(authority)
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
         server.start()
         first = seen(server, authority)
-        issue(authority, tmp_path)
+        issue(authority)
         assert seen(server, authority) == first, "not before it is told to"
         server.reload()
         second = seen(server, authority)
@@ -260,7 +251,7 @@ def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path:
             server.reload()
         assert seen(server, authority) == second
         before = (tmp_path / "db" / "server.json").read_bytes()
-        issue(authority, tmp_path)
+        issue(authority)
         (tmp_path / "db" / "server.json.new").mkdir()
         with pytest.raises(OSError, match=r"server\.json"):
             server.reload()
@@ -280,7 +271,7 @@ def test_only_this_servers_certificate_is_trusted_by_who_found_it(
 ) -> None:
     """And none of the same authority, though a file has those between it and the root too; it may have comments."""
     (tmp_path / "other").mkdir()
-    tls, others = issue(between or trustme.CA(), tmp_path), issue(between or trustme.CA(), tmp_path / "other")
+    tls, others = issue(Authority(tmp_path, between)), issue(Authority(tmp_path / "other", between))
     tls.certificate.write_bytes("# für uns\n".encode("latin-1") + tls.certificate.read_bytes())
     assert tls.certificate.read_bytes().count(b"BEGIN CERTIFICATE") == (1 if between is None else 2)
     with ts.open(tmp_path / "db", backend="rocksdb") as found_db, running(found_db, tls), running(db, others) as other:
@@ -291,12 +282,12 @@ def test_only_this_servers_certificate_is_trusted_by_who_found_it(
             httpx.get(f"https://{other.addresses[0]}/health/live", verify=found.trust(), trust_env=False)
 
 
-def test_old_versions_of_tls_and_plain_text_are_refused(db: ts.Database, tmp_path: Path, authority: trustme.CA) -> None:
+def test_old_versions_of_tls_and_plain_text_are_refused(db: ts.Database, authority: Authority) -> None:
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(old)
+    authority.signs.configure_trust(old)
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
-    with running(db, issue(authority, tmp_path)) as server:
+    with running(db, issue(authority)) as server:
         host, _, port = server.addresses[0].rpartition(":")
         with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError):
             old.wrap_socket(plain, server_hostname=host)
@@ -323,9 +314,9 @@ def with_passphrase(tls: HttpTlsSettings) -> None:
     ],
 )
 def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
-    db: ts.Database, tmp_path: Path, authority: trustme.CA, spoil: object, says: str
+    db: ts.Database, authority: Authority, spoil: object, says: str
 ) -> None:
-    tls = issue(authority, tmp_path)
+    tls = issue(authority)
     spoil(tls)  # type: ignore[operator]
     server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
     with pytest.raises(ListenError, match=says):

@@ -10,29 +10,28 @@ from typing import Any
 import httpx
 import pytest
 import topicstore as ts
-from topicstore.server import Address, Server
+from topicstore.server import Server
 from topicstore.server.http.jobs import Jobs, Progress
-from topicstore.server.settings import HttpSettings
 from topicstore_conformance.mqtt.embedded import serving_http
+
+from .conftest import client_of
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
     """A database on disk whose exports go below ``out`` beside it."""
     folder = tmp_path_factory.mktemp("jobs")
-    settings = HttpSettings(listen=Address("127.0.0.1:0"), export_dir=folder / "out")
     with ts.open(folder / "db", backend="rocksdb", shards=2) as db:
         db.store([ts.Message(f"a/{number % 7}", b"x" * 20, f"c{number % 5}") for number in range(1_000)])
         db.add_generation()
-        with serving_http(db, settings) as server:
+        with serving_http(db, export_dir=folder / "out") as server:
             yield db, server
 
 
 @pytest.fixture
 def http(own: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
     """A client of that server."""
-    base = f"{own[1].urls_of_http[0]}/api/v5"
-    with httpx.Client(base_url=base, timeout=60, trust_env=False) as client:
+    with client_of(own[1]) as client:
         yield client
 
 
@@ -46,10 +45,14 @@ def done(http: httpx.Client, **request: Any) -> dict[str, Any]:
     """Begin a job, and return it when it has ended."""
     answer = http.post("/jobs", json=request)
     assert answer.status_code == 202, answer.text
-    job: dict[str, Any] = answer.json()
-    while job["state"] == "running":
-        job = http.get(f"/jobs/{job['id']}").json()
-    return job
+    return ended(http, answer.json()["id"])
+
+
+def ended(http: httpx.Client, number: int) -> dict[str, Any]:
+    """Return a job when it has ended."""
+    while (job := http.get(f"/jobs/{number}").json())["state"] == "running":
+        pass
+    return job  # type: ignore[no-any-return]
 
 
 def test_a_verification_reports_what_it_read(http: httpx.Client) -> None:
@@ -133,9 +136,8 @@ def test_one_of_a_kind_runs_and_can_be_cancelled(http: httpx.Client, own: tuple[
     assert http.post("/jobs", json={"kind": "verify"}).status_code == 409
     assert http.delete(f"/jobs/{job.id}").json()["cancelling"] is True
     gate.set()
-    while (ended := http.get(f"/jobs/{job.id}").json())["state"] == "running":
-        pass
-    assert (ended["state"], ended["result"], ended["error"]) == ("cancelled", None, None)
+    last = ended(http, job.id)
+    assert (last["state"], last["result"], last["error"]) == ("cancelled", None, None)
     assert done(http, kind="verify")["state"] == "done"
     assert http.delete(f"/jobs/{job.id}").json()["state"] == "cancelled"
 
@@ -146,9 +148,8 @@ def test_what_can_t_be_cancelled_says_so(http: httpx.Client, own: tuple[ts.Datab
     job = jobs_of(own[1]).start("checkpoint", {}, lambda _: gate.wait())
     assert http.delete(f"/jobs/{job.id}").status_code == 409
     gate.set()
-    while (ended := http.get(f"/jobs/{job.id}").json())["state"] == "running":
-        pass
-    assert (ended["state"], ended["result"]) == ("done", True)
+    last = ended(http, job.id)
+    assert (last["state"], last["result"]) == ("done", True)
 
 
 def test_unknown_jobs_and_kinds(http: httpx.Client) -> None:
@@ -176,9 +177,9 @@ def test_a_server_that_ends_cancels_jobs_and_waits_for_them(tmp_path: Path) -> N
             job = jobs.start("verify", {}, work)
             begun.wait()
         assert told == ["cancelled"]
-        ended = jobs.find(job.id)
-        assert ended is not None
-        assert ended.state == "cancelled"
+        last = jobs.find(job.id)
+        assert last is not None
+        assert last.state == "cancelled"
 
 
 def test_a_hundred_ended_jobs_are_remembered() -> None:
@@ -203,7 +204,7 @@ def test_a_fault_in_a_job_is_its_error(caplog: pytest.LogCaptureFixture) -> None
     job = jobs.start("compact", {}, work)
     jobs.stop()
     jobs.join()
-    ended = jobs.find(job.id)
-    assert ended is not None
-    assert (ended.state, ended.error) == ("failed", "the server failed; its log says why")
+    last = jobs.find(job.id)
+    assert last is not None
+    assert (last.state, last.error) == ("failed", "the server failed; its log says why")
     assert "secret" in caplog.text

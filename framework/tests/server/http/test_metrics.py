@@ -19,6 +19,8 @@ from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import serving_http
 from topicstore_conformance.mqtt.raw_client import RawClient
 
+from .conftest import client_of
+
 Values = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -65,7 +67,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     """A database of two shards that nobody else uses, served."""
     with ts.open(tmp_path / "db", backend="memory", shards=2) as db, serving_http(db) as server:
         port = int(server.addresses[0].rpartition(":")[2])
-        with httpx.Client(base_url=server.urls_of_http[0], timeout=60, trust_env=False) as client:
+        with client_of(server, "") as client:
             yield Watched(db, server, port, client, Scraper(client))
 
 
@@ -279,7 +281,7 @@ def test_seeks_and_nexts_are_those_of_wildcard_optimized(tmp_path: Path) -> None
     with ts.open(tmp_path / "db", backend="memory", layout="wildcard_optimized") as db, serving_http(db) as server:
         db.store(messages(0, 100))
         assert len(list(db.replay("load/#"))) == 100
-        with httpx.Client(base_url=server.urls_of_http[0], timeout=60, trust_env=False) as client:
+        with client_of(server, "") as client:
             told = Scraper(client).scrape()
             counters = db.info().shards[0].reads[1]
             assert told("emqx_ds_storage_bitfield_lts_counter_seek") == counters.seeks > 0

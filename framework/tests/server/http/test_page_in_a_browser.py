@@ -10,8 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 import topicstore as ts
-from topicstore.server import Address, Server
-from topicstore.server.settings import HttpSettings
+from topicstore.server import Server
 from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser, windows
 from topicstore_conformance.mqtt.embedded import serving_http
 from topicstore_conformance.subjects import datasets
@@ -357,10 +356,10 @@ def test_without_the_library_for_charts_the_tables_are_there(context: BrowserCon
 
 
 def test_a_token_is_asked_for_once_and_kept(tmp_path: Path, context: BrowserContext) -> None:
-    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never", token_file=tmp_path / "tokens")
     digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"  # of "test"
     (tmp_path / "tokens").write_text(f"page read {digest}\n")
-    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, settings) as server:
+    http = {"anonymous": "never", "token_file": tmp_path / "tokens"}
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, **http) as server:
         page = context.new_page()
         page.goto(server.urls_of_http[0])
         page.get_by_label("Token", exact=True).fill("test")

@@ -19,6 +19,8 @@ from topicstore.server import Server
 from topicstore.storage.replay_places import ReplayPlace
 from topicstore_conformance.mqtt.embedded import serving_http
 
+from .conftest import client_of
+
 ARROW, PARQUET = "application/vnd.apache.arrow.stream", "application/vnd.apache.parquet"
 NEXT = "Topicstore-Next"
 
@@ -139,10 +141,9 @@ def test_a_token_of_another_database_or_a_changed_one_is_refused(
 ) -> None:
     db.store([_message("foreign/a", number) for number in range(3)])
     token = http.get("/messages", params={"filter": "foreign/#", "limit": 1}).headers[NEXT]
-    with ts.open(tmp_path / "other", backend="memory") as other, serving_http(other) as server:
-        answer = httpx.get(
-            f"{server.urls_of_http[0]}/api/v5/messages", params={"after": token}, timeout=60, trust_env=False
-        )
+    other = ts.open(tmp_path / "other", backend="memory")
+    with other, serving_http(other) as server, client_of(server) as elsewhere:
+        answer = elsewhere.get("/messages", params={"after": token})
     assert answer.status_code == 400
     assert answer.json()["title"] == "WrongDatabaseError"
     for place in range(len(token)):
@@ -228,7 +229,7 @@ def test_pages_are_together_the_replay_though_messages_are_stored_meanwhile(
     topic_filter = data.draw(st.sampled_from(["#", "p/+", "p/c/#"]))
     expected = list(db.replay(topic_filter, reverse=reverse, by=by))
     got: list[ts.Message] = []
-    with httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client:
+    with client_of(server) as client:
         query: dict[str, object] = {"filter": topic_filter, "reverse": reverse, "by": by}
         more = True
         while more:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore.server import Server
 from topicstore_conformance.mqtt.embedded import serving_http
+
+from .conftest import client_of, connected
 
 Event = dict[str, str]
 
@@ -42,8 +43,7 @@ def _payload(event: Event) -> str:
 @pytest.fixture
 def client(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
     """A client that waits as long as it takes."""
-    url = f"{served[1].urls_of_http[0]}/api/v5"
-    with httpx.Client(base_url=url, timeout=None, trust_env=False) as client:
+    with client_of(served[1], timeout=None) as client:
         yield client
 
 
@@ -141,11 +141,10 @@ def test_a_client_that_is_cut_off_anywhere_misses_nothing_and_gets_nothing_twice
     assert sorted(got) == list(range(sent))
 
 
-def _chunks(url: str, path: str) -> Iterator[bytes]:
+def _chunks(server: Server, path: str) -> Iterator[bytes]:
     """Yield the body of an answer in the pieces in which the server has sent it."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port))) as connection, connection.makefile("rb") as answer:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    with connected(server) as connection, connection.makefile("rb") as answer:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         while answer.readline() != b"\r\n":
             pass
         while True:
@@ -158,7 +157,7 @@ def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Datab
     sizes = [10, 600_000, *[40_000] * 50, 0]
     db.store([ts.Message("pieces/a", bytes(size)) for size in sizes])
     pieces, got = [], b""
-    for piece in _chunks(served[1].urls_of_http[0], "/api/v5/messages/tail?filter=pieces/%23&start=-1h"):
+    for piece in _chunks(served[1], "/api/v5/messages/tail?filter=pieces/%23&start=-1h"):
         pieces.append(len(piece))
         got += piece
         if got.count(b"data: ") == len(sizes):
@@ -170,24 +169,23 @@ def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Datab
 
 
 def test_a_generation_that_was_dropped_is_told_once_also_to_who_connects_again(tmp_path: Path) -> None:
-    with ts.open(tmp_path / "db", backend="memory", shards=1) as db, serving_http(db) as server:
-        url = f"{server.urls_of_http[0]}/api/v5/messages/tail"
-        with httpx.Client(base_url=url, timeout=None, trust_env=False) as client:
-            with client.stream("GET", "") as answer:
-                place = next(_events(answer))["id"]
-            db.store([ts.Message("a", b"lost")])
-            db.add_generation()
-            db.drop_generation(1)
-            with client.stream("GET", "", params={"after": place}) as answer:
-                events = _events(answer)
-                next(events)
-                assert {"event": "dropped", "data": "[1]"} == next(events)
-                place = next(events)["id"]
-            with client.stream("GET", "", params={"after": place}) as answer:
-                events = _events(answer)
-                next(events)
-                db.store([ts.Message("a", b"new")])
-                assert _payload(next(events)) == "new"
+    db = ts.open(tmp_path / "db", backend="memory", shards=1)
+    with db, serving_http(db) as server, client_of(server, "/api/v5/messages/tail", None) as client:
+        with client.stream("GET", "") as answer:
+            place = next(_events(answer))["id"]
+        db.store([ts.Message("a", b"lost")])
+        db.add_generation()
+        db.drop_generation(1)
+        with client.stream("GET", "", params={"after": place}) as answer:
+            events = _events(answer)
+            next(events)
+            assert {"event": "dropped", "data": "[1]"} == next(events)
+            place = next(events)["id"]
+        with client.stream("GET", "", params={"after": place}) as answer:
+            events = _events(answer)
+            next(events)
+            db.store([ts.Message("a", b"new")])
+            assert _payload(next(events)) == "new"
 
 
 def test_tails_end_with_the_server_and_leave_nothing_behind(tmp_path: Path) -> None:

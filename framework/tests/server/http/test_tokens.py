@@ -5,15 +5,14 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import httpx
 import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.server import Address
 from topicstore.server.http.tokens import TokenFileError, Tokens
-from topicstore.server.settings import HttpSettings
 from topicstore_conformance.mqtt.embedded import serving_http
+
+from .conftest import client_of
 
 
 @pytest.fixture
@@ -97,18 +96,15 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_running_server_lets_in_whom_the_command_added_and_no_longer_whom_it_revoked(directory: Path) -> None:
-    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")
-    with ts.open(directory) as db, serving_http(db, settings) as server:
-        url = f"{server.urls_of_http[0]}/api/v5"
+    with ts.open(directory) as db, serving_http(db, anonymous="never") as server, client_of(server) as http:
 
         def status(method: str, path: str, token: str) -> int:
-            headers = {"Authorization": f"Bearer {token}"}
-            return httpx.request(method, url + path, headers=headers, trust_env=False).status_code
+            return http.request(method, path, headers={"Authorization": f"Bearer {token}"}).status_code
 
         added = run("add", "reader", str(directory))
         assert 0 == added.exit_code, added.stderr
         token = added.stdout.strip()
-        (site,) = httpx.get(f"{url}/ds/sites", headers={"Authorization": f"bearer {token}"}, trust_env=False).json()
+        (site,) = http.get("/ds/sites", headers={"Authorization": f"bearer {token}"}).json()
         assert 200 == status("GET", "/info", token)
         assert 403 == status("PUT", f"/ds/sites/{site}/forget", token)
         admin = run("add", "boss", str(directory), "--scope", "admin").stdout.strip()
@@ -117,7 +113,7 @@ def test_a_running_server_lets_in_whom_the_command_added_and_no_longer_whom_it_r
         assert 0 == run("revoke", "reader", str(directory)).exit_code
         assert 401 == status("GET", "/info", token)
         assert 401 == status("GET", "/info", token + "x")
-        assert 401 == httpx.get(f"{url}/info", trust_env=False).status_code
+        assert 401 == http.get("/info").status_code
     assert 0 == run("revoke", "boss", str(directory)).exit_code
 
 
