@@ -18,7 +18,7 @@ from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +46,11 @@ def _sockets_left_open() -> Iterator[None]:
         warnings.simplefilter("ignore", ResourceWarning)
         yield
         gc.collect()  # so that no later test meets one that is unreachable already
+
+
+def load(spark: SparkSession, path: Path, **options: Any) -> DataFrame:
+    """Return a database as a frame."""
+    return spark.read.format("topicstore").options(**options).load(str(path))
 
 
 @pytest.fixture
