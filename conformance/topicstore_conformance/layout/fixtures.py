@@ -120,8 +120,10 @@ class Stored:
         return rows
 
     def fail(self, messages: Iterable[Message], gap: int = 1) -> None:
-        """Store a batch whose commit fails: the slab is not informed of it."""
+        """Store a batch whose commit fails: the slab is not informed of it, and has itself written nothing."""
+        before = self.pairs((*VALUES, META))
         self.slab.store(self.place(messages, gap)[0], WriteBatch())
+        assert before == self.pairs((*VALUES, META))
 
     def lose(self, messages: Iterable[Message]) -> None:
         """Store a batch whose write was committed, and then vanishes: the slab continues from it."""
@@ -211,11 +213,35 @@ class Stored:
         return ["#", *(f"{level}/#" for level in sorted(levels) if level.startswith("$"))]
 
     def streams_of(self, topic_filter: str) -> dict[int, list[Row]]:
-        """Return the matching rows in each of a filter's streams."""
+        """Return the matching rows in each of a filter's streams; check that the stream's pattern matches them."""
         self.end_epoch()
         listed = self.slab.streams(TopicFilter(topic_filter))
-        assert len({info.stream for info in listed}) == len(listed)
-        return {info.stream: Reader(self, info.stream, topic_filter).read(self.last) for info in listed}
+        found = {info.stream: Reader(self, info.stream, topic_filter).read(self.last) for info in listed}
+        assert len(found) == len(listed)
+        for info in listed:
+            for topic in {message.topic for _, message in found[info.stream]}:
+                assert matches_pattern(info.pattern, topic), (info.pattern, topic)
+        return found
+
+    def structure(self) -> list[Any]:
+        """Return the streams, and the nodes of the learned structure, parents of which come before their children."""
+        seen: set[tuple[str, ...]] = set()
+        nodes = list(self.slab.learned())
+        for node in nodes:
+            assert len(node.path) <= 1 or node.path[:-1] in seen
+            seen.add(node.path)
+        streams = {i.stream: i.pattern for text in self.everything() for i in self.slab.streams(TopicFilter(text))}
+        for node in nodes:
+            assert node.stream not in streams or streams[node.stream] in ("/".join(node.path), "#")
+        return [sorted(streams.items()), sorted((node.path, node.stream or 0) for node in nodes)]
+
+    def visible(self, stream: int, watermark: int) -> int:
+        """Return up to where a stream can be seen: nothing after the watermark, and all epochs that have ended."""
+        epoch, found = self.slab.epoch, self.slab.visible(stream, watermark)
+        assert epoch & (epoch - 1) == 0 < epoch
+        assert epoch == 1 or "position_order" not in self.subject.capabilities
+        assert (watermark + 1) // epoch * epoch - 1 <= found <= watermark
+        return found
 
     def verify(self, bound: int | None = None) -> tuple[int, list[Damage]]:
         """Return how many good messages there are, and the damages."""
@@ -258,6 +284,15 @@ class Stored:
         self.engine.write(write)
 
 
+def matches_pattern(pattern: str, topic: str) -> bool:
+    """Return whether a topic matches a stream's pattern, in which ``$+`` is any first level that begins with ``$``.
+
+    Its other wildcards match such first levels, too.
+    """
+    hidden = pattern.startswith("$+")
+    return (not hidden or topic.startswith("$")) and match(f"x/{pattern[hidden:]}", f"x/{topic}")
+
+
 class Reader:
     """A reader of one stream for one filter, from a place that it keeps as bytes."""
 
@@ -271,6 +306,8 @@ class Reader:
         """The number of rows that each call returned."""
         self.exhausted = False
         self.highest = -1
+        self.last: dict[tuple[str, str], int] = {}
+        """The position of the last message of each publisher and topic."""
 
     def step(self, bound: int, **limits: Any) -> SlabStep:
         """Read one step; check the promises that hold for every answer."""
@@ -305,11 +342,13 @@ class Reader:
         return self.got[before:]
 
     def _check_order(self, rows: list[Row]) -> None:
-        """Check that a stream is ascending: by position, or by epoch where the layout has an order of its own."""
+        """Check that a publisher's messages of a topic come in order, and all by position or, else, by epoch."""
         epoch = 1 if "position_order" in self.stored.subject.capabilities else self.stored.slab.epoch
-        for position, _ in rows:
+        for position, message in rows:
             assert self.highest // epoch <= position // epoch, "not in order"
+            assert self.last.get((message.client_id, message.topic), -1) < position, "not in their publisher's order"
             self.highest = max(self.highest, position)
+            self.last[message.client_id, message.topic] = position
 
 
 class Acting:

@@ -20,7 +20,10 @@ from .fixtures import Fixtures, Reader, Stored
 
 __all__ = ["Histories", "SlabMachine"]
 
-BATCHES = st.lists(strategies.messages(times=st.integers(1, 2**40)), min_size=1, max_size=8)
+MESSAGES = [
+    strategies.messages(of, times=st.integers(1, 2**40)) for of in (None, None, None, strategies.hostile_topics())
+]
+BATCHES = st.lists(st.one_of(MESSAGES), min_size=1, max_size=8)
 GAPS = st.sampled_from((1, 1, 7, 900))
 
 
@@ -53,8 +56,9 @@ class SlabMachine(RuleBasedStateMachine):
         self.finish()
 
     def _position(self, data: st.DataObject) -> int:
-        """Draw the last position or that of some message."""
-        return data.draw(st.sampled_from([self.stored.last, *(position for position, _ in self.stored.rows)]))
+        """Draw the last position, that of some message, or the one before or after it."""
+        near = st.sampled_from([self.stored.last, *(position for position, _ in self.stored.rows)])
+        return min(data.draw(near) + data.draw(st.sampled_from((0, 0, 0, -1, 1))), self.stored.last)
 
     def _filter(self, data: st.DataObject) -> str:
         """Draw a filter, usually one that some stored message matches."""
@@ -64,10 +68,10 @@ class SlabMachine(RuleBasedStateMachine):
             near = st.one_of(near, *[st.sampled_from(topics).flatmap(strategies.filters_of)] * 3)
         return data.draw(near)
 
-    @rule(batch=BATCHES, gap=GAPS, times=st.sampled_from((1, 1, 1, 30)))
-    def put(self, batch: list[Message], gap: int, times: int) -> None:
-        """Store a batch."""
-        self.stored.put(batch * times, gap)
+    @rule(batch=BATCHES, gap=GAPS, times=st.sampled_from((1, 1, 1, 30)), arrow=st.booleans())
+    def put(self, batch: list[Message], gap: int, times: int, arrow: bool) -> None:
+        """Store a batch, made of messages or of Arrow columns."""
+        self.stored.put(batch * times, gap, arrow=arrow)
         self.failed = False
 
     @rule(batch=BATCHES, gap=GAPS)
@@ -76,15 +80,17 @@ class SlabMachine(RuleBasedStateMachine):
         self.stored.fail(batch, gap)
         self.failed = True
 
-    @rule(data=st.data(), some=st.booleans())
-    def delete(self, data: st.DataObject, some: bool) -> None:
-        """Delete the messages of a filter, at all positions or at some."""
+    @rule(data=st.data(), some=st.booleans(), spared=st.sampled_from((0, 0, 1, 2)))
+    def delete(self, data: st.DataObject, some: bool, spared: int) -> None:
+        """Delete the messages of a filter, at all positions or at some, except those of others."""
         before = {position for position, _ in self.stored.rows}
         first, last = 0, self.stored.last
         if some and before:
             first = data.draw(st.sampled_from(sorted(before)))
             last = first + data.draw(st.integers(0, 3_000))
-        self.stored.delete(self._filter(data), first, last)
+        span = self._filter(data), first, last, [self._filter(data) for _ in range(spared)]
+        self.stored.delete(*span)
+        assert self.stored.delete(*span) == 0
         self.deleted |= before - {position for position, _ in self.stored.rows}
 
     @rule(data=st.data(), whole=st.booleans())
@@ -124,19 +130,33 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the slab again."""
+        """Open the slab again: it has the same streams, and has learned the same."""
+        before = self.stored.structure()
         self.stored.reopen()
+        assert self.failed or before == self.stored.structure()
+
+    @rule(data=st.data())
+    def list_streams(self, data: st.DataObject) -> None:
+        """Read the streams that are listed for a filter: each message is in one of them, also if it isn't first."""
+        text = self._filter(data)
+        got = [row for rows in self.stored.streams_of(text).values() for row in rows]
+        assert self.stored.wanted(text) == sorted(got, key=lambda row: row[0])
 
     @rule()
     def end_epoch(self) -> None:
         """Let an epoch pass."""
         self.stored.end_epoch()
 
-    @rule(data=st.data(), limit=st.sampled_from((1, 3, 1_000)), late=st.booleans())
-    def read(self, data: st.DataObject, limit: int, late: bool) -> None:
+    @rule(
+        data=st.data(),
+        limit=st.sampled_from((1, 3, 1_000)),
+        limit_bytes=st.sampled_from((1, 300, 1 << 30)),
+        late=st.booleans(),
+    )
+    def read(self, data: st.DataObject, limit: int, limit_bytes: int, late: bool) -> None:
         """Read the messages of some filter, everything or from one position to another."""
         first, bound = (self._position(data), self._position(data)) if late else (0, None)
-        self.stored.check(self._filter(data), first, bound, limit=limit)
+        self.stored.check(self._filter(data), first, bound, limit=limit, limit_bytes=limit_bytes)
 
     @precondition(lambda self: len(self.readers) < 12 and not self.failed)
     @rule(data=st.data())
@@ -150,8 +170,9 @@ class SlabMachine(RuleBasedStateMachine):
     def advance(self, data: st.DataObject, limit: int, deadline: float | None) -> None:
         """Let a reader go on, as far as messages are visible or to some position before that."""
         reader = data.draw(st.sampled_from(self.readers))
-        before, visible = len(reader.got), self.stored.slab.visible(reader.stream, self.stored.last)
-        bound = min(visible, self._position(data))
+        before, watermark = len(reader.got), self._position(data)
+        self.stored.visible(reader.stream, watermark)
+        bound = min(self.stored.visible(reader.stream, self.stored.last), watermark)
         reader.step(bound, limit=limit, deadline=deadline)
         live = dict(self.stored.rows)
         assert [live.get(position) for position, _ in reader.got[before:]] == [m for _, m in reader.got[before:]]
@@ -179,6 +200,6 @@ class Histories(Fixtures):
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
         chosen = settings(
-            MACHINE, max_examples=tries(15, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
+            MACHINE, max_examples=tries(25, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
         )
         run_state_machine_as_test(machine, settings=chosen)

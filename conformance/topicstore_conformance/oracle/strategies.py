@@ -68,7 +68,9 @@ def topics() -> st.SearchStrategy[str]:
 
 def hostile_topics() -> st.SearchStrategy[str]:
     """Return a strategy for topics at the edges of the standard, the longest among them."""
-    return st.one_of(st.sampled_from(EDGE_TOPICS), _any, _short)
+    # By their numbers: Hypothesis shows strategies at times, and some topics are long.
+    edges = st.integers(0, len(EDGE_TOPICS) - 1).map(lambda number: EDGE_TOPICS[number])
+    return st.one_of(edges, _any, _short)
 
 
 @st.composite
