@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
-import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import full, tries
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
+from topicstore_conformance.database.following import Follower, Replayer
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
-from topicstore_conformance.oracle.checks import check_publishers, drain, replayed
+from topicstore_conformance.oracle.checks import drain, replayed
+from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.pairs import Pair
 
-__all__ = ["Compaction"]
+__all__ = ["Compaction", "again_until", "opened", "write"]
 BATCHES = tries(16, 40)
 """The batches of each writer."""
 
@@ -52,40 +52,6 @@ def write(db: ts.Database, writer: int) -> list[MessageId]:
     return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
 
 
-class Narrow:
-    """A reader that replays one topic again and again."""
-
-    def __init__(self, db: ts.Database, topic: str) -> None:
-        self._db, self._topic = db, topic
-        self.seen: set[MessageId] = set()
-
-    def __call__(self) -> None:
-        rows = replayed(self._db, self._topic)
-        assert {self._topic} >= {message.topic for _, message in rows}
-        check_publishers(rows)
-        ids = {id_ for id_, _ in rows}
-        assert self.seen <= ids
-        self.seen = ids
-
-
-class Stepping:
-    """A reader that follows all streams one message at a time, by cursors that are saved."""
-
-    def __init__(self, db: ts.Database, limit: int) -> None:
-        self._db, self._limit = db, limit
-        self._saved: dict[tuple[int, int], bytes] = {}
-        self.seen: list[tuple[MessageId, Message]] = []
-
-    def __call__(self) -> None:
-        for stream in self._db.streams("#"):
-            place = stream.shard, stream.number
-            saved = self._saved.get(place)
-            cursor = self._db.cursor(stream, "#") if saved is None else ts.Cursor.from_bytes(saved)
-            rows, cursor, _ = drain(self._db, cursor, self._limit)
-            self.seen += rows
-            self._saved[place] = cursor.to_bytes()
-
-
 def has_begun(pair: Pair, db: ts.Database) -> bool:
     """Return whether a compaction has done something, or has nothing to do."""
     return bool(db.storage.shards[0].counters.compacted) or not pair.merges(db)
@@ -99,7 +65,7 @@ class Compaction(Fixtures):
         """Replays and cursors see every message once and in order, while other threads write and compact."""
         with opened(pair, directory / "db", shards=2, durability=durability) as db:
             done = threading.Event()
-            prefixes: list[list[MessageId]] = []
+            replayers, followers = [Replayer("#"), Replayer("t/0/1/x")], {1: Follower(), 20: Follower()}
 
             def writers() -> list[MessageId]:
                 try:
@@ -107,57 +73,24 @@ class Compaction(Fixtures):
                 finally:
                     done.set()
 
-            narrow, single, several = Narrow(db, "t/0/1/x"), Stepping(db, 1), Stepping(db, 20)
             stored, *_ = together(
                 writers,
-                *(partial(again_until, done, work) for work in (db.compact, narrow, single, several)),
-                partial(
-                    again_until, done, lambda: prefixes.append([id_ for id_, _ in replayed(db, "#", order="time")])
-                ),
+                partial(again_until, done, db.compact),
+                *(partial(again_until, done, partial(replayer.read, db)) for replayer in replayers),
+                *(partial(again_until, done, partial(each.read, db, limit)) for limit, each in followers.items()),
             )
-            whole = replayed(db, "#", order="time")
+            whole = replayed(db)
+            assert len(stored) == len(set(stored)) == 2 * BATCHES * 9
             assert sorted(stored) == sorted(id_ for id_, _ in whole)
-            narrow()
-            assert sorted(narrow.seen) == sorted(id_ for id_, message in whole if message.topic == "t/0/1/x")
-            for follower in (single, several):
-                follower()
-                assert sorted(stored) == sorted(id_ for id_, _ in follower.seen)
-                check_publishers(follower.seen)
-            for before, after in pairwise(prefixes):
-                assert set(before) <= set(after) <= set(stored)
+            for replayer in replayers:
+                replayer.read(db)
+                wanted = {id_ for id_, message in whole if match(replayer.topic_filter, message.topic)}
+                assert wanted == set(replayer.seen)
+            for follower in followers.values():
+                follower.read(db)
+                assert set(stored) == follower.ids
+                follower.check_order(db)
             assert (len(stored), []) == ((report := db.verify()).messages, report.damages)
-
-    @pytest.mark.parametrize(
-        "topic_filter", ["#", "t/+/b", *(pytest.param(each, marks=full) for each in ("t/1/a", "t/+/#", "no/such"))]
-    )
-    def test_cursors_survive_compaction(self, pair: Pair, directory: Path, topic_filter: str) -> None:
-        """Cursors saved before and between compactions and deletes return exactly the rest afterwards."""
-        stride = max(1, 120 // tries(12, 40, pair.capabilities))
-        with opened(pair, directory / "db") as db:
-            for number in range(12):
-                db.store(
-                    [Message(f"t/{n % 5}/{'ab'[n % 2]}", b"%03d" % (number * 10 + n), f"c{n % 2}") for n in range(10)]
-                )
-            db.replay("#")  # waits until nothing is hidden any more
-            streams = db.streams(topic_filter)
-            whole = {stream: drain(db, db.cursor(stream, topic_filter))[0] for stream in streams}
-            saved = []
-            for stream, rows in whole.items():
-                cursor = db.cursor(stream, topic_filter)
-                for seen in range(len(rows) + 1):
-                    if seen % stride == 0:
-                        saved.append((cursor.to_bytes(), rows[seen:]))
-                    cursor = db.read(cursor, 1).cursor
-            for deleted in (None, "t/2/+", "+/+/a"):
-                if deleted is not None:
-                    db.delete(deleted)
-                for _ in range(2):
-                    left = {id_ for id_, _ in replayed(db)}
-                    for limit, (data, rest) in enumerate(saved):
-                        rows, _, _ = drain(db, ts.Cursor.from_bytes(data), 1 + limit % 9)
-                        assert [row for row in rest if row[0] in left] == rows
-                    db.compact()
-            assert [] == db.verify().damages
 
     def test_deletes_beside_compactions(self, pair: Pair, directory: Path) -> None:
         """Beside compactions each message is deleted once, never comes back, and is counted once; all others stay."""
@@ -193,28 +126,6 @@ class Compaction(Fixtures):
             assert set(rest) <= {*kept, *stored}
             assert len(kept) + len(stored) == db.info().messages
             assert [] == db.verify().damages
-
-    def test_generations_beside_compactions(self, pair: Pair, directory: Path) -> None:
-        """Adding and dropping generations during a compaction disturbs neither."""
-        with opened(pair, directory / "db", shards=2) as db:
-            done = threading.Event()
-
-            def turn() -> int:
-                dropped = 0
-                try:
-                    for number in range(12):
-                        db.store(batch(0, number, 60))
-                        db.add_generation()
-                        dropped += sum(db.drop_generation(old.number) for old in db.generations()[:-2])
-                finally:
-                    done.set()
-                return dropped
-
-            dropped, *_ = together(turn, *[partial(again_until, done, db.compact)] * 2)
-            assert 11 == dropped
-            db.compact()
-            assert {message.payload for message in batch(0, 11, 60)} == {message.payload for message in db.replay("#")}
-            assert (60, []) == ((report := db.verify()).messages, report.damages)
 
     @requires("checkpoint")
     def test_checkpoints_beside_compactions(self, pair: Pair, directory: Path) -> None:

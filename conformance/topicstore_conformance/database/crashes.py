@@ -13,14 +13,11 @@ from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
-from topicstore_conformance.faults.crash import BULK, BULK_BATCHES, Job, Ledger, run_and_kill
+from topicstore_conformance.faults.crash import Job, Ledger, run_and_kill
 from topicstore_conformance.oracle.checks import check_publishers, replayed
 from topicstore_conformance.subjects.pairs import Pair, quick_options
 
 __all__ = ["Crashes"]
-
-MERGING = (1, 2, 7, 8)
-"""The moments of a child that merges in the background: within and after its first write there, and its third."""
 
 CREATING: tuple[tuple[int, Literal["all", "engines"]], ...] = (
     (4 * 3 + 2, "engines"),  # within the first write to the fourth of eight shards
@@ -69,38 +66,6 @@ class Crashes(Fixtures):
                     check_publishers(got)
                     assert (len(got), []) == ((report := db.verify()).messages, report.damages)
                     assert sorted(got) == sorted(replayed(db))
-
-    @requires("persistent")
-    def test_kill_while_the_background_compacts(self, pair: Pair) -> None:
-        """A process killed while it merges in the background loses nothing that was acknowledged."""
-        ledger = Ledger(next_number=BULK)
-        with quick_directory() as directory:
-            path = Path(directory, "db")
-            with pair.open(path, options={pair.layout: pair.small()}) as db:
-                db.store([ts.Message("first", b"")])
-                if not pair.merges(db):
-                    pytest.skip(f"{pair.layout} keeps what is stored as it is: nothing is compacted")
-                db.delete("#")
-            for moment in MERGING[: tries(1, 4)]:
-                job = Job(
-                    path=str(path),
-                    backend=pair.backend,
-                    layout=pair.layout,
-                    shards=1,
-                    durability="commit",
-                    seed=0,
-                    first=-(-ledger.next_number // BULK_BATCHES) * BULK_BATCHES,
-                    steps=4 * BULK_BATCHES,
-                    bulk=True,
-                    counted="background",
-                    options=pair.small(),
-                )
-                for step in run_and_kill(job, 2, moment):
-                    ledger.hear(step)
-                with ts.open(path, auto_compact=False) as db:
-                    got = replayed(db, "#", order="time")
-                    ledger.check(db, got)
-                    assert (len(got), []) == ((report := db.verify()).messages, report.damages)
 
     @requires("persistent")
     def test_kill_while_creating(self, pair: Pair) -> None:

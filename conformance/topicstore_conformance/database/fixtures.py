@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from topicstore.contract.engine import DATA, KEYS, Engine, Keyspace
 
 from topicstore_conformance.conditions.capabilities import check_capabilities
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import MODE
 from topicstore_conformance.subjects.pairs import Pair
 
-__all__ = ["Fixtures", "both_durabilities", "both_timestamps", "message_spaces"]
+__all__ = ["Fixtures", "both_durabilities"]
 
 both_durabilities = pytest.mark.parametrize("durability", ["commit", "sync"], indirect=True)
-both_timestamps = pytest.mark.parametrize("timestamps", ["commit", "message"])
-
-
-def message_spaces(engine: Engine) -> list[Keyspace[Any]]:
-    """Return the keyspaces in which a layout keeps messages; skip the test if they can't be reached there."""
-    spaces: list[Keyspace[Any]] = [DATA, KEYS]
-    found = [space for space in spaces for _ in engine.scan(space, limit=1)]
-    if not found:
-        pytest.skip("the layout keeps no messages under keys, where they could be damaged or exchanged")
-    return found
 
 
 class Fixtures:

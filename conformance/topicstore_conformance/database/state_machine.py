@@ -36,7 +36,7 @@ __all__ = ["DatabaseMachine"]
 T = TypeVar("T")
 _SKEW = 5.0
 _STEPS = (0, 1, 2, 1_000, 999_999, 1_000_000, 60_000_000)
-_KEYS = (b"a", b"b", b"\xff", b"\xff\xff", b"key")
+_KEYS = (b"\x02", b"a", b"a\0", b"ab", b"b", b"\xff", b"\xff\xff", b"key")
 
 
 @attrs.define
@@ -189,9 +189,10 @@ class DatabaseMachine(RuleBasedStateMachine):
         shard=st.integers(0, 2),
         values=st.dictionaries(st.sampled_from(_KEYS), st.none() | st.binary(max_size=3), max_size=3),
         wrong=st.sampled_from((None, None, b"a", b"key")),
+        prefix=st.sampled_from((b"\0", b"a", b"\xff", b"\xff\xff")),
     )
-    def write_state(self, shard: int, values: dict[bytes, bytes | None], wrong: bytes | None) -> None:
-        """Write state alone; one false condition refuses all."""
+    def write_state(self, shard: int, values: dict[bytes, bytes | None], wrong: bytes | None, prefix: bytes) -> None:
+        """Write state alone; one false condition refuses all. A scan is in order, without the database's own keys."""
         shard %= self.model.shards
         held = self.model.state[shard]
         writes = [
@@ -205,8 +206,8 @@ class DatabaseMachine(RuleBasedStateMachine):
             self.db.state(shard).write(writes)
             self.model.write_state(shard, values)
         assert sorted(held.items()) == list(self.db.state(shard).scan())
-        assert [pair for pair in sorted(held.items()) if pair[0][:1] == b"\xff"] == list(
-            self.db.state(shard).scan(b"\xff")
+        assert [pair for pair in sorted(held.items()) if pair[0].startswith(prefix)] == list(
+            self.db.state(shard).scan(prefix)
         )
 
     @rule(step=st.sampled_from(_STEPS), back=st.booleans())

@@ -27,22 +27,16 @@ import topicstore as ts
 from topicstore import Message, MessageId, StateWrite
 from topicstore.contract.engine import Backend, Engine
 from topicstore.plugins import load_target, registry
-from topicstore.storage.compaction import WORTH_IT
 
 from topicstore_conformance.oracle.model import match
 
 from .killing import ENDS, Countdown, heard
-from .threads import MOMENT, wait_until
+from .threads import MOMENT
 
 __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 
 MARKER = b"marker"
 """The state key under which each shard keeps the number of the last batch that touched it."""
-
-BULK = 1_000_000
-"""The number of the first batch of a bulk job."""
-BULK_BATCHES = 12
-"""The batches between two pauses: enough messages for the background to look for work."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,23 +50,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     first: int
     steps: int = 10_000
-    mixed: bool = True
-    """Whether there are generations and deletes, too, not only batches."""
-    churn: bool = False
-    """Whether most steps are additions and drops of generations."""
     beside: bool = False
     """Whether another thread compacts all the time; otherwise compaction is one of the steps."""
-    bulk: bool = False
-    """Whether there are only large batches, with a pause now and then until the background has compacted."""
     options: dict[str, Any] = {}
     """The options of the layout."""
     after: int = 0
     """The number of reports after which the child begins to count `killing` moments."""
     moment: int = 0
     """The number of the moment at which the child dies, which it must reach."""
-    counted: Literal["all", "engines", "background"] = "all"
-    """The moments that count: those of engines and files, of engines alone, or of engines that the background
-    writes to.
+    counted: Literal["all", "engines"] = "all"
+    """The moments that count: those of engines and files, or of engines alone.
 
     Engines of all backends have the same moments: one when they were opened, and three for each write.
     """
@@ -82,7 +69,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A report of a child: that it begins something, or that it is done."""
 
     kind: str
-    """The kind: ``open``, ``store``, ``delete``, ``add``, ``drop``, ``compact``, ``pause`` or ``close``."""
+    """The kind: ``open``, ``store``, ``delete``, ``add``, ``drop``, ``compact`` or ``close``."""
     done: bool
     number: int = 0
     """The number of the batch, or of the generation."""
@@ -92,9 +79,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def messages_of(number: int) -> list[Message]:
-    """Return the messages of a batch: thousands of them from number `BULK` on."""
+    """Return the messages of a batch."""
     draw = random.Random(number)
-    size = draw.choice((1, 3, 10, 40, 100)) if number < BULK else 6_000
+    size = draw.choice((1, 3, 10, 40, 100))
     return [
         Message(
             f"t/{draw.randrange(3)}/{draw.randrange(12)}",
@@ -114,7 +101,6 @@ class _Teller:
 
     def __init__(self, job: Job) -> None:
         self._left = job.after
-        self._counted = job.counted
         self._countdown = Countdown(job.moment, random.Random(job.moment).random())
         self._watch(load_target(registry().backend(job.backend)))
         if job.counted == "all":
@@ -132,15 +118,11 @@ class _Teller:
 
         def opened(*arguments: Any, **how: Any) -> Engine:
             engine = open_shard(*arguments, **how)
-            engine.write = self._countdown.counted(engine.write, self._counts)  # type: ignore[method-assign]
+            engine.write = self._countdown.counted(engine.write)  # type: ignore[method-assign]
             self._countdown.moment()
             return engine
 
         backend.open_shard = opened  # type: ignore[method-assign]
-
-    def _counts(self, *_: Any, **__: Any) -> bool:
-        """Return whether a write is one that is counted."""
-        return self._counted != "background" or threading.current_thread() is not threading.main_thread()
 
     def _files_change(self, path: str, event: str, arguments: tuple[Any, ...]) -> None:
         """Count the openings, makings and renamings of the database's own files."""
@@ -154,22 +136,13 @@ def _work(job: Job) -> None:
     tell(Step(kind="open", done=False))
     options = {job.layout: job.options}
     how: dict[str, Any] = {name: getattr(job, name) for name in ("backend", "layout", "shards", "durability")}
-    with ts.open(job.path, **how, options=options, auto_compact=job.bulk) as db:
+    with ts.open(job.path, **how, options=options, auto_compact=False) as db:
         tell(Step(kind="open", done=True))
         with _compacting(db) if job.beside else contextlib.nullcontext():
             for number in range(job.first, job.first + job.steps):
-                if job.bulk:
-                    _bulk_step(tell, db, number)
-                else:
-                    _step(tell, db, number, _chance(job, draw))
+                _step(tell, db, number, draw.random())
         tell(Step(kind="close", done=False))
     tell(Step(kind="close", done=True))
-
-
-def _chance(job: Job, draw: random.Random) -> float:
-    """Draw a number that decides what the next step is."""
-    chance = draw.random() if job.mixed else 1.0
-    return chance / 6 if job.churn else chance
 
 
 @contextlib.contextmanager
@@ -192,19 +165,6 @@ def _compacting(db: ts.Database) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def _bulk_step(tell: _Teller, db: ts.Database, number: int) -> None:
-    _store(tell, db, number)
-    if (number + 1) % BULK_BATCHES:
-        return
-    tell(Step(kind="pause", done=False))
-    wait_until(
-        lambda: db.info().compaction_failure or all(shard.backlog() < WORTH_IT for shard in db.storage.shards),
-        "the background to compact what is worth it",
-    )
-    assert db.info().compaction_failure is None
-    tell(Step(kind="pause", done=True))
 
 
 def _step(tell: _Teller, db: ts.Database, number: int, chance: float) -> None:

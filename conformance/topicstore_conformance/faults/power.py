@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
-__all__ = ["Recording", "record", "why_no_tracing"]
+__all__ = ["Call", "Recording", "record", "why_no_tracing"]
 
 _CALLS = (
     "open,openat,creat,lseek,write,pwrite64,writev,pwritev,pwritev2,ftruncate,truncate,fallocate,"
@@ -155,13 +155,30 @@ class _Named:
 
 
 @attrs.frozen
-class _Event:
-    """A system call that succeeded. ``begun``: the number of events that had ended when it began."""
+class Call:
+    """A system call that succeeded. Calls are counted in the order of their ends."""
 
-    call: str
+    name: str
     text: str
+    """The arguments, as strace shows them."""
     result: int
+    thread: str
     begun: int
+    """The number of calls that had ended when this one began."""
+    ended: int
+    """The number of calls that had ended when this one did."""
+
+    @property
+    def path(self) -> str:
+        """The file of the descriptor that the call was given, or nothing."""
+        matched = _FILE.match(self.text)
+        return _decoded(matched[2]) if matched else ""
+
+    @property
+    def word(self) -> str:
+        """The text that the call wrote to the standard output, or nothing."""
+        told = self.name == "write" and self.text.startswith("1<")
+        return _bytes_of(self.text).decode() if told else ""
 
 
 @attrs.define
@@ -169,7 +186,7 @@ class Recording:
     """All changes of a program to the files below a directory, and the lines on its standard output."""
 
     directory: str
-    _events: list[_Event]
+    calls: list[Call]
 
     def moments(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the numbers of all calls, and of those after which the most files had ends that were not synced.
@@ -177,25 +194,21 @@ class Recording:
         If several files of an engine have such ends, a later write can be on disk without an earlier one.
         """
         disk, unsynced = _Disk(self.directory), [0]
-        for event in self._events:
-            disk.apply(event)
+        for call in self.calls:
+            disk.apply(call)
             unsynced.append(disk.unsynced())
         most = [number for number, count in enumerate(unsynced) if count == max(unsynced)]
         return range(1, len(unsynced)), most
 
     def words(self, upto: int | None = None) -> list[str]:
         """Return the lines that the program had written when the power failed after call number ``upto``."""
-        said = b""
-        for event in self._events[:upto]:
-            if event.call == "write" and event.text.startswith("1<"):
-                said += _bytes_of(event.text)
-        return said.decode().splitlines()
+        return "".join(call.word for call in self.calls[:upto]).splitlines()
 
     def image(self, upto: int, draw: random.Random, target: Path) -> None:
         """Make in ``target`` the directory as the disk may hold it after call number ``upto``."""
         disk = _Disk(self.directory)
-        for event in self._events[:upto]:
-            disk.apply(event)
+        for call in self.calls[:upto]:
+            disk.apply(call)
         target.mkdir()
         upto_name = disk.upto(draw)
         for path, file in disk.names(upto_name).items():
@@ -241,81 +254,80 @@ class _Disk:
                 _rename(there, change)
         return dict(sorted(there.items()))
 
-    def apply(self, event: _Event) -> None:
+    def apply(self, call: Call) -> None:
         self._counts.append({})
-        handle = getattr(self, f"_{event.call}", None)
+        handle = getattr(self, f"_{call.name}", None)
         if handle is not None:
-            handle(event)
+            handle(call)
 
     # --- contents ---
 
-    def _openat(self, event: _Event) -> None:
-        descriptor = event.result
-        path = self._below(_paths_of(event.text)[-1])
+    def _openat(self, call: Call) -> None:
+        descriptor = call.result
+        path = self._below(_paths_of(call.text)[-1])
         self._at[descriptor] = 0
-        (self._synchronous.add if _SYNCHRONOUS.search(event.text) else self._synchronous.discard)(descriptor)
-        if path is None or "O_DIRECTORY" in event.text:
+        (self._synchronous.add if _SYNCHRONOUS.search(call.text) else self._synchronous.discard)(descriptor)
+        if path is None or "O_DIRECTORY" in call.text:
             return
         file = self._now.get(path)
-        if file is None and path not in self._now and "O_CREAT" in event.text:
+        if file is None and path not in self._now and "O_CREAT" in call.text:
             file = _File()
             self._name(_Named(path, file))
-        elif file is not None and "O_TRUNC" in event.text:
-            self._add(event, file, _Write(0, None))
-        if file is not None and "O_APPEND" in event.text:
+        elif file is not None and "O_TRUNC" in call.text:
+            self._add(call, file, _Write(0, None))
+        if file is not None and "O_APPEND" in call.text:
             self._at[descriptor] = file.size
 
     _open = _creat = _openat
 
-    def _lseek(self, event: _Event) -> None:
-        self._at[int(event.text.split("<")[0])] = event.result
+    def _lseek(self, call: Call) -> None:
+        self._at[int(call.text.split("<")[0])] = call.result
 
-    def _write(self, event: _Event) -> None:
-        descriptor = int(event.text.split("<")[0])
+    def _write(self, call: Call) -> None:
+        descriptor = int(call.text.split("<")[0])
         offset = self._at.get(descriptor, 0)
-        self._at[descriptor] = offset + event.result
-        self._put(event, offset)
+        self._at[descriptor] = offset + call.result
+        self._put(call, offset)
 
     _writev = _write
 
-    def _pwrite64(self, event: _Event) -> None:
-        self._put(event, int(event.text.rsplit(",", 1)[1]))
+    def _pwrite64(self, call: Call) -> None:
+        self._put(call, int(call.text.rsplit(",", 1)[1]))
 
     _pwritev = _pwrite64
 
-    def _pwritev2(self, event: _Event) -> None:
-        self._put(event, int(event.text.rsplit(",", 2)[1]))
+    def _pwritev2(self, call: Call) -> None:
+        self._put(call, int(call.text.rsplit(",", 2)[1]))
 
-    def _put(self, event: _Event, offset: int) -> None:
-        file = self._file(event)
+    def _put(self, call: Call, offset: int) -> None:
+        file = self._file(call)
         if file is None:
             return
-        write = _Write(offset, _bytes_of(event.text)[: event.result])
-        if int(event.text.split("<")[0]) in self._synchronous:
+        write = _Write(offset, _bytes_of(call.text)[: call.result])
+        if int(call.text.split("<")[0]) in self._synchronous:
             write.apply(file.content)
             file.size = max(file.size, len(file.content))
         else:
-            self._add(event, file, write)
+            self._add(call, file, write)
 
-    def _ftruncate(self, event: _Event) -> None:
-        file = self._file(event)
+    def _ftruncate(self, call: Call) -> None:
+        file = self._file(call)
         if file is not None:
-            self._add(event, file, _Write(int(event.text.rsplit(",", 1)[1]), None))
+            self._add(call, file, _Write(int(call.text.rsplit(",", 1)[1]), None))
 
-    def _fallocate(self, event: _Event) -> None:
-        file = self._file(event)
-        if file is not None and "KEEP_SIZE" not in event.text:
-            start, length = event.text.rsplit(",", 2)[1:]
-            self._add(event, file, _Write(max(file.size, int(start) + int(length)), None))
+    def _fallocate(self, call: Call) -> None:
+        file = self._file(call)
+        if file is not None and "KEEP_SIZE" not in call.text:
+            start, length = call.text.rsplit(",", 2)[1:]
+            self._add(call, file, _Write(max(file.size, int(start) + int(length)), None))
 
-    def _add(self, event: _Event, file: _File, write: _Write) -> None:
+    def _add(self, call: Call, file: _File, write: _Write) -> None:
         file.add(write, len(self._changes))
         self._counts[-1][file] = 1
 
-    def _fsync(self, event: _Event) -> None:
+    def _fsync(self, call: Call) -> None:
         """Record a sync: earlier writes are on disk; writes that came while it ran may be."""
-        matched = _FILE.match(event.text)
-        path = self._below(_decoded(matched[2])) if matched else None
+        path = self._below(call.path)
         if path is None or path not in self._now:
             return
         file = self._now[path]
@@ -324,22 +336,22 @@ class _Disk:
                 if directory == path:
                     self._certain.add(number)
         else:
-            since = sum(counts.get(file, 0) for counts in self._counts[event.begun :])
+            since = sum(counts.get(file, 0) for counts in self._counts[call.begun :])
             file.sync(len(file.pending) - since)
 
     _fdatasync = _fsync
 
     # --- names ---
 
-    def _mkdir(self, event: _Event) -> None:
-        path = self._below(_paths_of(event.text)[-1])
+    def _mkdir(self, call: Call) -> None:
+        path = self._below(_paths_of(call.text)[-1])
         if path is not None:
             self._name(_Named(path))
 
     _mkdirat = _mkdir
 
-    def _rename(self, event: _Event) -> None:
-        old, new = (self._below(path) for path in _paths_of(event.text)[-2:])
+    def _rename(self, call: Call) -> None:
+        old, new = (self._below(path) for path in _paths_of(call.text)[-2:])
         if old is None or new is None or old not in self._now:
             return
         file = self._now[old]
@@ -347,15 +359,15 @@ class _Disk:
 
     _renameat = _renameat2 = _rename
 
-    def _link(self, event: _Event) -> None:
-        old, new = (self._below(path) for path in _paths_of(event.text)[-2:])
+    def _link(self, call: Call) -> None:
+        old, new = (self._below(path) for path in _paths_of(call.text)[-2:])
         if old in self._now and new is not None:
             self._name(_Named(new, self._now[old]))
 
     _linkat = _link
 
-    def _unlink(self, event: _Event) -> None:
-        path = self._below(_paths_of(event.text)[-1])
+    def _unlink(self, call: Call) -> None:
+        path = self._below(_paths_of(call.text)[-1])
         if path in self._now:
             self._name(_Named(path, gone=True))
 
@@ -370,9 +382,8 @@ class _Disk:
     def _below(self, path: str) -> str | None:
         return path if path.startswith(self._directory + "/") or path == self._directory else None
 
-    def _file(self, event: _Event) -> _File | None:
-        matched = _FILE.match(event.text)
-        path = self._below(_decoded(matched[2])) if matched else None
+    def _file(self, call: Call) -> _File | None:
+        path = self._below(call.path)
         return None if path is None else self._now.get(path)
 
 
@@ -401,17 +412,16 @@ def record(command: Sequence[str], directory: Path, scratch: Path) -> Recording:
     tracer += ["-e", "inject=fsync,fdatasync:delay_enter=5000", "-e", "signal=none", "-o", str(trace)]
     subprocess.run([*tracer, *command], check=True, stdout=subprocess.DEVNULL)
     with trace.open(errors="replace") as lines:
-        return Recording(str(directory), list(_events(lines, str(directory))))
+        return Recording(str(directory), list(_calls(lines, str(directory))))
 
 
-def _concerns(event: _Event, directory: str) -> bool:
+def _concerns(call: Call, directory: str) -> bool:
     """Return whether a call is about a file below the directory, or the program's standard output."""
-    found = _FILE.match(event.text)
-    paths = [_decoded(found[2])] if found else _paths_of(event.text)
-    return event.text.startswith("1<") or any(path.startswith(directory) for path in paths)
+    paths = [call.path] if call.path else _paths_of(call.text)
+    return call.text.startswith("1<") or any(path.startswith(directory) for path in paths)
 
 
-def _events(lines: Iterator[str], directory: str) -> Iterator[_Event]:
+def _calls(lines: Iterator[str], directory: str) -> Iterator[Call]:
     """Yield the calls that succeeded and concern the directory, in the order of their ends."""
     begun: dict[str, tuple[int, str]] = {}
     ended = 0
@@ -428,9 +438,9 @@ def _events(lines: Iterator[str], directory: str) -> Iterator[_Event]:
             start, head = begun.pop(thread)
             text = head.rstrip() + resumed[1]
         if (whole := _WHOLE.match(text)) and int(whole[3]) >= 0:
-            event = _Event(whole[1], whole[2], int(whole[3]), start)
-            if _concerns(event, directory):
-                yield event
+            call = Call(whole[1], whole[2], int(whole[3]), thread, start, ended + 1)
+            if _concerns(call, directory):
+                yield call
                 ended += 1
 
 
