@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError
 from topicstore.plugins import load_target, registry
+
+from topicstore_conformance.faults.threads import together
 
 __all__ = ["LogStoreSuite"]
 
@@ -117,7 +120,7 @@ class LogStoreSuite:
                 start.wait()
                 won[racer] += created(store, name, racer)
 
-        run_all([lambda racer=racer: race(racer) for racer in range(self.racers)])  # type: ignore[misc]
+        together(*(partial(race, racer) for racer in range(self.racers)))
         check_winners(store, names, won)
 
     def test_one_of_many_processes_creates(self, store: LogStore, url: str, options: dict[str, Any]) -> None:
@@ -204,22 +207,3 @@ def check_winners(store: LogStore, names: list[str], won: list[list[str]]) -> No
     for racer, winnings in enumerate(won):
         for name in winnings:
             assert b"%d" % racer == store.get(name)
-
-
-def run_all(calls: list[Callable[[], None]]) -> None:
-    """Run each call in a thread; raise the first error."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 - it is raised again, by the thread that waits
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -162,21 +162,6 @@ def told(environment: dict[str, str], limit: float = running.LIMIT) -> Told:
     return msgspec.json.decode(done.stdout, type=Told)
 
 
-def test_a_broken_promise_is_named(tmp_path: Path) -> None:
-    """What fails is told by the promise, the reason in one line, and the place."""
-    code = """
-        class Bad(MemoryBackend):
-            def open_shard(self, path, keyspaces, *, create):
-                raise KeyError("of all things")
-    """
-    result = told(install(tmp_path, code))
-    assert ("", False) == (result.failure, result.kept)
-    by_promise = {promise: (reason, where) for promise, reason, where in result.failed}
-    reason, where = by_promise["Closing a writer stores what is buffered, and a put after it is refused."]
-    assert "KeyError: 'of all things'" == reason
-    assert re.search(r"bad_plugin\.py:\d+$", where)
-
-
 def test_a_process_that_dies(tmp_path: Path) -> None:
     """When the engine takes the process down, the test under way has failed; after some of them no more are tried."""
     code = """

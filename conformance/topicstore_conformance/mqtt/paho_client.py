@@ -162,13 +162,6 @@ class PahoClient:
         self.paho.disconnect()
         self.paho.loop_stop()
 
-    def vanish(self) -> None:
-        """Close the socket without a word, as a client does whose machine fails."""
-        self.paho.loop_stop()
-        found = self.paho.socket()
-        if found is not None:
-            found.close()
-
     def __enter__(self) -> Self:
         return self
 
