@@ -13,11 +13,10 @@ from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace
 from topicstore.plugins import load_target, registry
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
-from topicstore_conformance.backend.batches import Batches
 from topicstore_conformance.backend.concurrency import Concurrency
 from topicstore_conformance.backend.crashes import Crashes
 from topicstore_conformance.backend.histories import Histories
-from topicstore_conformance.backend.ranges import Ranges
+from topicstore_conformance.backend.ordering import Ordering
 from topicstore_conformance.backend.snapshots import Snapshots
 from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.conditions.capabilities import declaring
@@ -224,7 +223,7 @@ def make_tiny(name: str) -> Backend:
     return backend
 
 
-class Tiny(Ranges, Batches, Snapshots, Crashes, Histories):
+class Tiny(Ordering, Snapshots, Crashes, Histories):
     """What may depend on how large an engine's buffers, blocks and steps are."""
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from contextlib import closing, suppress
-from fnmatch import fnmatch
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,10 @@ from topicstore.contract.engine import (
 from topicstore.contract.errors import LogDamagedError
 
 from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.killing import ENDS, Countdown, moment_of
-from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.faults.striking import copy_open
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
@@ -107,29 +107,12 @@ def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, mome
         child.tell(number)
 
 
-def write_and_die(make: Make, path: Path, first: int, count: int) -> None:
-    """Write some batches and end without closing anything."""
-    for number in written(make().open_shard(path, KEYSPACES, create=True), first, count):
-        child.tell(number)
-    child.end()
-
-
 def files_of(backend: Backend, path: Path) -> Files:
     """Return the files of an open shard at a moment when none changes, but those that aren't needed to open it."""
-    seen: list[Files] = [{}]
-
-    def unneeded(name: str) -> bool:
-        return any(fnmatch(name, pattern) for pattern in backend.unneeded)
-
-    def unchanged() -> bool:
-        with suppress(FileNotFoundError):  # an engine may remove files at any time
-            places = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
-            seen.append({place: (path / place).read_bytes() for place in places if not any(map(unneeded, place.parts))})
-            return seen[-1] == seen[-2]
-        return False
-
-    wait_until(unchanged, "the files of the shard to stay as they are")
-    return seen[-1]
+    with quick_directory() as directory:
+        copy = Path(directory, "copy")
+        copy_open(path, copy, unneeded=backend.unneeded)
+        return {file.relative_to(copy): file.read_bytes() for file in copy.rglob("*") if file.is_file()}
 
 
 def leave(files: Files, path: Path) -> None:
@@ -178,18 +161,6 @@ class Crashes(Fixtures):
             last = last_batch(engine)
             assert acknowledged + (place == "after") <= last, "a batch that was acknowledged is lost"
             assert last <= acknowledged + (place != "before"), "a batch is there that was never begun"
-            check_batches(engine)
-            engine.close()
-
-    @requires("persistent")
-    def test_a_process_that_ends_without_closing_loses_nothing(
-        self, backend: Backend, subject: BackendSubject, shard: Path
-    ) -> None:
-        """Batches written without sync are still there after the process ended without closing, several times over."""
-        for first in (0, 3, 4)[: tries(2, 3)]:
-            told = child.run(subject.make, write_and_die, shard, first, 3 if first != 3 else 1)
-            engine = backend.open_shard(shard, KEYSPACES, create=False)
-            assert told[-1] == last_batch(engine)
             check_batches(engine)
             engine.close()
 

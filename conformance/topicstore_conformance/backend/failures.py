@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,16 @@ UNNOTICED = 200
 """The number of batches after which an engine that noticed nothing is given up."""
 
 
-def _name(error: Exception) -> str:
-    for kind in (StorageFullError, EngineError):
-        if isinstance(error, kind):
-            return kind.__name__
-    return repr(error)
+def _tell(call: Callable[[], object]) -> None:
+    """Report what a call returns, or which error it raises."""
+    try:
+        child.tell(call())
+    except StorageFullError:
+        child.tell("StorageFullError")
+    except EngineError:
+        child.tell("EngineError")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
+        child.tell(repr(error))
 
 
 def _write(engine: Engine, first: int, count: int) -> None:
@@ -41,30 +48,22 @@ def fill_the_disk(make: Make, path: Path) -> None:
     engine = make().open_shard(path, KEYSPACES, create=True)
     _write(engine, 0, BATCHES)
     faults.fail(faults.WRITES, errno.ENOSPC)
-    try:
-        _write(engine, BATCHES, UNNOTICED)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
-        child.tell(_name(error))
-        check_batches(engine)
-        child.tell(last_batch(engine))
+    _tell(lambda: _write(engine, BATCHES, UNNOTICED))
+    check_batches(engine)
+    child.tell(last_batch(engine))
     child.end()
 
 
-def sync_in_vain(make: Make, path: Path, how: str) -> None:
-    """Write while nothing can be synced to the disk; report how each call ended."""
-    engine = make().open_shard(path, KEYSPACES, create=True)
-    put(engine, STATE, {b"warm": b"up"}, sync=True)
+def sync_in_vain(make: Make, path: Path, *steps: str) -> None:
+    """Write while nothing can be synced to the disk, for each text of steps to a shard; report how each step ended."""
+    engines = [make().open_shard(Path(f"{path}-{number}"), KEYSPACES, create=True) for number in range(len(steps))]
+    for engine in engines:
+        put(engine, STATE, {b"warm": b"up"}, sync=True)
     faults.fail(faults.SYNCS, errno.EIO)
-    for step in how.split():
-        try:
-            if step == "flush_log":
-                engine.flush_log()
-            else:
-                put(engine, STATE, {step.encode(): b""}, sync=step == "sync")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
-            child.tell(_name(error))
-        else:
-            child.tell("fine")
+    for engine, text in zip(engines, steps, strict=True):
+        for step in text.split():
+            write = partial(put, engine, STATE, {step.encode(): b""}, sync=step == "sync")
+            _tell(engine.flush_log if step == "flush_log" else write)
     child.end()
 
 
@@ -73,14 +72,9 @@ def read_in_vain(make: Make, path: Path) -> None:
     engine: Engine = make().open_shard(path, KEYSPACES, create=False)
     faults.fail(faults.READS, errno.EIO)
     for reverse in (False, True):
-        try:
-            child.tell(len(pairs(engine.scan(DATA, reverse=reverse))))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
-            child.tell(_name(error))
-    try:
-        child.tell(sum(value is not None for value in engine.get_many(DATA, [(1, 1, n) for n in range(2_000)])))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
-        child.tell(_name(error))
+        _tell(lambda reverse=reverse: len(pairs(engine.scan(DATA, reverse=reverse))))  # type: ignore[misc]
+    keys = [(1, 1, number) for number in range(2_000)]
+    _tell(lambda: sum(value is not None for value in engine.get_many(DATA, keys)))
     child.end()
 
 
@@ -107,13 +101,9 @@ class Failures(Fixtures):
 
     @requires("persistent", "sync")
     def test_sync_is_told_from_commit(self, subject: BackendSubject, shard: Path) -> None:
-        """A write with sync raises if it can't be brought to the disk; a write without sync does not even try."""
-        assert child.run(subject.make, sync_in_vain, shard, "commit again sync") == ["fine", "fine", "EngineError"]
-
-    @requires("persistent", "sync")
-    def test_flush_log_brings_to_the_disk(self, subject: BackendSubject, shard: Path) -> None:
-        """If written data can't be brought to the disk, flush_log raises."""
-        assert child.run(subject.make, sync_in_vain, shard, "commit flush_log") == ["fine", "EngineError"]
+        """What can't be brought to the disk raises in a write with sync and in flush_log; else nothing is tried."""
+        told = child.run(subject.make, sync_in_vain, shard, "commit again sync", "commit flush_log")
+        assert told == [None, None, "EngineError", None, "EngineError"]
 
     @requires("persistent")
     @without("sync")

@@ -15,6 +15,7 @@ from topicstore_conformance.subjects.subject import BackendSubject
 
 __all__ = ["Fixtures", "Pair", "contents", "keys", "numbered", "pairs", "put", "remove"]
 
+MEGABYTE = 1 << 20
 Pair = tuple[Key, bytes]
 
 
@@ -34,8 +35,13 @@ def remove(engine: Engine, keyspace: Keyspace[K], start: K, end: K) -> None:
 
 
 def pairs(chunks: Iterable[list[tuple[K, bytes]]]) -> list[tuple[K, bytes]]:
-    """Return the pairs of all lists of a scan together."""
-    return [pair for chunk in chunks for pair in chunk]
+    """Return the pairs of all lists of a scan together; none is empty, or has several pairs of more than a megabyte."""
+    found: list[tuple[K, bytes]] = []
+    for chunk in chunks:
+        assert chunk, "a list of a scan is empty"
+        assert len(chunk) == 1 or sum(len(value) for _, value in chunk) <= MEGABYTE, "a list has more than a megabyte"
+        found += chunk
+    return found
 
 
 def keys(chunks: Iterable[list[tuple[K, bytes]]]) -> list[K]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,13 @@ from topicstore.contract.engine import CAPABILITIES, DATA, KEYSPACES, META, STAT
 from topicstore.contract.errors import EngineError, InvalidArgumentError, TopicstoreError, UnsupportedError
 
 from topicstore_conformance.conditions.capabilities import requires, without
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
 from .crashes import check_batches, last_batch, written
-from .fixtures import Fixtures, contents, keys, numbered, pairs, put, remove
+from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 
 __all__ = ["Unsupported"]
 
@@ -111,29 +111,6 @@ class Unsupported(Fixtures):
         with pytest.raises(UnsupportedError):
             engine.checkpoint(directory / "copy")
         assert not (directory / "copy").exists()
-
-    @requires("checkpoint")
-    def test_a_checkpoint_is_independent(self, backend: Backend, shard: Path, directory: Path) -> None:
-        """A checkpoint has all that was written, opens beside the original, and neither sees the other's writes."""
-        engine = backend.open_shard(shard, KEYSPACES, create=True)
-        put(engine, DATA, numbered(2_000))
-        put(engine, META, {b"empty": b""}, sync=True)
-        remove(engine, DATA, (1, 2, 500), (1, 2, 600))
-        put(engine, STATE, {b"last": b"write"})
-        expected = contents(engine)
-        scan = engine.scan(DATA)
-        next(scan)
-        engine.checkpoint(directory / "copy")
-        copy = backend.open_shard(directory / "copy", KEYSPACES, create=False)
-        assert expected == contents(copy)
-        put(engine, STATE, {b"last": b"original"})
-        put(copy, STATE, {b"last": b"copy"})
-        remove(engine, DATA, (0, 0, 0), (9, 0, 0))
-        assert [each.get(STATE, b"last") for each in (engine, copy)] == [b"original", b"copy"]
-        engine.close()
-        shutil.rmtree(shard)
-        assert expected["data"] == pairs(copy.scan(DATA))
-        copy.close()
 
     @requires("checkpoint")
     def test_a_checkpoint_is_of_its_second_step(self, backend: Backend, shard: Path, directory: Path) -> None:
@@ -260,7 +237,6 @@ class Unsupported(Fixtures):
         """Another process reads, beside the writer, what was written before, and changes nothing."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
-        assert child.run(subject.make, read, shard) == [5, "ReadOnlyDatabaseError"]
         put(engine, DATA, numbered(9))
         assert child.run(subject.make, read, shard) == [9, "ReadOnlyDatabaseError"]
         assert engine.get(STATE, b"child") is None
@@ -315,16 +291,6 @@ class Unsupported(Fixtures):
         wait_until(lambda: engine.info().disk_bytes < 0.7 * full, "the deleted bytes to go back")
         assert len(keys(engine.scan(DATA))) == 100
 
-    def test_reclaiming_changes_nothing_but_bytes(self, engine: Engine) -> None:
-        """Reclaiming any range, empty or not, leaves the stored values as they are."""
-        put(engine, DATA, numbered(1_000))
-        remove(engine, DATA, (1, 2, 100), (1, 2, 900))
-        before = contents(engine)
-        engine.reclaim(DATA, (1, 2, 0), (1, 2, 950))
-        engine.reclaim(DATA, (7, 0, 0), (8, 0, 0))
-        engine.reclaim(META, b"", b"z")
-        assert before == contents(engine)
-
     # --- what an engine says of itself ---
 
     def test_stats_are_sizes(self, engine: Engine, subject: BackendSubject) -> None:
@@ -344,14 +310,17 @@ class Unsupported(Fixtures):
         assert list(engine.verify()) == []
 
     @requires("persistent")
-    def test_much_that_is_written_and_deleted_stays_right(self, backend: Backend, shard: Path) -> None:
-        """Hundreds of batches that delete what earlier ones put leave exactly the last ones, reopened or not."""
+    def test_much_that_is_written_and_deleted_stays_right(
+        self, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
+        """Many batches that delete what earlier ones put leave exactly the last ones, reopened or not."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
-        for first in range(0, 120, 40):
-            assert list(range(first, first + 40)) == list(written(engine, first, 40))
+        count = tries(40, 40, subject.capabilities)
+        for first in range(0, 3 * count, count):
+            assert list(range(first, first + count)) == list(written(engine, first, count))
             check_batches(engine)
             engine.close()
             engine = backend.open_shard(shard, KEYSPACES, create=False)
-            assert first + 39 == last_batch(engine)
+            assert first + count - 1 == last_batch(engine)
             check_batches(engine)
         engine.close()

@@ -96,13 +96,17 @@ class _Strike:
         copy_open(self.directory, self.copy)
 
 
-def copy_open(directory: Path, copy: Path) -> None:
-    """Copy the directory of an open database at a moment when no file in it changes, as a kill would leave it."""
+def copy_open(directory: Path, copy: Path, *, unneeded: Iterable[str] = ()) -> None:
+    """Copy the directory of an open database at a moment when no file in it changes, as a kill would leave it.
+
+    Files with the ``unneeded`` names, which are patterns, are left out.
+    """
+    ignore = shutil.ignore_patterns(*unneeded)
 
     def copied() -> bool:
         with suppress(FileNotFoundError, shutil.Error):  # an engine may remove files at any time
             before = _listed(directory)
-            shutil.copytree(directory, copy)
+            shutil.copytree(directory, copy, ignore=ignore)
             if before == _listed(directory):
                 return True
         shutil.rmtree(copy, ignore_errors=True)
