@@ -80,9 +80,9 @@ class PerTopicSlab(Slab):
                 try:
                     topic = strip_checksum(key, value).decode()
                 except (CorruptionError, UnicodeDecodeError) as bad:
-                    raise CorruptionError("the checksum is wrong", f"topic {key.hex()}") from bad
+                    raise CorruptionError("the checksum is wrong", f"learned topics, key {key.hex()}") from bad
                 if key != head + _NUMBER.pack(len(self._topics)):
-                    raise CorruptionError("it is missing", f"topic number {len(self._topics)}")
+                    raise CorruptionError("one before it is missing", f"learned topics, key {key.hex()}")
                 self._add(topic)
         self._saved = len(self._topics)
 
