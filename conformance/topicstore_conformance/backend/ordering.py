@@ -1,4 +1,4 @@
-"""Promises about keys: their order, and that those which fit no keyspace are refused with all of their batch."""
+"""Promises about keys: their order, their shapes, their keyspaces, and what is found under them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,38 @@ from .fixtures import Fixtures, keys, pairs, put
 __all__ = ["Ordering"]
 
 U32, U64 = 2**32 - 1, 2**64 - 1
+LONGEST_KEY = 65_550
 
 
 class Ordering(Fixtures):
     """Promises about keys."""
+
+    def test_keys_of_bytes_are_ordered_as_bytes(self, engine: Engine) -> None:
+        """Keys of bytes are ordered as bytes: 0x00 and 0xff like others, prefixes first, the empty key before all."""
+        ordered = [b"", b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\xff", b"b", b"\xff", b"\xff\0", b"\xff\xff"]
+        put(engine, META, {key: key for key in reversed(ordered)})
+        assert [(key, key) for key in ordered] == pairs(engine.scan(META))
+        assert ordered[::-1] == keys(engine.scan(META, reverse=True))
+
+    def test_keys_of_tuples_are_ordered_as_numbers(self, engine: Engine) -> None:
+        """Keys of tuples are ordered number by number, up to the largest that fits."""
+        ordered = [
+            (0, 0, 0),
+            (0, 0, 256),
+            (0, 1, 255),
+            (1, 0, 0),
+            (1, 2**63 - 1, 0),
+            (1, 2**63, 0),
+            (256, 0, 1),
+            (2**31, 0, 0),
+            (U32, 0, 0),
+            (U32, U64, 0),
+            (U32, U64, U64),
+        ]
+        put(engine, DATA, {key: repr(key).encode() for key in reversed(ordered)})
+        assert [(key, repr(key).encode()) for key in ordered] == pairs(engine.scan(DATA))
+        assert ordered[::-1] == keys(engine.scan(DATA, reverse=True))
+        assert engine.get(DATA, (U32, U64, U64)) == repr((U32, U64, U64)).encode()
 
     def test_order_is_that_of_keys_not_of_writes(self, engine: Engine) -> None:
         """A scan is in the order of keys, in whatever order and in however many batches they were written."""
@@ -31,6 +59,14 @@ class Ordering(Fixtures):
         assert sorted(set(numbers)) == keys(engine.scan(INDEX))
         assert sorted(set(texts)) == keys(engine.scan(KEYS))
         assert sorted(set(texts), reverse=True) == keys(engine.scan(KEYS, reverse=True))
+
+    def test_long_keys(self, engine: Engine) -> None:
+        """Keys of 65,550 bytes work, and differ even if only their last byte does."""
+        long = [b"k" * LONGEST_KEY, b"k" * (LONGEST_KEY - 1) + b"l", b"k" * (LONGEST_KEY - 1)]
+        put(engine, META, {key: key[-1:] for key in long})
+        assert sorted(long) == keys(engine.scan(META))
+        assert [key[-1:] for key in long] == engine.get_many(META, long)
+        assert [long[1]] == keys(engine.scan(META, long[0] + b"\0"))
 
     @pytest.mark.parametrize(
         ("keyspace", "key"),
@@ -79,20 +115,43 @@ class Ordering(Fixtures):
         with engine.snapshot() as snapshot, pytest.raises(InvalidArgumentError, match="stranger"):
             snapshot.get(stranger, b"k")
 
-    def test_a_refused_batch_applies_nothing(self, engine: Engine) -> None:
-        """If one key of a batch is wrong, at whichever place in it, nothing of the batch is applied."""
-        put(engine, META, {b"there": b"1"})
-        for place in (0, 500, 999):
-            wrong: list[Any] = [(1, 2, number) for number in range(1_000)]
-            wrong[place] = b"bytes"
-            batch = WriteBatch()
-            batch.delete_range(META, b"", b"z")
-            batch.put(META, b"new", b"")
-            batch.put_many(DATA, wrong, [b""] * 1_000)
-            with pytest.raises(InvalidArgumentError):
-                engine.write(batch)
-            assert pairs(engine.scan(META)) == [(b"there", b"1")]
-            assert pairs(engine.scan(DATA)) == []
+    def test_keyspaces_are_apart(self, engine: Engine) -> None:
+        """One key in two keyspaces has two values, and deleting it, or a range, in one leaves the other as it is."""
+        for keyspace in (STATE, META, KEYS):
+            put(engine, keyspace, {b"k": keyspace.name.encode(), b"l": b""})
+        for numbers in (DATA, INDEX):
+            put(engine, numbers, {(1, 2, 3): numbers.name.encode()})
+        batch = WriteBatch()
+        batch.delete(META, b"k")
+        batch.delete_range(KEYS, b"", b"z")
+        batch.delete_range(INDEX, (0, 0, 0), (U32, 0, 0))
+        engine.write(batch)
+        assert pairs(engine.scan(STATE)) == [(b"k", b"state"), (b"l", b"")]
+        assert pairs(engine.scan(META)) == [(b"l", b"")]
+        assert [(DATA.name.encode(), None)] == [(engine.get(DATA, (1, 2, 3)), engine.get(INDEX, (1, 2, 3)))]
+        assert pairs(engine.scan(KEYS)) + pairs(engine.scan(INDEX)) == []
+
+    def test_get_finds_exactly_its_key(self, engine: Engine) -> None:
+        """Get finds a key's own value, an empty one too, and finds nothing where only neighbours or prefixes are."""
+        put(engine, STATE, {b"ab": b"1", b"ab\0": b"2", b"empty": b"", b"": b"root"})
+        for key, value in ((b"ab", b"1"), (b"ab\0", b"2"), (b"empty", b""), (b"", b"root")):
+            assert value == engine.get(STATE, key)
+        for missing in (b"a", b"abc", b"ab\0\0", b"aa", b"empt", b"\0"):
+            assert engine.get(STATE, missing) is None
+        put(engine, DATA, {(1, 2, 3): b"", (1, 3, 0): b"x"})
+        assert [engine.get(DATA, key) for key in ((1, 2, 3), (1, 2, 4), (1, 3, 0))] == [b"", None, b"x"]
+
+    def test_get_many_answers_in_the_order_asked(self, engine: Engine) -> None:
+        """Values come in the order asked, repeated if asked for repeatedly, with None for keys that are missing."""
+        put(engine, STATE, {b"a": b"1", b"empty": b""})
+        assert engine.get_many(STATE, [b"empty", b"missing", b"a", b"a", b"0"]) == [b"", None, b"1", b"1", None]
+        assert engine.get_many(STATE, []) == []
+        put(engine, DATA, {(1, 2, number): b"%d" % number for number in range(0, 3_000, 3)})
+        asked = [(1, 2, number) for number in random.Random(2).choices(range(3_000), k=3_000)]
+        expected = [None if key[2] % 3 else b"%d" % key[2] for key in asked]
+        assert expected == engine.get_many(DATA, asked)
+        expected = [None if number % 3 else b"%d" % number for number in range(3_000)]
+        assert expected == engine.get_many(DATA, [(1, 2, number) for number in range(3_000)])
 
     @pytest.mark.parametrize("generation", [1, 255, 256, 2**31 - 1, GENERATION_END - 1])
     def test_neighbouring_prefixes_are_apart(self, engine: Engine, generation: int) -> None:
@@ -116,12 +175,3 @@ class Ordering(Fixtures):
         assert [b"%d" % each for each in (near[0], near[2]) for _ in range(2)] == [
             value for _, value in pairs(engine.scan(DATA))
         ]
-
-    def test_a_scan_reaches_the_last_key(self, engine: Engine) -> None:
-        """A scan of many keys and lists ends after its last pair, and leaves none out between two lists."""
-        values = {(1, 2, number): bytes(number % 700) for number in range(20_000)}
-        put(engine, DATA, values)
-        assert list(values.items()) == pairs(engine.scan(DATA))
-        assert list(values.items())[::-1] == pairs(engine.scan(DATA, reverse=True))
-        with engine.snapshot() as snapshot:
-            assert list(values.items())[7:19_990] == pairs(snapshot.scan(DATA, (1, 2, 7), (1, 2, 19_990)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Engine, Key, WriteBatch
 
-from .fixtures import Fixtures, numbered, pairs, put, remove
+from .fixtures import Fixtures, contents, numbered, pairs, put, remove
 
 __all__ = ["Snapshots", "disturb"]
+
+MUCH = 100
+"""The number of values of 100 KB that are written: more than the smallest write buffers hold."""
 
 
 def disturb(engine: Engine) -> None:
@@ -46,3 +49,53 @@ class Snapshots(Fixtures):
         expected = list(values.items())
         assert [expected, expected[::-1]] == [first + pairs(scan) for first, scan in zip(firsts, scans, strict=True)]
         assert pairs(engine.scan(DATA)) == [((1, 2, 17), b"new")]
+
+    def test_a_snapshot_sees_the_moment_it_was_made(self, engine: Engine) -> None:
+        """A snapshot shows no later write in get, get_many, or scans in both directions, however late they begin."""
+        put(engine, DATA, numbered(1000))
+        put(engine, STATE, {b"p": b"1"})
+        expected = list(numbered(1000).items())
+        with engine.snapshot() as snapshot:
+            early = snapshot.scan(DATA)
+            first = next(early)
+            disturb(engine)
+            put(engine, STATE, {b"p": b"2", b"q": b"2"})
+            late, down = snapshot.scan(DATA, (1, 2, 100)), snapshot.scan(DATA, end=(1, 2, 900), reverse=True)
+            turns = [first, next(late), next(down)]
+            assert snapshot.get_many(STATE, [b"p", b"q"]) == [b"1", None]
+            assert snapshot.get(DATA, (1, 2, 1)) == b"\0\0\1"
+            assert snapshot.get(DATA, (1, 3, 0)) is None
+            assert expected == turns[0] + pairs(early)
+            assert expected[100:] == turns[1] + pairs(late)
+            assert expected[:900][::-1] == turns[2] + pairs(down)
+            assert expected[-3:][::-1] == pairs(snapshot.scan(DATA, reverse=True, limit=3))
+            assert pairs(snapshot.scan(DATA, (1, 3, 0))) == []
+        assert engine.get(DATA, (1, 3, 0)) == b"later"
+
+    def test_a_snapshot_is_one_moment_of_all_keyspaces(self, engine: Engine) -> None:
+        """A snapshot held while much is written shows all keyspaces as they were, with and without range deletes."""
+        for keyspace in KEYSPACES:
+            some: list[Key] = [b"a", b"b"] if keyspace.shape is None else [(1, 0, 0), (1, 0, 1)]
+            put(engine, keyspace, dict.fromkeys(some, b"before"))
+        before = contents(engine)
+        with engine.snapshot() as snapshot:
+            for number in range(MUCH):
+                put(engine, DATA, {(1, 1, number): b"%d" % number * 50_000})
+            remove(engine, DATA, (0, 0, 0), (2, 0, 0))
+            remove(engine, META, b"", b"z")
+            put(engine, STATE, {b"a": b"after", b"c": b"after"})
+            engine.reclaim(DATA, (0, 0, 0), (2, 0, 0))
+            assert before == contents(snapshot)
+        assert pairs(engine.scan(DATA)) + pairs(engine.scan(META)) == []
+
+    def test_two_snapshots_see_two_moments(self, engine: Engine) -> None:
+        """Snapshots are independent: closing one leaves the others alone."""
+        put(engine, STATE, {b"k": b"1"})
+        first = engine.snapshot()
+        put(engine, STATE, {b"k": b"2"})
+        second = engine.snapshot()
+        put(engine, STATE, {b"k": b"3"})
+        assert [reader.get(STATE, b"k") for reader in (first, second, engine)] == [b"1", b"2", b"3"]
+        first.close()
+        assert pairs(second.scan(STATE)) == [(b"k", b"2")]
+        second.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .batches import Batches
 from .concurrency import Concurrency
 from .crashes import Crashes
 from .damage import Damages
@@ -9,6 +10,7 @@ from .failures import Failures
 from .histories import Histories
 from .leaks import Leaks
 from .ordering import Ordering
+from .ranges import Ranges
 from .reopening import Reopening
 from .sizes import Hostile
 from .snapshots import Snapshots
@@ -19,6 +21,8 @@ __all__ = ["BackendSuite"]
 
 class BackendSuite(
     Ordering,
+    Ranges,
+    Batches,
     Snapshots,
     Hostile,
     Reopening,

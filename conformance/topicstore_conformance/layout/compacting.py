@@ -15,6 +15,22 @@ __all__ = ["Compacting"]
 class Compacting(Fixtures):
     """Promises about `Slab.compact` and `Slab.backlog`."""
 
+    def test_compaction_changes_nothing(self, stored: Stored) -> None:
+        """A slab gives every reader the same messages after compaction, whole or partial, once or repeatedly."""
+        for round_ in range(4):
+            for gap in (1, 30):
+                stored.put(numbered(TOPICS, 150), gap)
+            stored.compact(whole=round_ % 2 == 0)
+            stored.check_all()
+            for topic_filter in FILTERS:
+                stored.check(topic_filter, stored.rows[100][0], stored.rows[-50][0], limit=40)
+            if round_ == 2:
+                stored.reopen()
+        stored.compact()
+        stored.delete("f/x/#", stored.rows[50][0], stored.rows[700][0])
+        stored.compact()
+        stored.check_all()
+
     def test_the_backlog_is_what_waits(self, stored: Stored) -> None:
         """The backlog of an empty slab is zero, that of others at most their size, and zero after full compaction."""
         assert stored.slab.backlog(0) == 0

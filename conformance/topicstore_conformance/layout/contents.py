@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
-from topicstore import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore import Message, Properties
 
+from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.oracle import strategies
+from topicstore_conformance.subjects.subject import LayoutSubject
 
 from .fixtures import Fixtures, Stored, numbered
 
@@ -15,6 +20,58 @@ __all__ = ["Contents"]
 
 class Contents(Fixtures):
     """Promises about messages."""
+
+    def test_every_field_comes_back(self, stored: Stored) -> None:
+        """Each field of a message comes back as it was stored: empty fields, each property, and missing ones."""
+        whole = Properties(1, 2**32 - 1, "text/plain", "answer/here", b"\0\xff", (("a", "1"), ("a", "2"), ("", "")))
+        for properties in (None, Properties(), whole):
+            for qos, retain in ((0, False), (1, True), (2, False)):
+                for client, payload in (("", b""), ("c\U0001f68c", b"\0" * 300), ("c", b"41.5")):
+                    stored.put([Message("a/b", payload, client, qos, retain, 2**40 + qos, properties)])
+        stored.put([row[1] for row in stored.rows])
+        stored.reopen()
+        stored.check_all()
+
+    def test_any_messages_come_back(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
+        """Any messages come back by any filter, from any position, up to any bound, with any limit of rows."""
+
+        @settings(COSTLY, max_examples=tries(25, 100, subject.backend_capabilities))
+        @given(
+            st.lists(
+                st.lists(strategies.messages(times=st.integers(1, 2**40)), min_size=1, max_size=12),
+                min_size=1,
+                max_size=4,
+            ),
+            strategies.filters(),
+            st.sampled_from([1, 3, 700]),
+            st.integers(-2, 60),
+            st.integers(-2, 60),
+            st.sampled_from([1, 3, 100]),
+            st.sampled_from([1, 300, 1 << 30]),
+            st.booleans(),
+        )
+        def try_it(
+            batches: list[list[Message]],
+            topic_filter: str,
+            gap: int,
+            first: int,
+            bound: int,
+            limit: int,
+            limit_bytes: int,
+            reopened: bool,
+        ) -> None:
+            stored = fresh()
+            start = stored.last
+            for batch in batches:
+                stored.put(batch, gap, arrow=reopened)
+            if reopened:
+                stored.reopen()
+            stored.check_all()
+            stored.check(topic_filter, limit=limit, limit_bytes=limit_bytes)
+            stored.check(topic_filter, start + first * gap, start + bound * gap, limit=limit)
+            stored.check(topic_filter, deadline=0.0)
+
+        try_it()
 
     def test_hostile_topics(self, stored: Stored) -> None:
         """Topics at the edges of MQTT 5 come back and stay distinct: empty levels, any Unicode, 65,535 bytes."""
@@ -46,3 +103,15 @@ class Contents(Fixtures):
         stored.reopen()
         stored.check("f/x/#", stored.rows[9_000][0], stored.rows[9_900][0])
         assert stored.verify() == (20_000, [])
+
+    def test_no_message_of_many_is_lost(self, stored: Stored) -> None:
+        """Of thousands of small batches no message is lost, in whichever order their topics came."""
+        draw = random.Random(5)
+        topics = [f"t/{n % 7}/{n}" for n in range(60)]
+        for _ in range(600):
+            stored.put(numbered(draw.sample(topics, 5), draw.randrange(1, 6)), draw.choice([1, 1, 30]))
+        stored.check_all()
+        for topic in topics[::11]:
+            stored.check(topic)
+        stored.reopen()
+        stored.check_all()

@@ -8,13 +8,57 @@ import pytest
 from topicstore import TopicFilter
 
 from .fixtures import Fixtures, Stored, numbered
-from .reading import TOPICS
+from .reading import FILTERS, TOPICS
 
 __all__ = ["Deleting"]
 
 
 class Deleting(Fixtures):
     """Promises about `Slab.delete`."""
+
+    def test_exactly_what_matches_goes(self, stored: Stored) -> None:
+        """A delete removes the matching messages from its first to its last position inclusive, and counts them."""
+        for gap in (1, 9, 1):
+            stored.put(numbered(TOPICS, 120), gap)
+        positions = [row[0] for row in stored.rows]
+        for topic_filter, first, last in (
+            ("f/y/3/s", 0, None),
+            ("f/+/4/+", positions[100], positions[200]),
+            ("f/+/+/t", positions[30], positions[31]),
+            ("#", positions[300], positions[300]),
+            ("#", positions[310] + 1, positions[311] - 1),
+            ("$SYS/#", 0, positions[150]),
+            ("no/such/topic", 0, None),
+            ("+", positions[50], None),
+        ):
+            stored.delete(topic_filter, first, last)
+            stored.check_all()
+            assert stored.delete(topic_filter, first, last) == 0
+        stored.reopen()
+        stored.check_all()
+        for topic_filter in FILTERS:
+            stored.check(topic_filter)
+
+    def test_what_is_to_be_spared_stays(self, stored: Stored) -> None:
+        """Matching messages whose topics also match a filter to be spared, or one of several, stay as they were."""
+        stored.put(numbered(TOPICS, 200), 3)
+        stored.compact()
+        stored.put(numbered(TOPICS, 100), 3)
+        positions = [row[0] for row in stored.rows]
+        for topic_filter, first, last, spare in (
+            ("f/+/+/t", 0, positions[60], ["f/x/#"]),
+            ("f/y/#", positions[30], positions[250], ["+/+/3/+", "f/y/4/s"]),
+            ("#", positions[200], None, ["no/such/topic", "f/x/1/+", "g/#"]),
+            ("#", 0, positions[20], ["#"]),
+            ("#", 0, None, ["f/#"]),
+        ):
+            stored.delete(topic_filter, first, last, spare)
+            stored.check_all()
+            assert stored.delete(topic_filter, first, last, spare) == 0
+        stored.reopen()
+        stored.check_all()
+        for topic_filter in FILTERS:
+            stored.check(topic_filter)
 
     def test_everything_can_go(self, stored: Stored) -> None:
         """After everything was deleted neither readers nor verify find anything, and new messages can be stored."""

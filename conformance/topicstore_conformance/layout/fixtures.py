@@ -32,7 +32,7 @@ from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-__all__ = ["PLENTY", "SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "numbered", "span"]
+__all__ = ["PLENTY", "SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "matches_pattern", "numbered", "span"]
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60

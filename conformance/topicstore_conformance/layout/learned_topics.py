@@ -47,6 +47,75 @@ class Structure(Fixtures):
             assert before == {topic: streams for topic, streams in after.items() if topic in before}
             before = after
 
+    def test_the_structure_is_there_after_reopening(self, stored: Stored) -> None:
+        """A slab that is opened again has the same streams, numbers and patterns, and the same structure."""
+        for count in (1, 30, 200):
+            stored.put(numbered([*FLEET[:count], "$SYS/a", "$SYS/b"], 230))
+            asked = [TopicFilter(t) for t in ("#", "$SYS/#", "fleet/1/#", "fleet/+/7/+")]
+            before = [sorted((i.stream, i.pattern) for i in stored.slab.streams(t)) for t in asked]
+            nodes = sorted((node.path, node.stream or 0) for node in stored.slab.learned())
+            stored.reopen()
+            assert before == [sorted((i.stream, i.pattern) for i in stored.slab.streams(t)) for t in asked]
+            assert nodes == sorted((node.path, node.stream or 0) for node in stored.slab.learned())
+            stored.check_all()
+
+    def test_learned_names_the_streams(self, stored: Stored) -> None:
+        """Parents come before their children, and each stream that was learned has the path of its pattern."""
+        stored.put(numbered([*FLEET, "$SYS/a", "a", "a/b"], 300))
+        seen: set[tuple[str, ...]] = set()
+        patterns = {i.stream: i.pattern for t in stored.everything() for i in stored.slab.streams(TopicFilter(t))}
+        for node in stored.slab.learned():
+            assert len(node.path) <= 1 or node.path[:-1] in seen
+            seen.add(node.path)
+            if node.stream is not None and node.stream in patterns:
+                assert patterns[node.stream] in ("/".join(node.path), "#")
+
+    # --- from one generation to the next ---
+
+    def test_a_generation_inherits(self, stored: Stored, subject: LayoutSubject, engine: Engine) -> None:
+        """The structure that a new generation inherits is stored: it is complete after the slab is opened again."""
+        stored.put(numbered([*FLEET, "$SYS/a", "$SYS/b", "$SYS/c", "$SYS/d"], 300))
+        heir = Stored(subject, engine, stored.generation + 1, stored.last)
+        heir.create(stored.slab)
+        learned = sorted(node.path for node in heir.slab.learned())
+        heir.reopen()
+        assert learned == sorted(node.path for node in heir.slab.learned())
+        for again in range(3):
+            heir.put(numbered([f"fleet/new/{n}/{again}" for n in range(20)] + FLEET[::9] + ["$SYS/e"], 90))
+            heir.reopen()
+            heir.check_all()
+            heir.check("fleet/+/7/#")
+        assert heir.slab.info().streams < 30 or "few_streams" not in subject.capabilities
+        stored.check_all()
+
+    def test_an_heir_has_no_messages_of_its_parent(
+        self, stored: Stored, subject: LayoutSubject, engine: Engine
+    ) -> None:
+        """A new generation is empty, whatever it inherits, and its parent stays as it is."""
+        stored.put(numbered(FLEET, 200))
+        heir = Stored(subject, engine, stored.generation + 1, stored.last)
+        heir.create(stored.slab)
+        heir.check_all()
+        heir.put(numbered(FLEET[::3], 30))
+        heir.delete("#")
+        heir.check_all()
+        stored.check_all()
+
+    def test_generations_keep_apart(self, subject: LayoutSubject, engine: Engine) -> None:
+        """Slabs of one engine don't see each other's messages, even at the same positions and topics."""
+        slabs = []
+        for generation in (1, 2, 3, 2**32 - 2):
+            slab = Stored(subject, engine, generation)
+            slab.create()
+            slab.put(numbered(FLEET[generation % 7 :: 9], 40 + generation % 7))
+            slabs.append(slab)
+        slabs[1].delete("fleet/1/#")
+        slabs[2].compact()
+        for slab in slabs:
+            slab.check_all()
+            slab.reopen()
+            slab.check_all()
+
     def test_a_generation_goes_by_range_deletes(self, subject: LayoutSubject, engine: Engine) -> None:
         """All that a slab stores lies under its own generation: four range deletes remove it and leave the others."""
         slabs = [Stored(subject, engine, generation) for generation in (1, 2, 3)]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from topicstore import Message, TopicFilter
 
-from .fixtures import START, Fixtures, Reader, Stored, numbered
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import tries
+
+from .fixtures import START, Fixtures, Reader, Stored, matches_pattern, numbered
 
 __all__ = ["Reading"]
 
@@ -22,6 +27,13 @@ class Reading(Fixtures):
         for gap in (1, 40, 7):
             stored.put(numbered(TOPICS, 120), gap)
         return stored
+
+    def test_the_limit_of_rows(self, filled: Stored) -> None:
+        """A call returns at most as many rows as its limit, and the calls together return everything once."""
+        count = tries(len(FILTERS), len(FILTERS), filled.subject.backend_capabilities)
+        for topic_filter in FILTERS[:count]:
+            for limit in (1, 2, 7, 120, 10_000):
+                filled.check(topic_filter, limit=limit)
 
     def test_the_limit_of_bytes(self, filled: Stored) -> None:
         """A call ends within about a megabyte of its limit of bytes, and returns at least one row."""
@@ -58,6 +70,24 @@ class Reading(Fixtures):
         filled.end_epoch()
         assert filled.wanted("g", first) == [row for reader in readers for row in reader.read(filled.last)]
 
+    def test_a_deadline_that_is_past(self, filled: Stored) -> None:
+        """A call after its deadline returns what it has, having advanced; the calls together miss nothing."""
+        for topic_filter in FILTERS:
+            filled.check(topic_filter, deadline=0.0)
+            filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
+
+    def test_exhausted_is_not_said_too_early(self, filled: Stored) -> None:
+        """Exhausted means that nothing up to the bound lies after the place, and messages stored later still come."""
+        readers = filled.readers(FILTERS)
+        for limit in (3, 1_000):
+            for reader in readers:
+                reader.read(filled.last, limit=limit)
+            filled.put(numbered(TOPICS, 60), 3)
+            filled.end_epoch()
+        for reader in readers:
+            reader.read(filled.last)
+        filled.check_read(readers)
+
     def test_bounds_that_grow_step_by_step(self, stored: Stored) -> None:
         """A stream that is read up to the visible end after each batch gives each message once, in its order."""
         readers: dict[int, Reader] = {}
@@ -71,6 +101,51 @@ class Reading(Fixtures):
             reader.read(stored.last)
         stored.check_read(list(readers.values()))
 
+    # --- order ---
+
+    def test_a_publishers_messages_keep_their_order(self, filled: Stored) -> None:
+        """One publisher's messages of one topic come in the order stored, whatever the filter and the limits."""
+        filled.end_epoch()
+        for topic_filter in FILTERS:
+            for limit in (5, 1_000):
+                last: dict[tuple[str, str], int] = {}
+                for stream in filled.slab.cover(TopicFilter(topic_filter)):
+                    for position, message in Reader(filled, stream, topic_filter).read(filled.last, limit=limit):
+                        of = message.client_id, message.topic
+                        assert last.get(of, -1) < position
+                        last[of] = position
+
+    @requires("position_order")
+    def test_a_stream_is_in_order_of_positions(self, filled: Stored) -> None:
+        """A whole stream comes in order of positions; so its epoch is 1, and everything committed is visible."""
+        assert filled.slab.epoch == 1
+        filled.compact()
+        filled.put(numbered(TOPICS, 120))
+        for topic_filter in FILTERS:
+            for stream in filled.slab.cover(TopicFilter(topic_filter)):
+                assert filled.last == filled.slab.visible(stream, filled.last)
+                positions = [row[0] for row in Reader(filled, stream, topic_filter).read(filled.last, limit=31)]
+                assert sorted(positions) == positions
+
+    def test_what_is_visible_never_changes(self, filled: Stored) -> None:
+        """Nothing after the watermark is visible, and all epochs that have ended are."""
+        epoch = filled.slab.epoch
+        assert epoch >= 1
+        assert epoch & (epoch - 1) == 0
+        for info in filled.slab.streams(TopicFilter("#")):
+            for watermark in (START, START + 5, START + 5 * epoch - 1, START + 5 * epoch, filled.last):
+                visible = filled.slab.visible(info.stream, watermark)
+                assert (watermark + 1) // epoch * epoch - 1 <= visible <= watermark
+
+    # --- streams ---
+
+    def test_streams_share_the_messages(self, filled: Stored) -> None:
+        """Each matching message is in exactly one of the streams listed, and in one of those that cover the filter."""
+        for topic_filter in FILTERS:
+            got = [row for rows in filled.streams_of(topic_filter).values() for row in rows]
+            assert filled.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
+            filled.check(topic_filter)
+
     def test_cover_with_a_start_leaves_nothing_out(self, filled: Stored) -> None:
         """Covering streams may leave out those that end before a start, but all messages after it are in the others."""
         filled.put([*numbered(["f/x/2/s", "f/x/3/t", "f/y/2/t", "f/y/3/s"], 4), Message("late/1", b"", "c")], 1_000)
@@ -83,6 +158,14 @@ class Reading(Fixtures):
                 for topic_filter in ("late/#", *FILTERS):
                     filled.check(topic_filter, first)
             filled.put([Message("late/1", b"", "c"), *numbered(TOPICS, 9)], 1_000)
+
+    def test_a_streams_pattern_matches_its_topics(self, filled: Stored) -> None:
+        """A stream's pattern is a filter that all its topics match; ``$+`` stands for a first level with ``$``."""
+        for topic_filter in filled.everything():
+            patterns = {info.stream: info.pattern for info in filled.slab.streams(TopicFilter(topic_filter))}
+            for stream, rows in filled.streams_of(topic_filter).items():
+                for topic in {message.topic for _, message in rows}:
+                    assert matches_pattern(patterns[stream], topic), (patterns[stream], topic)
 
     def test_counters_count_rows(self, filled: Stored) -> None:
         """The counters say how many messages were returned, and that something was examined for them."""
