@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -230,11 +231,38 @@ def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: 
     db.store([message("2")])
     clock.jump(START - 1_000)
     clock.now = START + 50 * SECOND
-    for _ in range(3):
+    with pytest.warns(RuntimeWarning, match="ahead"):
         assert () == db.retention.run().dropped
+    for _ in range(2):
+        assert () == db.retention.run().dropped
+    clock.now = START + 149 * SECOND
+    assert () == db.retention.run().dropped
     assert ["1", "2"] == stored(db)
-    clock.now = START + 111 * SECOND
+    clock.now = START + 151 * SECOND
     db.retention.run()
+    db.retention.run()
+    assert [] == stored(db)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("settings", [{"max_age": 100}, {"filters": {"a/#": 100}}])
+def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
+    quiet: ts.Database, clock: Clock, settings: dict[str, Any], seen: bool
+) -> None:
+    """Its times are a day old when the clock is set right again, also if no run has seen that it was not."""
+    db = quiet
+    db.retention.set(rotate_every=1, **settings)
+    clock.jump(-DAY)
+    if seen:
+        db.retention.run()
+    db.store([message("1")])
+    clock.jump(DAY)
+    with pytest.warns(RuntimeWarning, match="ahead"):
+        db.retention.run()
+    clock.now += 99 * SECOND
+    db.retention.run()
+    assert ["1"] == stored(db)
+    clock.now += 2 * SECOND
     db.retention.run()
     assert [] == stored(db)
 

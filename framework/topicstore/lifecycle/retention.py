@@ -21,8 +21,9 @@ at most a quarter of their age later; and a generation of which nothing is left 
 with their generation.
 
 A process trusts the wall clock at the time when it opens the database. From then on nothing is removed before the time
-has really passed, even if the clock jumps forward (`topicstore.lifecycle.clock_guard`). A clock that stays changed is
-trusted again ``max_age`` later, after the next opening, or in a `Retention.run` that is given its time.
+has really passed, even if the clock jumps forward, or is set back for a while in which messages are stored
+(`topicstore.lifecycle.clock_guard`). A clock that stays changed is trusted again ``max_age`` later, after the next
+opening, or in a `Retention.run` that is given its time.
 
 With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay until
 they are dropped explicitly; messages that expire by filters are deleted before that and not archived. If archiving
@@ -281,6 +282,8 @@ class Retention:
     def _stored(self, _messages: int) -> None:
         """Wake the background task after a store, if there may be something to do. Cheap."""
         time, written = self._due
+        if time < FOREVER:
+            self._guard.stored()
         late = time < FOREVER and self._storage().clocks.monotonic() >= time
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
             self._task.wake()
