@@ -1,4 +1,6 @@
-"""Faults of this process at a counted write of an engine within a call: the disk is full, or the process is killed.
+"""Faults of this process at a counted write within a call: the disk is full, or the process is killed.
+
+Those of engines count, and the writes of other files to disk (`os.fsync`) if the caller says so.
 
 What a killed process leaves behind is what its files hold at that moment. So a kill is a copy of the directory that is
 made then, while the call goes on; the caller closes what it has open, and opens the copy.
@@ -6,6 +8,8 @@ made then, while the call goes on; the caller closes what it has open, and opens
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +29,7 @@ __all__ = ["Fault", "copy_open", "faults", "striking"]
 
 @attrs.define
 class Fault:
-    """A fault of a call at one of the writes that it makes, counted from 1 over all engines."""
+    """A fault of a call at one of the writes that it makes, counted from 1 over all engines and files."""
 
     kind: Literal["full", "before", "after"]
     """The disk is full at this write, or the process is killed before or after it."""
@@ -47,10 +51,12 @@ def faults(writes: int = 2) -> st.SearchStrategy[Fault | None]:
 
 
 @contextmanager
-def striking(fault: Fault | None, engines: Iterable[Engine], directory: Path, copy: Path) -> Iterator[None]:
+def striking(
+    fault: Fault | None, engines: Iterable[Engine], directory: Path, copy: Path, *, files: bool = False
+) -> Iterator[None]:
     """Make a fault happen at the writes of these engines; a kill copies the directory into the new one ``copy``.
 
-    The error of the full disk ends the block, and no more.
+    With ``files``, writes of files to disk count, too. The error of the full disk ends the block, and no more.
     """
     if fault is None:
         yield
@@ -58,7 +64,10 @@ def striking(fault: Fault | None, engines: Iterable[Engine], directory: Path, co
     strike = _Strike(fault, directory, copy, fault.write)
     with ExitStack() as stack:
         for engine in engines:
-            stack.enter_context(patch.object(engine, "write", strike.within(engine.write)))
+            stack.enter_context(patch.object(engine, "write", strike.within(engine.write, StorageFullError("no room"))))
+        if files:
+            no_room = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            stack.enter_context(patch.object(os, "fsync", strike.within(os.fsync, no_room)))
         try:
             yield
         except StorageFullError:
@@ -75,24 +84,24 @@ class _Strike:
     copy: Path
     left: int
 
-    def within(self, write: Any) -> Any:
-        """Return a write that counts, and that the fault strikes if it is the last."""
+    def within(self, write: Any, full: Exception) -> Any:
+        """Return a write that counts, and that the fault strikes if it is the last; ``full`` is its error."""
 
         def counted(*arguments: Any, **options: Any) -> None:
             self.left -= 1
             last = not self.left
             if last and self.fault.kind != "after":
-                self.happen()
+                self.happen(full)
             write(*arguments, **options)
             if last and self.fault.kind == "after":
-                self.happen()
+                self.happen(full)
 
         return counted
 
-    def happen(self) -> None:
+    def happen(self, full: Exception) -> None:
         self.fault.struck = True
         if not self.fault.kills:
-            raise StorageFullError("no room")
+            raise full
         copy_open(self.directory, self.copy)
 
 
