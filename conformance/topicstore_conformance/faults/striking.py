@@ -24,7 +24,7 @@ from topicstore.contract.errors import StorageFullError
 
 from .threads import wait_until
 
-__all__ = ["Fault", "copy_open", "faults", "striking"]
+__all__ = ["Fault", "copy_open", "faults", "kills", "striking"]
 
 
 @attrs.define
@@ -48,6 +48,11 @@ def faults(writes: int = 2) -> st.SearchStrategy[Fault | None]:
     kinds = st.sampled_from(("full", "before", "after"))
     found = st.builds(Fault, kinds, st.sampled_from([1, *range(1, writes + 1)]))
     return st.one_of(*[st.none()] * 3, found)
+
+
+def kills(writes: int = 2) -> st.SearchStrategy[Fault]:
+    """Return a strategy for kills within the first writes of a call, or after it if it makes fewer."""
+    return st.builds(Fault, st.sampled_from(("before", "after")), st.integers(1, writes))
 
 
 @contextmanager

@@ -10,24 +10,18 @@ The store is driven by plain calls (`Store`), which may fail to write, or be the
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 import attrs
 import msgspec
 import pytest
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 from topicstore import database
-from topicstore.clocks import SteadyClock
 from topicstore.contract.positions import time_of
 from topicstore.pubsub.publishing import publish
 from topicstore.sessions import (
@@ -43,12 +37,12 @@ from topicstore.sessions import (
     Will,
     database_parts,
 )
-from topicstore.sessions.session_state import SessionState
 from topicstore.storage.keyed_messages import state_key
 from topicstore.storage.storage import Storage
-from topicstore_conformance.conditions.profiles import MACHINE, tries
-from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.striking import copy_open
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.striking import Fault, kills
+
+from .machines import SessionsMachine, World, case, stored_keys
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -68,15 +62,14 @@ Outcome = tuple[ts.Message, int | None]
 # --- the store --------------------------------------------------------------------------
 
 
-class Store:
+class Store(World):
     """A database and its sessions, by plain calls with plain results."""
 
-    def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
-        self.path = path
-        self.how = how
-        self.clock = Clock(now)
-        self.db = ts.open(path, clock=self.clock, monotonic=self.clock.monotonic, auto_compact=False, **how)
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
         self.outcomes: list[Outcome] = []
+        self.older: list[Session] = []
+        """Session objects that crashes left behind."""
         database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
 
     def publish(self, storage: Storage, batch: ts.MessageBatch, state: Any, **how: Any) -> Any:
@@ -87,9 +80,8 @@ class Store:
         self.outcomes += [(message, times.get(message.payload)) for message in batch.to_messages()]
         return result
 
-    def call(self, now: int, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
+    def call(self, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
         """Call a method of the database, of the sessions or of a client's session; return also what was published."""
-        self.clock.now = now
         self.outcomes = []
         owner: Any = {"store": self, "db": self.db, "sessions": self.db.sessions}.get(target)
         owner = self.db.sessions.connected(target) if owner is None else owner
@@ -153,14 +145,20 @@ class Store:
             self.db.sessions.expire(client_id)
         return [key for key in stored_keys(self.db) if key[1:2] in b"sitg" or key.startswith(state_key(b"w"))]
 
+    def reopen(self) -> None:
+        self.older.clear()
+        super().reopen()
+
+    def crash(self) -> None:
+        # one that is kept in memory is gone with its process, and has nothing by which it could be told of another
+        sessions = self.db.sessions
+        stored = [client for client in CLIENTS if client in sessions and not sessions[client].in_memory]
+        self.older += [session for client in stored if (session := sessions.connected(client)) is not None]
+        super().crash()
+
     def close(self) -> None:
-        self.db.close()
+        super().close()
         database.publish = database_parts.publish = publish  # type: ignore[attr-defined]
-
-
-def stored_keys(db: ts.Database) -> list[bytes]:
-    """Return the keys of the framework's own state."""
-    return [key for shard in range(len(db.storage.shards)) for key, _ in db.state(shard).scan(b"\1")]
 
 
 def in_flight(db: ts.Database) -> list[bytes]:
@@ -202,96 +200,6 @@ def packets_of(item: Publish | PubRel | DeliveryBatch) -> list[Publish | PubRel]
         strict=True,
     )
     return [Publish(*row) for row in columns]
-
-
-class Here:
-    """A store in this process. A crash leaves its sessions behind, and goes on with what is committed alone."""
-
-    def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
-        self._store = Store(path, now, how)
-        self._older: list[Session] = []
-
-    def call(self, *what: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
-        return self._store.call(*what, **kwargs)
-
-    def jump(self, by: int) -> None:
-        """Set the clock, without time passing."""
-        self._store.clock.jump(by)
-
-    def crash(self, now: int) -> None:
-        db = self._store.db
-        # one that is kept in memory is gone with its process, and has nothing by which it could be told of another
-        stored = [client for client in CLIENTS if client in db.sessions and not db.sessions[client].in_memory]
-        self._older += [session for client in stored if (session := db.sessions.connected(client)) is not None]
-        db._sessions, db.storage.steady = None, SteadyClock(db.storage.clocks)
-
-    def call_and_fail(self, failing: int, *what: Any) -> tuple[Any, list[Outcome]]:
-        """Call while one of the writes of sessions fails: which, counted from 0."""
-        write, writes = SessionState.write, count()
-
-        def fail(*arguments: Any) -> None:
-            if next(writes) == failing:
-                raise ts.StorageFullError("the disk is full")
-            write(*arguments)
-
-        with patch.object(SessionState, "write", fail):
-            return self.call(*what)
-
-    def older(self, client: str) -> Session | None:
-        """Return a session object of this client that a crash left behind, if there is one."""
-        return next((session for session in self._older if session.client_id == client), None)
-
-    def reopen(self, now: int) -> None:
-        self._older.clear()
-        self._store.close()
-        self._store = Store(self._store.path, now, self._store.how)
-
-    def close(self) -> None:
-        self._store.close()
-
-
-class DiedError(Exception):
-    """The process was killed before it answered."""
-
-
-class Left(Here):
-    """A store that is killed: what goes on is a copy of its files as they were at that moment."""
-
-    def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
-        super().__init__(path, now, how)
-        self._paths = (path.with_name(f"left-{number}") for number in count())
-        self._left: Path | None = None
-
-    def call_and_die(self, death: tuple[int, bool], *what: Any) -> tuple[Any, list[Outcome]]:
-        """Call, and be killed at one of the engine's writes: which, counted from 0, and whether before it is made."""
-        engine = type(self._store.db.storage.shards[0].log.engine)
-        write, writes = engine.write, count()
-
-        def dying(*arguments: Any, **options: Any) -> None:
-            number = next(writes)
-            if death == (number, True):
-                self._leave()
-            write(*arguments, **options)
-            if death == (number, False):
-                self._leave()
-
-        with patch.object(engine, "write", dying):
-            found = self.call(*what)
-        if self._left is not None:
-            raise DiedError
-        return found
-
-    def _leave(self) -> None:
-        self._left = next(self._paths)
-        copy_open(self._store.path, self._left)
-
-    def crash(self, now: int) -> None:
-        if self._left is None:
-            self._leave()
-        assert self._left is not None
-        self._store.close()
-        self._store = Store(self._left, now, self._store.how)
-        self._left = None
 
 
 # --- the model --------------------------------------------------------------------------
@@ -486,27 +394,15 @@ def filters() -> st.SearchStrategy[list[Asked]]:
     return st.lists(row, min_size=1, max_size=6)
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(SessionsMachine):
     """Every delivery is one that is due, and at the end all that are due have come."""
-
-    layout, backend, shards = "block", "memory", 2
-    options: ClassVar[dict[str, Any]] = {}
-    store_class: Any = Here
-    ordered = True
-    """A publisher's messages come in their order over all topics, not only in each."""
-    at_once = True
-    """What is stored can be read at once."""
 
     @initialize(
         wanted=st.lists(st.tuples(st.sampled_from(FILTERS), st.sampled_from([1, 2])), min_size=3, max_size=3),
         most=st.sampled_from([1, 3, 10, 1_000]),
     )
     def begin(self, wanted: list[tuple[str, int]], most: int) -> None:
-        self.path = Path(tempfile.mkdtemp())
-        how = {"backend": self.backend, "layout": self.layout, "shards": self.shards}
-        self.now = START
-        self.jumped = 0
-        self.store = self.store_class(self.path / "db", self.now, how | {"options": {self.layout: self.options}})
+        self.store = Store(**self.how)
         self.clients = {name: Client(name) for name in CLIENTS}
         self.numbers = count(1)
         self.orders = count(1)
@@ -526,11 +422,10 @@ class Histories(RuleBasedStateMachine):
                     assert [] == self.call("store", "left")
             finally:
                 self.store.close()
-                shutil.rmtree(self.path)
 
     def call(self, target: str, name: str, *args: Any, away: str = "", **kwargs: Any) -> Any:
         """Call the store; ``away``: the client who is not there when something is published meanwhile."""
-        result, outcomes = self.store.call(self.now, target, name, *args, **kwargs)
+        result, outcomes = self.store.call(target, name, *args, **kwargs)
         self.absorb_all(outcomes, away)
         return result
 
@@ -550,9 +445,14 @@ class Histories(RuleBasedStateMachine):
             self.retained[message.topic] = self.was_retained[message.payload] = kept
 
     @property
+    def now(self) -> int:
+        """The time by which messages expire."""
+        return self.store.clock.now
+
+    @property
     def steady(self) -> int:
         """The time by which sessions end and wills are due: that of a clock that was never set."""
-        return self.now - self.jumped
+        return self.store.clock.monotonic()
 
     # --- publishing ---
 
@@ -741,7 +641,7 @@ class Histories(RuleBasedStateMachine):
 
     def check_older(self, client: Client) -> None:
         """Who had the session before can't do anything with it any more."""
-        older = self.store.older(client.name)
+        older = next((session for session in self.store.older if session.client_id == client.name), None)
         if older is not None:
             for act in (older.disconnect, lambda: older.subscribe("x")):
                 with pytest.raises(SessionEndedError):
@@ -818,12 +718,12 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
+        self.store.crash()
         self.crashed()
-        self.store.crash(self.now)
 
     def crashed(self) -> None:
         """Connections ended without anything being written."""
-        self.now += 1
+        self.store.clock.now += 1
         for client in self.live():
             client.leave()
             client.left_open = True
@@ -841,8 +741,7 @@ class Histories(RuleBasedStateMachine):
             client.leave()
             self.end_connection(client)
         # wills that are due at once are published by the closing
-        contents = None
-        self.store.reopen(self.now)
+        self.store.reopen()
         contents = self.call("store", "contents")
         for client in self.clients.values():
             if client.will is not None and client.will.message.payload in contents:
@@ -853,7 +752,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(microseconds=st.sampled_from([1, 1_000, SECOND, 11 * SECOND, 21 * SECOND]), ticks=st.booleans())
     def wait(self, microseconds: int, ticks: bool) -> None:
-        self.now += microseconds
+        self.store.clock.now += microseconds
         if ticks:
             self.tick()
 
@@ -865,10 +764,7 @@ class Histories(RuleBasedStateMachine):
                 left = published.left(self.now)
                 if left is not None:
                     published.least = min(left, left if published.least is None else published.least)
-        by = (-seconds if back else seconds) * SECOND
-        self.now += by
-        self.jumped += by
-        self.store.jump(by)
+        self.store.clock.jump((-seconds if back else seconds) * SECOND)
         self.tick()
 
     @rule(
@@ -1250,7 +1146,8 @@ class Histories(RuleBasedStateMachine):
     def fail_to_deliver(self, limit: int, failing: int) -> None:
         """What can't be committed is not handed out, and holds up no other; after a tick it comes."""
         self.note_vanished(self.live())
-        result, outcomes = self.store.call_and_fail(failing, self.now, "sessions", "deliver", limit)
+        with self.store.failing(failing):
+            result, outcomes = self.store.call("sessions", "deliver", limit)
         self.absorb_all(outcomes)
         for name, items in result:
             self.take(self.clients[name], items)
@@ -1265,11 +1162,11 @@ class Histories(RuleBasedStateMachine):
         text = next(iter(client.subscriptions), None)
         arguments = {"subscribe": ["none", 1], "unsubscribe": [text]}.get(what, [])
         if what == "checkpoint" or (what == "unsubscribe" and text is None):
-            with contextlib.suppress(ts.StorageFullError):
-                self.store.call_and_fail(0, self.now, "sessions", "checkpoint")
+            with contextlib.suppress(ts.StorageFullError), self.store.failing(0):
+                self.store.call("sessions", "checkpoint")
         else:
-            with pytest.raises(ts.StorageFullError):
-                self.store.call_and_fail(0, self.now, client.name, what, *arguments)
+            with pytest.raises(ts.StorageFullError), self.store.failing(0):
+                self.store.call(client.name, what, *arguments)
         self.tick()
 
     # --- answering ---
@@ -1416,27 +1313,23 @@ class Histories(RuleBasedStateMachine):
 class KilledHistories(Histories):
     """The same with what a killed process leaves, between calls and in the middle of them."""
 
-    backend, store_class = "rocksdb", Left
+    backend = "rocksdb"
 
-    def die_in(self, death: tuple[int, bool], *what: Any) -> bool:
-        """Make a call that the process perhaps dies in; say whether it did."""
-        try:
-            result, outcomes = self.store.call_and_die(death, self.now, *what)
-        except DiedError:
-            self.crash()
-            return True
-        self.absorb_all(outcomes)
-        if what[1] == "deliver":
-            for name, items in result:
-                self.take(self.clients[name], items)
-        return False
+    @rule()
+    def crash(self) -> None:
+        self.die_in(Fault("after", 1), "sessions", "counts")
 
-    @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), write=st.integers(0, 2), before=st.booleans())
-    def die_publishing(self, publisher: str, drawn: list[Drawn], write: int, before: bool) -> None:
+    def die_in(self, death: Fault, *what: Any) -> None:
+        """Make a call that the process dies in, or right after it, before it has answered anybody."""
+        with self.store.dying(death):
+            self.store.call(*what)
+        self.crashed()
+
+    @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), death=kills(3))
+    def die_publishing(self, publisher: str, drawn: list[Drawn], death: Fault) -> None:
         """What was published is stored or not, and kept or not: a shard has all or nothing of it."""
         messages = self.messages(publisher, drawn)
-        if not self.die_in((write, before), "db", "publish", messages):
-            return
+        self.die_in(death, "db", "publish", messages)
         contents, retained = self.call("store", "contents"), self.call("store", "retained")
         for message in messages:
             if message.payload in contents:
@@ -1447,33 +1340,30 @@ class KilledHistories(Histories):
         self.retained = {topic: kept for topic, kept in self.retained.items() if kept.message.payload in there}
 
     @precondition(lambda self: self.live())
-    @rule(limit=st.sampled_from([1, 3, 1_000]), write=st.integers(0, 1), before=st.booleans())
-    def die_delivering(self, limit: int, write: int, before: bool) -> None:
+    @rule(limit=st.sampled_from([1, 3, 1_000]), death=kills())
+    def die_delivering(self, limit: int, death: Fault) -> None:
         """Then packet ids may be committed that were never sent, and what needs none is perhaps lost."""
         live = self.live()
-        if self.die_in((write, before), "sessions", "deliver", limit):
-            for client in live:
-                client.unsure = True
-                for subscription in client.subscriptions.values():
-                    for due in subscription.due.values():
-                        due.required &= due.qos > 0
+        self.note_vanished(live)
+        self.die_in(death, "sessions", "deliver", limit)
+        for client in live:
+            client.unsure = True
+            for subscription in client.subscriptions.values():
+                for due in subscription.due.values():
+                    due.required &= due.qos > 0
 
     @precondition(lambda self: self.live())
-    @rule(write=st.integers(0, 1), before=st.booleans())
-    def die_at_a_checkpoint(self, write: int, before: bool) -> None:
+    @rule(death=kills())
+    def die_at_a_checkpoint(self, death: Fault) -> None:
         """Then acknowledgements are perhaps committed."""
-        live = self.live()
-        if not self.die_in((write, before), "sessions", "checkpoint"):
-            for client in live:
-                client.commit()
+        self.die_in(death, "sessions", "checkpoint")
 
     @precondition(lambda self: self.live())
     @rule(
         drawn=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(TOPICS)), min_size=2, max_size=12),
-        write=st.integers(0, 1),
-        before=st.booleans(),
+        death=kills(),
     )
-    def die_publishing_together(self, drawn: list[tuple[int, str]], write: int, before: bool) -> None:
+    def die_publishing_together(self, drawn: list[tuple[int, str]], death: Fault) -> None:
         """A shard has all or nothing of it, packet ids included; those who send it again store nothing twice."""
         live = {client.name for client in self.live()}
         free = max([99, *(packet_id for client in self.live() for packet_id in client.unreleased)]) + 1
@@ -1482,33 +1372,29 @@ class KilledHistories(Histories):
             name = self.one_of(which).name
             if not self.clients[name].in_memory:
                 sent.append((name, self.message(name, topic, 2, False, None, True), free + row))
-        if self.die_in((write, before), "store", "publish_rows", sent):
-            contents = self.call("store", "contents")
-            self.check_shards([(name, message.payload in contents) for name, message, _ in sent])
-            for name, message, packet_id in sent:
-                if message.payload in contents:
-                    self.absorb(message, contents[message.payload])
-                    self.clients[name].unreleased[packet_id] = message
-            for name in sorted(live):
-                self.connect(name, clean=False, interval=None, most=10, delay=None)
-            again = [row for row in sent if self.clients[row[0]].unreleased or row[1].payload not in contents]
-            _, repeated, refused = self.call("store", "publish_rows", again)
-            assert not refused
-            assert repeated == {row for row, (_, message, _) in enumerate(again) if message.payload in contents}
-            sent = again
+        self.die_in(death, "store", "publish_rows", sent)
+        contents = self.call("store", "contents")
+        self.check_shards([(name, message.payload in contents) for name, message, _ in sent])
         for name, message, packet_id in sent:
+            if message.payload in contents:
+                self.absorb(message, contents[message.payload])
+                self.clients[name].unreleased[packet_id] = message
+        for name in sorted(live):
+            self.connect(name, clean=False, interval=None, most=10, delay=None)
+        again = [row for row in sent if self.clients[row[0]].unreleased or row[1].payload not in contents]
+        _, repeated, refused = self.call("store", "publish_rows", again)
+        assert not refused
+        assert repeated == {row for row, (_, message, _) in enumerate(again) if message.payload in contents}
+        for name, message, packet_id in again:
             self.clients[name].unreleased[packet_id] = message
 
     @precondition(lambda self: any(client.unreleased for client in self.live()))
-    @rule(write=st.integers(0, 1), before=st.booleans())
-    def die_releasing_together(self, write: int, before: bool) -> None:
+    @rule(death=kills())
+    def die_releasing_together(self, death: Fault) -> None:
         """A shard has released all or nothing."""
         stored = [client for client in self.live() if not client.in_memory]
         sent = [(client.name, packet_id) for client in stored for packet_id in client.unreleased]
-        if not self.die_in((write, before), "store", "release_rows", sent):
-            for client in stored:
-                client.unreleased.clear()
-            return
+        self.die_in(death, "store", "release_rows", sent)
         left = {name: self.call("sessions", "__getitem__", name).awaiting_pubrel for name, _ in sent}
         self.check_shards([(name, not left[name]) for name, _ in sent])
         for name, count_left in left.items():
@@ -1517,13 +1403,13 @@ class KilledHistories(Histories):
                 self.clients[name].unreleased.clear()
 
     @precondition(lambda self: self.live())
-    @rule(drawn=filters(), write=st.integers(0, 1), before=st.booleans())
-    def die_subscribing_together(self, drawn: list[Asked], write: int, before: bool) -> None:
+    @rule(drawn=filters(), death=kills())
+    def die_subscribing_together(self, drawn: list[Asked], death: Fault) -> None:
         """A shard has all or nothing of the subscriptions that differ."""
         sent = [row for row in self.asked(drawn) if row[1] and not self.clients[row[0]].in_memory]
         sent = list({(name, text): (name, text, options) for name, text, options in sent}.values())
         known = {(name, text) for name, text, _ in sent if text in self.clients[name].subscriptions}
-        died = self.die_in((write, before), "store", "subscribe_rows", sent)
+        self.die_in(death, "store", "subscribe_rows", sent)
         there = {
             (name, text): options
             for name in {name for name, _, _ in sent}
@@ -1532,17 +1418,16 @@ class KilledHistories(Histories):
         made = [(name, there.get((name, text)) == options) for name, text, options in sent]
         self.check_shards(made)
         for (name, text, options), (_, committed) in zip(sent, made, strict=True):
-            assert committed or died
             if committed:
                 subscription = self.subscribed(self.clients[name], text, options)
                 handling = options.retain_handling
                 if handling == 0 or (handling == 1 and (name, text) not in known):
                     self.send_retained(subscription)
-                if died and not subscription.kept_stored:
+                if not subscription.kept_stored:
                     subscription.kept = None
 
-    @rule(write=st.integers(0, 3), before=st.booleans(), opening=st.booleans())
-    def die_while_many_come_or_go(self, write: int, before: bool, opening: bool) -> None:
+    @rule(death=kills(4), opening=st.booleans())
+    def die_while_many_come_or_go(self, death: Fault, opening: bool) -> None:
         """Who has come or gone, and what they acknowledged, is committed or not; nothing is lost either way."""
         lasting = [c for c in self.clients.values() if c.exists and c.interval is c.expires is c.will is None]
         names = [client.name for client in lasting if opening or client.connected]
@@ -1551,15 +1436,9 @@ class KilledHistories(Histories):
         self.checkpoint()
         if opening:
             connects = [Connect(client_id=name, expiry_interval=None) for name in names]
-            died = self.die_in((write, before), "store", "open_rows", connects)
+            self.die_in(death, "store", "open_rows", connects)
         else:
-            died = self.die_in((write, before), "store", "end_rows", names, "lost")
-        for name in names:
-            client = self.clients[name]
-            if client.connected:  # it did not die
-                client.leave()
-            if opening and not died:
-                client.connected, client.left_open, client.receive_maximum = True, False, 65_535
+            self.die_in(death, "store", "end_rows", names, "lost")
 
     def check_shards(self, done: Sequence[tuple[str, bool]]) -> None:
         """Of what clients did together, each shard has all or nothing."""
@@ -1583,13 +1462,6 @@ class WildcardHistories(Histories):
     layout = "wildcard_optimized"
     options: ClassVar[dict[str, Any]] = {"epoch_bits": 10}
     ordered = at_once = False
-
-
-def case(machine: type[Histories], quick: int, full: int) -> Any:
-    """Return the test of a machine: so many histories find nearly all that more of them find."""
-    found = pytest.mark.filterwarnings("ignore:shard .* its last position lies:UserWarning")(machine.TestCase)
-    found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=50)
-    return found
 
 
 TestBlock = case(Histories, 80, 150)

@@ -8,20 +8,17 @@ process crashes. At the end nothing that is due may be missing.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import sys
 from itertools import count
-from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 from topicstore.sessions import Publish, PubRel, Session, SubscribeOptions
-from topicstore_conformance.conditions.profiles import MACHINE, tries
-from topicstore_conformance.faults.clock import START, Clock
+
+from .machines import SessionsMachine, World, case
 
 TOPICS = ["t/a", "t/b", "t", "u/a", "u/b/c", "$s/a"]
 FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "u/b/c", "$s/#"]
@@ -60,12 +57,8 @@ class Published:
     owed: list[Owed] = attrs.field(factory=list)
 
 
-class Overlaps(RuleBasedStateMachine):
+class Overlaps(SessionsMachine):
     """Every delivery is for all who are owed the message, and at the end nobody is owed one."""
-
-    layout, backend, shards = "block", "memory", 2
-    options: ClassVar[dict[str, Any]] = {}
-    ordered = at_once = True
 
     @initialize(
         pool=st.sampled_from([[0], [0, 0, 1], [0, 1, 2], [1, 2], [1]]),
@@ -74,8 +67,7 @@ class Overlaps(RuleBasedStateMachine):
     )
     def begin(self, pool: list[int], first: list[str], store_qos0: bool) -> None:
         """Begin with some subscriptions; a history has only some QoS, so that some are of live messages alone."""
-        self.folder = Path(tempfile.mkdtemp())
-        self.clock = Clock(START)
+        self.world = World(**self.how)
         self.published: dict[bytes, Published] = {}
         self.subscriptions: dict[str, Subscribed] = {}
         self.sent: dict[int, Publish] = {}
@@ -88,31 +80,22 @@ class Overlaps(RuleBasedStateMachine):
         self.identifiers, self.batches = count(1), count()
         self.once = True
         self.session: Session | None = None
-        self.open()
         self.pool, self.store_qos0 = pool, store_qos0
         self.connect(once=True, most=100)
         for number, text in enumerate(first[:4]):
             self.subscribe(text, number, no_local=number == 3, as_published=number == 2, start=None)
 
-    def open(self) -> None:
-        self.db = ts.open(
-            self.folder / "db",
-            clock=self.clock,
-            monotonic=self.clock.monotonic,
-            auto_compact=False,
-            backend=self.backend,
-            layout=self.layout,
-            shards=self.shards,
-            options={self.layout: self.options},
-        )
+    @property
+    def db(self) -> ts.Database:
+        return self.world.db
 
     def teardown(self) -> None:
-        if hasattr(self, "db"):
+        if hasattr(self, "world"):
             try:
-                self.settle()
+                if sys.exc_info()[0] is None:
+                    self.settle()
             finally:
-                self.db.close()
-                shutil.rmtree(self.folder)
+                self.world.close()
 
     # --- the connection ---
 
@@ -140,10 +123,9 @@ class Overlaps(RuleBasedStateMachine):
     def leave(self, how: str) -> None:
         """The client goes, or the process dies, of which what is committed counts, or the database is closed."""
         if how == "crash":
-            self.db._sessions = None
+            self.world.crash()
         elif how == "reopen" and self.backend != "memory":
-            self.db.close()
-            self.open()
+            self.world.reopen()
         elif self.session is not None:
             self.session.disconnect()
         self.gone()
@@ -224,7 +206,7 @@ class Overlaps(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 20]))
     def wait(self, seconds: int) -> None:
-        self.clock.now += seconds * 1_000_000
+        self.world.clock.now += seconds * 1_000_000
         self.db.sessions.tick()
 
     # --- deliveries ---
@@ -352,13 +334,6 @@ class WildcardOverlaps(Overlaps):
     layout = "wildcard_optimized"
     options: ClassVar[dict[str, Any]] = {"epoch_bits": 10}
     ordered = at_once = False
-
-
-def case(machine: type[Overlaps], quick: int, full: int) -> Any:
-    """Return the test of a machine."""
-    found = machine.TestCase
-    found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=50)
-    return found
 
 
 TestOverlaps = case(Overlaps, 60, 400)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
+import sys
 
 import attrs
+import pytest
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from topicstore.sessions import Publish, Session
-from topicstore_conformance.conditions.profiles import MACHINE, tries
-from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.striking import Fault, kills
+
+from .machines import SessionsMachine, World, case
 
 SHARDS = 2
 CLIENTS = ["a", "b", "c", "d"]
 TEXT = "$share/g/t/#"
 HANDOVER, EXPIRY, SLOW = 20, 50, 5
 SECOND = 1_000_000
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30)
+"""Messages as they are drawn: topic, publisher, QoS."""
 
 
 @attrs.define
@@ -35,25 +36,18 @@ class Sent:
     state: str = "unread"
     """held; acknowledged; forgotten (that, perhaps); done; returned; perhaps (returned, if forgotten); lost."""
     effective: int = 0
+    unsure: frozenset[str] = frozenset()
+    """Who may have it in flight and was not sent it, because the process died; it then comes as a repetition."""
+    certain: bool = False
+    """All of these still have their sessions."""
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(SessionsMachine):
     """Every message comes to one member, and to another only if it came back unacknowledged."""
-
-    layout, backend = "block", "memory"
 
     @initialize()
     def begin(self) -> None:
-        self.path = Path(tempfile.mkdtemp())
-        self.clock = Clock()
-        self.db = ts.open(
-            self.path / "db",
-            backend=self.backend,
-            layout=self.layout,
-            shards=SHARDS,
-            clock=self.clock,
-            auto_compact=False,
-        )
+        self.world = World(**self.how)
         self.sent: dict[bytes, Sent] = {}
         self.numbers: dict[tuple[str, str], int] = {}
         self.members: dict[str, int] = {}
@@ -71,21 +65,25 @@ class Histories(RuleBasedStateMachine):
 
     def start_over(self) -> None:
         """Begin with the sessions as they are stored."""
-        self.db._sessions = None
-        self.sessions = self.db.sessions
+        self.sessions = self.world.db.sessions
         self.sessions.groups.slow_after, self.sessions.groups.handover_after = SLOW, HANDOVER
 
     def teardown(self) -> None:
-        self.everything_arrives()
-        self.db.close()
-        shutil.rmtree(self.path)
+        if hasattr(self, "world"):
+            try:
+                if sys.exc_info()[0] is None:
+                    self.everything_arrives()
+            finally:
+                self.world.close()
 
     # --- what can happen ---
 
-    @rule(
-        rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30),
-    )
+    @rule(rows=ROWS)
     def publish(self, rows: list[tuple[int, int, int]]) -> None:
+        self.world.db.publish(self.messages(rows))
+
+    def messages(self, rows: list[tuple[int, int, int]]) -> list[ts.Message]:
+        """Return messages, and take note of them if there is a member."""
         messages = []
         for topic, publisher, qos in rows:
             key = (f"t/{topic}", f"p{publisher}")
@@ -94,7 +92,7 @@ class Histories(RuleBasedStateMachine):
             messages.append(ts.Message(key[0], payload, key[1], qos))
             if self.members:
                 self.sent[payload] = Sent(*key, number, qos)
-        self.db.publish(messages)
+        return messages
 
     @rule(
         client=st.sampled_from(CLIENTS),
@@ -109,7 +107,7 @@ class Histories(RuleBasedStateMachine):
             self.commit(client)
             clean_up = self.expiry[client] == 0
         else:
-            clean_up = self.ends.get(client, 1 << 60) <= self.clock.now
+            clean_up = self.ends.get(client, 1 << 60) <= self.world.clock.now
         if clean or clean_up:
             self.session_ended(client)
         session = self.sessions.open(client, clean_start=clean, expiry_interval=expiry, receive_maximum=most)
@@ -138,17 +136,17 @@ class Histories(RuleBasedStateMachine):
         self.commit(client)
         session.lost() if lost else session.disconnect()
         expiry = self.expiry[client]
-        self.away[client] = self.clock.now
+        self.away[client] = self.world.clock.now
         if expiry == 0:
             self.session_ended(client)
         elif expiry is not None:
-            self.ends[client] = self.clock.now + expiry * SECOND
+            self.ends[client] = self.world.clock.now + expiry * SECOND
 
     @precondition(lambda self: self.expiry)
     @rule(which=st.integers(0, 3))
     def expire(self, which: int) -> None:
         client = sorted(self.expiry)[which % len(self.expiry)]
-        if self.ends.get(client, 1 << 60) > self.clock.now:
+        if self.ends.get(client, 1 << 60) > self.world.clock.now:
             self.sessions.expire(client)
             self.commit(client)
             self.session_ended(client)
@@ -180,12 +178,16 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 6, HANDOVER, EXPIRY]))
     def wait(self, seconds: int) -> None:
-        self.clock.now += seconds * SECOND
+        self.world.clock.now += seconds * SECOND
         self.tick()
 
     @rule()
     def crash(self) -> None:
         """Go on with what is committed alone."""
+        self.world.crash()
+        self.crashed()
+
+    def crashed(self) -> None:
         self.start_over()
         list(self.sessions.groups)  # load what there is
         for sent in self.sent.values():
@@ -193,13 +195,37 @@ class Histories(RuleBasedStateMachine):
                 sent.state = "forgotten"
         for client in list(self.live):
             del self.live[client]
-            self.away[client] = self.clock.now
+            self.away[client] = self.world.clock.now
             expiry = self.expiry[client]
             if expiry is not None:
-                self.ends[client] = self.clock.now + expiry * SECOND
+                self.ends[client] = self.world.clock.now + expiry * SECOND
         for client in self.away:
-            self.away[client] = self.clock.now  # counted anew
+            self.away[client] = self.world.clock.now  # counted anew
         self.tick()
+
+    # --- faults ---
+
+    @precondition(lambda self: self.live)
+    @rule(limit=st.sampled_from([1, 5, 1_000]), failing=st.integers(0, 1))
+    def fail_to_deliver(self, limit: int, failing: int) -> None:
+        """What can't be committed is not handed out, and holds up no other member; after a tick it comes."""
+        with self.world.failing(failing):
+            out = self.sessions.deliver(limit)
+        for session, items in out:
+            self.delivered(session.client_id, items)
+        self.tick()
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 3), what=st.sampled_from(["disconnect", "subscribe", "unsubscribe"]))
+    def fail_to_change(self, which: int, what: str) -> None:
+        """Then nothing has changed."""
+        client = self.one_of(which)
+        there = client in self.members
+        if what != "unsubscribe" or there:
+            arguments = {"subscribe": ["other" if there else TEXT, 1], "unsubscribe": [TEXT]}.get(what, [])
+            with pytest.raises(ts.StorageFullError), self.world.failing(0):
+                getattr(self.live[client], what)(*arguments)
+            self.tick()
 
     # --- the model ---
 
@@ -207,13 +233,13 @@ class Histories(RuleBasedStateMachine):
         return sorted(self.live)[which % len(self.live)]
 
     def tick(self) -> None:
-        for client in [client for client, end in self.ends.items() if end <= self.clock.now]:
+        for client in [client for client, end in self.ends.items() if end <= self.world.clock.now]:
             self.session_ended(client)
         self.sessions.tick()
         for client, since in list(self.away.items()):
             if client not in self.members or not self.members.keys() & self.live.keys():
                 continue
-            if since + HANDOVER * SECOND <= self.clock.now:
+            if since + HANDOVER * SECOND <= self.world.clock.now:
                 del self.away[client]
                 self.give_back(client)
 
@@ -235,6 +261,8 @@ class Histories(RuleBasedStateMachine):
 
     def leave(self, client: str) -> None:
         self.members.pop(client, None)
+        for sent in self.sent.values():
+            sent.certain &= client not in sent.unsure
         if not self.members:  # then there is no group, and nobody whom anything could come back to
             for sent in self.sent.values():
                 if sent.state in ("unread", "returned", "perhaps"):
@@ -260,7 +288,9 @@ class Histories(RuleBasedStateMachine):
     def check(self, client: str, item: Publish) -> None:
         sent = self.sent[item.message.payload]
         assert min(sent.qos, self.members.get(client, 2)) >= item.qos or item.dup
-        if item.dup:
+        if item.dup and sent.state == "perhaps" and client in sent.unsure:
+            sent.effective = item.qos
+        elif item.dup:
             assert sent.holder == client
             assert sent.state in ("held", "forgotten")
             assert sent.effective == item.qos
@@ -319,10 +349,47 @@ class Histories(RuleBasedStateMachine):
                 break
         left = [sent for sent in self.sent.values() if sent.qos and sent.state in ("unread", "returned")]
         assert not left
+        unsure = [sent for sent in self.sent.values() if sent.qos and sent.state == "perhaps" and sent.certain]
+        assert not [sent for sent in unsure if sent.unsure <= self.live.keys()]
         assert not [s for s in self.sent.values() if s.state == "held" and s.holder in self.live]
 
 
-Histories.TestCase.settings = settings(MACHINE, max_examples=tries(75, 150), stateful_step_count=50)
+class KilledHistories(Histories):
+    """The same with what a killed process leaves, between calls and in the middle of them."""
+
+    backend = "rocksdb"
+
+    @rule(rows=ROWS, death=kills())
+    def die_publishing(self, rows: list[tuple[int, int, int]], death: Fault) -> None:
+        """What was published is stored or not."""
+        messages = self.messages(rows)
+        with self.world.dying(death):
+            self.world.db.publish(messages)
+        stored = {message.payload for message in self.world.db.replay("#")}
+        for message in messages:
+            if message.payload not in stored:
+                self.sent.pop(message.payload, None)
+        self.crashed()
+
+    @precondition(lambda self: self.live)
+    @rule(limit=st.sampled_from([1, 5, 1_000]), death=kills(3))
+    def die_delivering(self, limit: int, death: Fault) -> None:
+        """Then packet ids may be committed that were never sent, and messages of QoS 0 are perhaps lost."""
+        members = frozenset(self.members.keys() & self.live.keys())
+        with self.world.dying(death):
+            self.sessions.deliver(limit)
+        for sent in self.sent.values() if members else ():
+            if sent.state in ("unread", "returned", "perhaps"):
+                first = sent.state != "perhaps" or sent.certain
+                sent.state, sent.unsure, sent.certain = "perhaps", sent.unsure | members, first
+        self.crashed()
+
+    @rule(death=kills())
+    def die_at_a_checkpoint(self, death: Fault) -> None:
+        """Then acknowledgements are perhaps committed."""
+        with self.world.dying(death):
+            self.sessions.checkpoint()
+        self.crashed()
 
 
 class SkipstreamHistories(Histories):
@@ -333,8 +400,7 @@ class ReferenceHistories(Histories):
     layout, backend = "reference", "rocksdb"
 
 
-TestBlock = Histories.TestCase
-TestSkipstream = SkipstreamHistories.TestCase
-TestSkipstream.settings = settings(MACHINE, max_examples=tries(20, 40))
-TestReference = ReferenceHistories.TestCase
-TestReference.settings = settings(MACHINE, max_examples=tries(10, 20))
+TestBlock = case(Histories, 75, 150)
+TestSkipstream = case(SkipstreamHistories, 20, 40, steps=40)
+TestReference = case(ReferenceHistories, 10, 20, steps=40)
+TestKilled = case(KilledHistories, 10, 25)

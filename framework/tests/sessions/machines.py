@@ -1,0 +1,104 @@
+"""What the state machines of sessions share: a database with a clock, whose process crashes, dies, or can't write."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import pytest
+import topicstore as ts
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine
+from topicstore.clocks import SteadyClock
+from topicstore.sessions.session_state import SessionState
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.striking import Fault, striking
+
+__all__ = ["SessionsMachine", "World", "case", "stored_keys"]
+
+
+class World:
+    """A database in a directory of its own, with a clock, and whatever befalls the process that has it open."""
+
+    def __init__(self, **how: Any) -> None:
+        self._temporary = quick_directory()
+        self.path = Path(self._temporary.name) / "db"
+        self.clock = Clock()
+        self._how = how
+        self.open()
+
+    def open(self) -> None:
+        clocks: dict[str, Any] = {"clock": self.clock, "monotonic": self.clock.monotonic}
+        self.db = ts.open(self.path, auto_compact=False, **clocks, **self._how)
+
+    def reopen(self) -> None:
+        self.db.close()
+        self.open()
+
+    def crash(self) -> None:
+        """Go on with what is committed alone, as the next process would."""
+        self.db._sessions, self.db.storage.steady = None, SteadyClock(self.db.storage.clocks)
+
+    @contextmanager
+    def failing(self, failing: int) -> Iterator[None]:
+        """Make one of the writes of sessions within the block fail: which, counted from 0."""
+        write, writes = SessionState.write, count()
+
+        def fail(*arguments: Any) -> None:
+            if next(writes) == failing:
+                raise ts.StorageFullError("the disk is full")
+            write(*arguments)
+
+        with patch.object(SessionState, "write", fail):
+            yield
+
+    @contextmanager
+    def dying(self, death: Fault) -> Iterator[None]:
+        """Kill the process at one of the engine's writes within the block, or after it; go on with what is left."""
+        left, engines = self.path.with_name("left"), [shard.log.engine for shard in self.db.storage.shards]
+        with striking(death, engines, self.path, left):
+            yield
+        self.db.close()
+        shutil.rmtree(self.path)
+        left.rename(self.path)
+        self.open()
+
+    def close(self) -> None:
+        self.db.close()
+        self._temporary.cleanup()
+
+
+class SessionsMachine(RuleBasedStateMachine):
+    """A state machine over the sessions of a database of these kinds."""
+
+    layout, backend, shards = "block", "memory", 2
+    options: ClassVar[dict[str, Any]] = {}
+    ordered = True
+    """A publisher's messages come in their order over all topics, not only in each."""
+    at_once = True
+    """What is stored can be read at once."""
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The arguments with which the database is opened."""
+        options = {self.layout: self.options}
+        return {"backend": self.backend, "layout": self.layout, "shards": self.shards, "options": options}
+
+
+def stored_keys(db: ts.Database) -> list[bytes]:
+    """Return the keys of the framework's own state."""
+    return [key for shard in range(len(db.storage.shards)) for key, _ in db.state(shard).scan(b"\1")]
+
+
+def case(machine: type[SessionsMachine], quick: int, full: int, *, steps: int = 50) -> Any:
+    """Return the test of a machine: so many histories find nearly all that more of them find."""
+    found = pytest.mark.filterwarnings("ignore:shard .* its last position lies:UserWarning")(machine.TestCase)
+    found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=steps)
+    return found
