@@ -76,15 +76,17 @@ class RetentionHistories(RuleBasedStateMachine):
     backend, layouts = "memory", ["block", "skipstream", "reference"]
     options: ClassVar[dict[str, Any]] = {}
 
-    @initialize(shards=st.sampled_from([1, 2, 3]))
-    def begin(self, shards: int) -> None:
+    @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans())
+    def begin(self, shards: int, jumps: bool) -> None:
+        """Begin; where no clock is ever set, what is due goes at once."""
+        self.jumps = jumps
         self.small = patch.multiple(exporting, **SMALL)
         self.small.start()
         self.temporary = quick_directory()
         self.root = Path(self.temporary.name) / "root"
         self.root.mkdir()
         self.clock = Clock()
-        self.jumped, self.jumped_ever = 0, False
+        self.jumped = 0
         self.settings = ts.RetentionSettings()
         self.rows: dict[int, Row] = {}
         self.generations, self.archived = [1], dict[int, str]()
@@ -127,14 +129,15 @@ class RetentionHistories(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds * SECOND
 
+    @precondition(lambda self: self.jumps)
     @rule(seconds=st.sampled_from([100, 3_600, DAY]), back=st.booleans())
     def jump(self, seconds: int, back: bool) -> None:
         """The clock is set."""
         by = (-seconds if back else seconds) * SECOND
         self.clock.jump(by)
         self.jumped += by
-        self.jumped_ever = True
 
+    @precondition(lambda self: self.jumps)
     @rule(drawn=MESSAGES, seconds=st.sampled_from([100, DAY]))
     def store_while_set_back(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
         """The clock is set right again before anybody looks."""
@@ -220,7 +223,7 @@ class RetentionHistories(RuleBasedStateMachine):
     def check_due(self) -> None:
         """What was due is gone, where no clock was set."""
         oldest = 0 if self.whole is None else self.clock.now - self.whole * SECOND
-        for number in self.generations[:-1] if not self.jumped_ever else ():
+        for number in self.generations[:-1] if not self.jumps else ():
             rows = [row for row in self.rows.values() if row.generation == number and not row.gone]
             for row in rows:
                 limit = self.limit(row)
@@ -265,11 +268,14 @@ class RetentionHistories(RuleBasedStateMachine):
         sealed = self.generations[:-1]
         chosen = {sealed[which % len(sealed)] for which in some}
         wanted = chosen or {number for number in sealed if number not in self.archived}
-        archive = self.db.archives.archive
-        if self.call(fault, lambda: archive(self.root / place[3:], generations=sorted(chosen) or None)) is None:
+
+        def archive() -> object:
+            return self.db.archives.archive(self.root / place[3:], generations=sorted(chosen) or None)
+
+        if self.call(fault, archive) is None:
             self.take_generations()
             self.check_all()
-            self.db.archives.archive(self.root / place[3:], generations=sorted(wanted & set(self.generations)))
+            archive()
         self.take_generations()
         assert {place} >= {self.archived[number] for number in wanted}
 
