@@ -30,7 +30,7 @@ from topicstore.lifecycle.restoring import exported_generations
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.striking import Fault, faults, striking
+from topicstore_conformance.faults.striking import Fault, striking
 from topicstore_conformance.oracle.model import match
 
 T = TypeVar("T")
@@ -47,6 +47,17 @@ MESSAGES = st.lists(
     max_size=20,
 )
 """Messages as they are drawn: topic, publisher, and bytes of the payload besides the number."""
+SETTINGS = st.fixed_dictionaries(
+    {
+        "max_age": st.sampled_from([None, 50, 200]),
+        "rotate_every": st.sampled_from([None, 20]),
+        "max_bytes": st.sampled_from([None, None, None, 2_000]),
+        "archive_to": st.sampled_from([None, None, "../cold", "../warm"]),
+        "filters": st.sampled_from([{}, {}, {"a/#": 30}, {"a/#": 30, "a/1": 90}, {"+/1": 400, "b/#": 10}]),
+    }
+)
+FAULTS = st.none() | st.builds(Fault, st.sampled_from(["full", "before", "after"]), st.integers(1, 6))
+"""Faults at the writes of engines, or at those of all files, which are most of what an archiving writes."""
 
 
 @attrs.define
@@ -76,8 +87,8 @@ class RetentionHistories(RuleBasedStateMachine):
     backend, layouts = "memory", ["block", "skipstream", "reference"]
     options: ClassVar[dict[str, Any]] = {}
 
-    @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans())
-    def begin(self, shards: int, jumps: bool) -> None:
+    @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans(), first=SETTINGS)
+    def begin(self, shards: int, jumps: bool, first: dict[str, Any]) -> None:
         """Begin; where no clock is ever set, what is due goes at once."""
         self.jumps = jumps
         self.small = patch.multiple(exporting, **SMALL)
@@ -94,6 +105,7 @@ class RetentionHistories(RuleBasedStateMachine):
         self.place: Any = 0
         self.followed: set[int] = set()
         self.open(backend=self.backend, layout=self.layouts[0], options=self.options, shards=shards)
+        self.configure(first)
 
     def open(self, **how: Any) -> None:
         clocks: dict[str, Any] = {"clock": self.clock, "monotonic": self.clock.monotonic}
@@ -147,21 +159,22 @@ class RetentionHistories(RuleBasedStateMachine):
 
     # --- retention ---
 
-    @rule(
-        max_age=st.sampled_from([None, 50, 200]),
-        rotate_every=st.sampled_from([None, 20]),
-        max_bytes=st.sampled_from([None, None, None, 4_000]),
-        archive_to=st.sampled_from([None, "../cold", "../cold", "../warm"]),
-        filters=st.sampled_from([{}, {}, {"a/#": 30}, {"a/#": 30, "a/1": None}, {"+/1": 400, "b/#": 10}]),
-    )
-    def configure(self, **how: Any) -> None:
+    @rule(how=SETTINGS)
+    def configure(self, how: dict[str, Any]) -> None:
         self.settings = self.db.retention.set(**how, when_full="drop")
 
-    @rule(fault=faults(6))
-    def run(self, fault: Fault | None) -> None:
+    @rule(drawn=MESSAGES, seconds=st.sampled_from([1, 21, 31, 60]))
+    def turn(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
+        """What happens most: something is stored, time passes, and what is due goes."""
+        self.store(drawn)
+        self.wait(seconds)
+        self.run(None, files=False)
+
+    @rule(fault=FAULTS, files=st.booleans())
+    def run(self, fault: Fault | None, files: bool) -> None:
         """What is due goes, and nothing else; a run that is interrupted is made up for by the next."""
         before, place = set(self.generations), self.settings.archive_to
-        report = self.call(fault, self.db.retention.run)
+        report = self.call(fault, self.db.retention.run, files=files)
         self.adopt()
         if report is None:
             report = self.db.retention.run()
@@ -171,7 +184,9 @@ class RetentionHistories(RuleBasedStateMachine):
         assert not report.archived or {self.archived[number] for number in report.archived} == {place}
         self.check_due()
         again = self.db.retention.run()
-        assert (None, (), (), {}) == (again.rotated, again.dropped, again.archived, again.deleted)
+        idle = (None, (), (), {}) == (again.rotated, again.dropped, again.archived, again.deleted)
+        assert idle or self.jumps  # the second run may trust a clock that the first has warned of
+        self.adopt()
 
     def limit(self, row: Row) -> float | None:
         """Return the seconds for which a message stays; None: for ever."""
@@ -243,7 +258,7 @@ class RetentionHistories(RuleBasedStateMachine):
         self.generations.append(self.db.add_generation(self.layouts[layout % len(self.layouts)]))
 
     @precondition(lambda self: len(self.generations) > 1)
-    @rule(which=st.integers(0, 9), fault=faults(4))
+    @rule(which=st.integers(0, 9), fault=FAULTS)
     def drop(self, which: int, fault: Fault | None) -> None:
         """A generation is dropped, from wherever it lies, and in all shards in the end."""
         number = self.generations[which % (len(self.generations) - 1)]
@@ -261,9 +276,10 @@ class RetentionHistories(RuleBasedStateMachine):
     @rule(
         some=st.lists(st.integers(0, 9), max_size=3),
         place=st.sampled_from(["../cold", "../cold", "../warm"]),
-        fault=faults(12),
+        fault=FAULTS,
+        files=st.booleans(),
     )
-    def archive(self, some: list[int], place: str, fault: Fault | None) -> None:
+    def archive(self, some: list[int], place: str, fault: Fault | None, files: bool) -> None:
         """Generations are moved into an archive, or from one to another; each stays readable all the time."""
         sealed = self.generations[:-1]
         chosen = {sealed[which % len(sealed)] for which in some}
@@ -272,7 +288,7 @@ class RetentionHistories(RuleBasedStateMachine):
         def archive() -> object:
             return self.db.archives.archive(self.root / place[3:], generations=sorted(chosen) or None)
 
-        if self.call(fault, archive) is None:
+        if self.call(fault, archive, files=files) is None:
             self.take_generations()
             self.check_all()
             archive()
@@ -315,13 +331,13 @@ class RetentionHistories(RuleBasedStateMachine):
 
     # --- processes ---
 
-    def call(self, fault: Fault | None, call: Callable[[], T]) -> T | None:
+    def call(self, fault: Fault | None, call: Callable[[], T], *, files: bool = False) -> T | None:
         """Return the result of a call, or None after a fault; another process follows one that can't go on."""
         lasting = self.backend != "memory"
         fault = fault if fault is None or lasting or not fault.kills else None
         copy, result = self.root.with_name("copy"), None
         engines = [shard.log.engine for shard in self.db.storage.shards if lasting]
-        with striking(fault, engines, self.root, copy, files=True):
+        with striking(fault, engines, self.root, copy, files=files):
             result = call()
         if fault is None or not (fault.kills or fault.struck):
             return result
@@ -407,11 +423,11 @@ class RetentionHistories(RuleBasedStateMachine):
         assert self.followed >= set(self.found("#"))
         report = self.db.verify()
         assert ([], len(self.live())) == (report.damages, report.messages)
-        self.configure(max_age=50, rotate_every=20, max_bytes=None, archive_to=None, filters={})
+        self.configure({"max_age": 50, "rotate_every": 20, "max_bytes": None, "archive_to": None, "filters": {}})
         self.clock.now += 2 * DAY * SECOND
         for _ in range(3):
             self.clock.now += 51 * SECOND
-            self.run(None)
+            self.run(None, files=False)
         assert set() == self.live()
 
 
