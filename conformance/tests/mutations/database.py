@@ -57,7 +57,6 @@ def but_the_first(found: SlabStep) -> SlabStep:
 
 
 LOSES = {"SHARD.next": fetched(lambda found, ended, me, given: (but_the_first(found), ended))}
-UNORDERED = when(lambda me, given: not given["reverse"], argument(order="any"))
 NO_DAMAGE = {"DATABASE.verify": result(lambda report: attrs.evolve(report, damages=[]))}
 COMPACTED = {
     "SHARD.compact": also(lambda me, given: vars(me).update(compacted=True)),
@@ -117,7 +116,7 @@ ROWS = [
     M("fetched batches lack their first message", "test_empty_and_large_payloads", LOSES, MEMORY),
     M("fetched batches lack their first message", "test_more_topics_than_memory_keeps", LOSES, MEMORY),
     M("topics have no upper case", "test_every_edge_topic_by_itself", {STORE: messages(lambda m: msgspec.structs.replace(m, topic=m.topic.lower().replace(" ", "")  or "x"))}, MEMORY),
-    M("no order is kept", "test_machine", {REPLAY: UNORDERED, "DATABASE.replay_arrow": UNORDERED}, MEMORY),
+    M("no order is kept", "test_order_over_layouts_and_shards", {REPLAY: argument(order="any"), "DATABASE.replay_arrow": argument(order="any")}, MEMORY),
     M("deletes do nothing", "test_machine", {"DATABASE.delete": lie(0)}, MEMORY),
     # cursors
     M("compacted batches lack their first message", "test_machine", COMPACTED, MEMORY),

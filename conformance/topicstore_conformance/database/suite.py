@@ -8,6 +8,7 @@ from .crashes import Crashes
 from .damage import Damage
 from .durability import Durability
 from .forks import Forks
+from .generations import Generations
 from .histories import Histories
 from .power import PowerLoss
 from .salvage import Salvage
@@ -25,6 +26,7 @@ class DatabaseSuite(
     Compaction,
     Concurrency,
     Forks,
+    Generations,
     Visibility,
     Histories,
 ):  # pytest begins with the last of them
