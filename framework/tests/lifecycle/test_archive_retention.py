@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.striking import Fault, striking
 from topicstore_conformance.faults.threads import wait_until
 
 SECOND = 1_000_000
@@ -89,6 +91,21 @@ def test_where_it_can_not_be_archived_it_stays_and_says_so(db: ts.Database, tmp_
     (tmp_path / "export").unlink()
     assert db.retention.run(db.clock() + 10 * SECOND).archived == (1,)
     assert stored(db) == before
+
+
+def test_what_is_deleted_after_a_failure_is_in_no_ones_way(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
+    """Whichever write of an archiving fails, nothing of the generation stays in the archive."""
+    fill(db, 50)
+    db.add_generation()
+    for write in itertools.count(1):
+        with striking(Fault("full", write), (), tmp_path / "db", tmp_path / "copy", files=True):
+            db.archives.archive(tmp_path / "export")
+        if len(db.archives):
+            break
+        assert list((tmp_path / "export").glob("shard=*/*")) == []
+        assert db.delete("fleet/#", until=START + 2_000 * write + 1)
+    assert write > 10
+    assert stored(db) == [number for number in range(2 * (write - 1), 50) if number % 10]
 
 
 def test_a_relative_place_lies_from_the_database(db: ts.Database, tmp_path: Path, fill: Fill) -> None:

@@ -2,7 +2,9 @@
 
 A slab, the part of a generation in one shard, is exported as a whole or not at all: it is written under a temporary
 name, read back and compared with a second replay row by row, flushed to disk, and renamed. So an export that was killed
-goes on with the missing slabs, and several processes may export to one target.
+goes on with the missing slabs, and several processes may export to one target. The slabs of a generation that is
+archived are renamed when all of them are written, and removed if that fails: from what stays local messages may be
+deleted, and no slab that still holds them may be in the way of the next attempt.
 
 Rows are read beneath the plugins of the database, as they are stored: replays over the export pass through the plugins
 again.
@@ -15,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -146,7 +149,19 @@ def archive(
 
     def archive_one(number: int) -> list[ExportedSlab]:
         _check_holds_archived(storage, target)  # a volume can also go between two generations
-        exported = [export_slab(storage, shard, number, target, anew=True) for shard in storage.shards]
+        with ExitStack() as drafts:
+            written = [_write_slab(storage, shard, number, target, drafts, anew=True) for shard in storage.shards]
+            new = [
+                path
+                for path in (slab_directory(target, one.number, number) for one in storage.shards)
+                if not path.exists()
+            ]
+            try:
+                exported = [publish() for publish in written]
+            except BaseException:
+                for directory in filter(is_complete, new):
+                    _remove(directory, target)
+                raise
         for shard, slab in zip(storage.shards, exported, strict=True):
             shard.archive(number, location, slab.messages)
         return exported
@@ -237,17 +252,28 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
 
 
 @shortage_told()
-def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *, anew: bool = False) -> ExportedSlab:
+def export_slab(storage: Storage, shard: Shard, generation: int, target: Path) -> ExportedSlab:
     """Export a shard's part of a sealed generation, unless it is there already.
 
-    ``anew``: compare an existing export with the stored rows again; a new one is always compared.
     Raises `ManifestMismatchError` if an existing export has another number of messages, or other positions.
     """
+    with ExitStack() as drafts:
+        return _write_slab(storage, shard, generation, target, drafts)()
+
+
+def _write_slab(
+    storage: Storage, shard: Shard, generation: int, target: Path, drafts: ExitStack, *, anew: bool = False
+) -> Callable[[], ExportedSlab]:
+    """Write a slab as a draft, unless it is there already; return what gives it its name while ``drafts`` are open.
+
+    ``anew``: compare an existing export with the stored rows again; a new one is always compared.
+    """
     directory = slab_directory(target, shard.number, generation)
-    there = read_contents(directory)
-    while there is None:
+    existing = partial(_existing_slab, storage, shard, generation, directory, anew)
+    while (there := read_contents(directory)) is None:
         record = _record(shard, generation)
-        with draft(target) as unfinished:
+        with ExitStack() as attempt:
+            unfinished = attempt.enter_context(draft(target))
             try:
                 contents = _write(storage, shard, record, unfinished)
                 _compare(unfinished, contents, _stored(storage, shard, record))
@@ -257,9 +283,21 @@ def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *
                 continue  # messages of it were deleted meanwhile
             except GenerationArchivedError:
                 continue  # its rows are the same there
-            if _publish(unfinished, directory):
-                return ExportedSlab(contents.messages, contents.size, new=True)
-        there = read_contents(directory)  # another process was quicker
+            drafts.push(attempt.pop_all())
+        return partial(_new_slab, unfinished, contents, directory, existing)
+    return partial(existing, there)
+
+
+def _new_slab(
+    unfinished: Path, contents: Contents, directory: Path, existing: Callable[[Contents], ExportedSlab]
+) -> ExportedSlab:
+    quicker = _publish(unfinished, directory)
+    return ExportedSlab(contents.messages, contents.size, new=True) if quicker is None else existing(quicker)
+
+
+def _existing_slab(
+    storage: Storage, shard: Shard, generation: int, directory: Path, anew: bool, there: Contents
+) -> ExportedSlab:
     record = _record(shard, generation)
     _check_same(storage, record, directory, there)
     if anew:
@@ -287,8 +325,8 @@ def _record(shard: Shard, generation: int) -> GenerationRecord:
     return next(record for record in shard.generations() if record.number == generation)
 
 
-def _publish(unfinished: Path, directory: Path) -> bool:
-    """Rename a complete draft; return False if there is another complete export under its name."""
+def _publish(unfinished: Path, directory: Path) -> Contents | None:
+    """Rename a complete draft; return the contents of another complete export if that was quicker."""
     directory.parent.mkdir(exist_ok=True)
     if directory.parent.is_symlink():
         raise NotADatabaseError(f"{directory.parent} is a symbolic link; an export is written in its own directory")
@@ -298,15 +336,19 @@ def _publish(unfinished: Path, directory: Path) -> bool:
         except OSError as there:
             if there.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if read_contents(directory) is not None:
-                return False
-            aside = unfinished.with_name(draft_name())
-            directory.rename(aside)  # it was not written by an export
-            shutil.rmtree(aside, ignore_errors=True)
+            if (quicker := read_contents(directory)) is not None:
+                return quicker
+            _remove(directory, unfinished.parent)  # it was not written by an export
         else:
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)
-            return True
+            return None
+
+
+def _remove(directory: Path, target: Path) -> None:
+    aside = target / draft_name()
+    directory.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 # --- reading ----------------------------------------------------------------------------
