@@ -30,7 +30,7 @@ class ClockGuard:
     def _trust(self) -> None:
         self._steady = SteadyClock(self._clocks)
         self._told = self.held_back = 0
-        # Threads that store may set these two to values of before, which only hold back more, or for longer.
+        # Threads that store set these two without a lock: a stale value stands until the next store.
         self._lowest = 0
         """The most microseconds by which the wall clock has been behind since, as a number below 0."""
         self._noted = 0, self._clocks.monotonic()

@@ -151,11 +151,8 @@ def archive(
         _check_holds_archived(storage, target)  # a volume can also go between two generations
         with ExitStack() as drafts:
             written = [_write_slab(storage, shard, number, target, drafts, anew=True) for shard in storage.shards]
-            new = [
-                path
-                for path in (slab_directory(target, one.number, number) for one in storage.shards)
-                if not path.exists()
-            ]
+            directories = [slab_directory(target, shard.number, number) for shard in storage.shards]
+            new = [directory for directory in directories if not is_complete(directory)]
             try:
                 exported = [publish() for publish in written]
             except BaseException:
@@ -346,6 +343,7 @@ def _publish(unfinished: Path, directory: Path) -> Contents | None:
 
 
 def _remove(directory: Path, target: Path) -> None:
+    """Remove a slab's directory, which is no longer under its name before its files go."""
     aside = target / draft_name()
     directory.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
