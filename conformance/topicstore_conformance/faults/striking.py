@@ -120,7 +120,7 @@ def copy_open(directory: Path, copy: Path, *, unneeded: Iterable[str] = ()) -> N
     def copied() -> bool:
         with suppress(FileNotFoundError, shutil.Error):  # an engine may remove files at any time
             before = _listed(directory)
-            shutil.copytree(directory, copy, ignore=ignore)
+            shutil.copytree(directory, copy, symlinks=True, ignore=ignore)
             if before == _listed(directory):
                 return True
         shutil.rmtree(copy, ignore_errors=True)
@@ -130,5 +130,5 @@ def copy_open(directory: Path, copy: Path, *, unneeded: Iterable[str] = ()) -> N
 
 
 def _listed(directory: Path) -> dict[Path, tuple[int, int, int]]:
-    found = {path: path.stat() for path in directory.rglob("*")}
+    found = {path: path.lstat() for path in directory.rglob("*")}  # links may lead to files that are gone
     return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
