@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import attrs
 
@@ -60,12 +60,13 @@ class Subscribing:
             if not good:
                 line.reason = ReasonCode.NOT_AUTHORIZED
 
-    def limit(self, room: Callable[[list[str]], int]) -> None:
-        """Refuse what is too much; ``room`` returns how many of some filters there is room for, in their order."""
-        lines = [line for line in self._lines if line.reason is None]
-        fitting = room([line.wanted.topic_filter for line in lines if line.wanted is not None])
-        for line in lines[fitting:]:
-            line.reason = ReasonCode.QUOTA_EXCEEDED
+    def limit(self, excess: Callable[[list[str]], Collection[str]]) -> None:
+        """Refuse what is too much; ``excess`` returns those of some filters that there is no room for."""
+        lines = [(line, line.wanted.topic_filter) for line in self._lines if line.reason is None and line.wanted]
+        refused = excess([topic_filter for _, topic_filter in lines])
+        for line, topic_filter in lines:
+            if topic_filter in refused:
+                line.reason = ReasonCode.QUOTA_EXCEEDED
 
     def next(self) -> list[Wanted]:
         """Return what the session is to be asked for next; nothing when all was asked for.

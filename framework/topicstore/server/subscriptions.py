@@ -88,23 +88,23 @@ class Subscriptions:
         self._begin(subscribing)
 
     def _begin(self, subscribing: Subscribing) -> None:
-        subscribing.limit(self._room)
+        subscribing.limit(self._excess)
         self._count += len(subscribing.open)
         self._current = subscribing
         self._ask(subscribing)
 
-    def _room(self, filters: list[str]) -> int:
-        """Return how many of some filters the session may be given."""
+    def _excess(self, filters: list[str]) -> set[str]:
+        """Return those of some filters that the session has no room for; there is room for those that it has."""
         most = self._serving.limits.subscriptions
         if self._count + len(filters) <= most:
-            return len(filters)
+            return set()
         known = {one.topic_filter for one in self._session.status().subscriptions}
         self._count = len(known)
-        for number, text in enumerate(filters):
-            known.add(text)
-            if len(known) > most:
-                return number
-        return len(filters)
+        excess: set[str] = set()
+        for text in filters:
+            if text not in known:
+                (known if len(known) < most else excess).add(text)
+        return excess
 
     def _ask(self, subscribing: Subscribing) -> None:
         """Ask for the next portion of a packet's filters, or answer it if there are no more."""
