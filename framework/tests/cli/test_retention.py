@@ -17,15 +17,16 @@ def test_limits_are_shown_and_changed_one_by_one(path: Path) -> None:
     """What is not named stays; ``none`` lifts one."""
     assert "for ever" in run("retention", path).stdout
     run("retention", "set", path, "--max-age", "1d12h", "--max-bytes", "1.5GB")
-    run("retention", "set", path, "--when-full", "drop", "--rotate-every", "90")
+    run("retention", "set", path, "--when-full", "drop", "--rotate-every", "150m")
     shown = document("retention", "show", path)
-    assert (1.5 * DAY, 90.0, 1_500_000_000, "drop", 0, 1) == tuple(
+    assert (1.5 * DAY, 9_000.0, 1_500_000_000, "drop", 0, 1) == tuple(
         shown[name] for name in ("max_age", "rotate_every", "max_bytes", "when_full", "live_bytes", "generations")
     )
     text = run("retention", path).stdout
-    assert [True] * 4 == [part in text for part in ("36 hours", "90 s", "1.5 GB, then the oldest go", "1 generation\n")]
+    parts = ("1 day 12 hours", "2 hours 30 minutes", "1.5 GB, then the oldest go", "1 generation\n")
+    assert [True] * 4 == [part in text for part in parts]
     changed = document("retention", "set", path, "--max-age", "none")
-    assert (None, 90.0) == (changed["max_age"], changed["rotate_every"])
+    assert (None, 9_000.0) == (changed["max_age"], changed["rotate_every"])
 
 
 @pytest.mark.parametrize(

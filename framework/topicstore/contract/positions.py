@@ -66,10 +66,20 @@ def time_of(position: int) -> int:
 
 
 def span_text(microseconds: int) -> str:
-    """Return a length of time as text for people, such as ``859 days`` or ``1.5 s``."""
-    for unit, name in ((86_400_000_000, "days"), (3_600_000_000, "hours"), (60_000_000, "minutes")):
+    """Return a length of time as text for people, such as ``859 days``, ``7 days 12 hours`` or ``1.5 s``.
+
+    A whole number of minutes is shown exactly; what else is above two minutes is rounded down to the largest unit.
+    """
+    units = ((86_400_000_000, "day"), (3_600_000_000, "hour"), (60_000_000, "minute"))
+    if microseconds > 0 and microseconds % 60_000_000 == 0:
+        parts = []
+        for unit, name in units:
+            count, microseconds = divmod(microseconds, unit)
+            parts += [f"{count:,} {name}{'s' * (count > 1)}"] * (count > 0)
+        return " ".join(parts)
+    for unit, name in units:
         if microseconds >= 2 * unit:
-            return f"{microseconds // unit:,} {name}"
+            return f"{microseconds // unit:,} {name}s"
     return f"{microseconds / 1e6:,.6f}".rstrip("0").rstrip(".") + " s"
 
 
