@@ -514,6 +514,15 @@ def test_closed(tmp_path: Path) -> None:
         lambda: db.flush(),
         lambda: db.checkpoint(tmp_path / "copy"),
         lambda: db.writer(),
+        lambda: db.publish(GOOD),
+        lambda: db.retained("#"),
+        lambda: db.subscribe("#"),
+        lambda: db.explain("#"),
+        lambda: db.topics(),
+        lambda: db.clients(),
+        lambda: db.latest(),
+        lambda: db.learned_topics(),
+        lambda: db.compact(),
     ]
     for call in calls:
         with pytest.raises(ts.DatabaseClosedError):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.replay_plan import GenerationPlan, Order, ReplayPlan, ShardPlan
 from topicstore.contract.requests import ReadResult
+from topicstore.storage.replay_places import ReplayPlace
 from topicstore.storage.replays import run
 
 BASE = 1 << 63
@@ -131,3 +134,17 @@ def test_of_many_streams_few_messages_each_are_held() -> None:
         source = Source([(0, [[number]]) for number in range(count)])
         assert count == sum(len(batch) for batch in run(source.plan("time"), source.fetch))
         assert {expected} == set(source.asked)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_replay_goes_on_between_messages_at_one_position(tmp_path: Path, reverse: bool) -> None:
+    """Messages of different shards may be stored at the same position: pages of one return each once."""
+    with ts.open(tmp_path / "db", backend="memory", shards=3, clock=lambda: 1_700_000_000_000_000) as db:
+        ids = db.store([Message("a", b"%d" % number, f"client-{number}") for number in range(12)]).ids
+        assert len({one.position for one in ids}) < 12
+        place, found = ReplayPlace.beginning(db.storage, "#", 0, None, by="position", reverse=reverse), []
+        for _ in ids:
+            page = next(place.batches(db.storage, 1))[:1]
+            found += page.to_messages()
+            place = place.after(page)
+        assert found == list(db.replay("#", order="time", reverse=reverse))
