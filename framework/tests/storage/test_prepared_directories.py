@@ -151,8 +151,13 @@ def test_a_checkpoint_and_an_export_follow_no_link(tmp_path: Path, victim: Path)
 
 @pytest.mark.usefixtures("umask")
 def test_directories_are_the_owners(tmp_path: Path) -> None:
-    """Others can't enter a database, a copy or an export, unless they are let; what was there keeps its permissions."""
+    """Others can't enter a database, a copy or an export, unless they are let; what was there keeps its permissions.
+
+    Directories above it that are made with it are like any other new directory.
+    """
     need("rocksdb")
+    with ts.open(tmp_path / "above" / "db"):
+        assert 0o755 == permissions(tmp_path / "above")
     there = tmp_path / "there"
     there.mkdir(0o755)
     for path, mode, expected in (
