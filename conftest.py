@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from topicstore_conformance.conditions.profiles import PROFILE
+from topicstore_conformance.runner.plugin import pytest_collection_finish  # noqa: F401 - pytest calls it
 from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("topicstore", PROFILE)
@@ -21,6 +22,9 @@ settings.load_profile("topicstore")
 
 # Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# NumPy's linear algebra, which nothing uses, starts threads in every process: a quarter of a command's CPU time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which a person says what programs' output looks like."""
@@ -31,6 +35,8 @@ _ROOM = 4 << 30
 """Bytes that must be free in memory for tests to keep their files there."""
 _SPARK = ("framework/tests/spark/test_spark", "framework/tests/spark/test_tallies")
 """The beginnings of the names of files whose tests start Spark."""
+_APART = "framework/tests/test_documents.py"
+"""A file whose tests share nothing, and take long."""
 _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install ([^,]+)")
 
 
@@ -64,11 +70,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class ByFile(LoadFileScheduling):
-    """Keeps a file's tests in one process, and all files that start Spark, so that it starts once."""
+    """Keeps a file's tests in one process, and all files that start Spark, so that it starts once.
+
+    The last file would leave one process alone with all of its tests, so those are distributed one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "Spark" if file.startswith(_SPARK) else file
+        return "Spark" if file.startswith(_SPARK) else nodeid if file == _APART else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:

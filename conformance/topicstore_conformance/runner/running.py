@@ -266,6 +266,7 @@ def _environment(mode: Mode, directory: str) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("PYTEST_")]:
             patch.delenv(name)
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")  # threads of NumPy that nothing uses
         patch.setenv(VARIABLE, mode)
         patch.setenv("TMPDIR", directory)
         patch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", f"{directory}/hypothesis")
