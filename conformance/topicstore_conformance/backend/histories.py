@@ -358,5 +358,5 @@ class Histories(Fixtures):
     def test_random_histories(self, backend: Backend, subject: BackendSubject) -> None:
         """Whatever is written, held open, killed and opened again, in any order, reads give what a dict would."""
         machine = type("Machine", (EngineMachine,), {"backend": backend, "capabilities": subject.capabilities})
-        examples = tries(12, 48, subject.capabilities)
+        examples = tries(6, 48, subject.capabilities)
         run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=examples, stateful_step_count=30))

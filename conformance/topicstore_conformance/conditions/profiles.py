@@ -54,6 +54,7 @@ if not RANDOM and {"_get_local_constants", "_local_constants"} <= vars(providers
     vars(providers)["_get_local_constants"] = type(vars(providers)["_local_constants"])
 
 PROFILE = settings(
+    max_examples=50 if MODE == "quick" else 100,
     deadline=None,
     database=None,
     derandomize=not RANDOM,

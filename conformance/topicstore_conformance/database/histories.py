@@ -30,7 +30,7 @@ class Histories(Fixtures):
     def test_machine(self, pair: Pair) -> None:
         """After any sequence of operations the database holds what the model says."""
         machine = type("Machine", (DatabaseMachine,), {"pair": pair})
-        run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(8, 30, pair.capabilities)))
+        run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(5, 30, pair.capabilities)))
 
     def test_every_edge_topic_by_itself(self, pair: Pair, directory: Path) -> None:
         """Each unusual topic is found under its own name, with only the messages that were published to it."""

@@ -416,7 +416,7 @@ def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
     assert live_bytes(db) > 20_000
 
 
-@settings(COSTLY, max_examples=tries(40, 100))
+@settings(COSTLY, max_examples=tries(20, 100))
 @given(
     max_age=st.none() | st.integers(1, 300),
     rotate_every=st.none() | st.integers(1, 300),

@@ -321,7 +321,7 @@ def run_struck(db: ts.Database, fault: Fault) -> None:
         killed.rename(db.path)
 
 
-@settings(COSTLY, max_examples=tries(60, 200))
+@settings(COSTLY, max_examples=tries(30, 200))
 @given(
     max_age=LENGTHS,
     rotate_every=LENGTHS,

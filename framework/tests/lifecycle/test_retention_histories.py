@@ -460,7 +460,7 @@ def case(machine: type[RetentionHistories], quick: int, full: int) -> Any:
     return found
 
 
-TestRetention = case(RetentionHistories, 30, 150)
-TestRetentionOnDisk = case(RetentionHistoriesOnDisk, 10, 60)
-TestWildcardRetention = case(WildcardRetentionHistories, 6, 30)
-TestTableRetention = case(TableRetentionHistories, 3, 15)
+TestRetention = case(RetentionHistories, 15, 150)
+TestRetentionOnDisk = case(RetentionHistoriesOnDisk, 5, 60)
+TestWildcardRetention = case(WildcardRetentionHistories, 3, 30)
+TestTableRetention = case(TableRetentionHistories, 2, 15)

@@ -346,4 +346,4 @@ class PublishingMachine(RuleBasedStateMachine):
 
 
 TestPublishing = PublishingMachine.TestCase
-TestPublishing.settings = settings(MACHINE, max_examples=tries(20, 60))
+TestPublishing.settings = settings(MACHINE, max_examples=tries(10, 60))

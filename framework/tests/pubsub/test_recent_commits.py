@@ -187,7 +187,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(MACHINE, max_examples=tries(25, 150))
+TestHistories.settings = settings(MACHINE, max_examples=tries(12, 150))
 
 
 def _reads(db: ts.Database) -> int:

@@ -290,4 +290,4 @@ def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(MACHINE, max_examples=tries(20, 60))
+TestHistories.settings = settings(MACHINE, max_examples=tries(10, 60))

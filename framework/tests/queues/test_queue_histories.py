@@ -276,4 +276,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(MACHINE, max_examples=tries(10, 80))
+TestQueue.settings = settings(MACHINE, max_examples=tries(6, 80))

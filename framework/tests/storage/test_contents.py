@@ -161,7 +161,7 @@ def test_all_that_is_stored_is_counted_whatever_happened_to_it(backend: str, lay
     """As a plain model does: stored, deleted, dropped, merged, counted before or not, and opened again."""
     need(backend, layout)
 
-    @settings(COSTLY, max_examples=tries(12, 400) if backend == "memory" else tries(3, 60))
+    @settings(COSTLY, max_examples=tries(6, 400) if backend == "memory" else tries(2, 60))
     @given(st.lists(step, min_size=3, max_size=20))
     def run(steps: list[tuple[Any, ...]]) -> None:
         now = itertools.count(1_700_000_000_000_000, 1_000)

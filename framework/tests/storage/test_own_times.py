@@ -145,7 +145,7 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
     """Of late messages, shards, generations, deletes and openings: exactly what lies there, in order of positions."""
     need(backend)
 
-    @settings(COSTLY, max_examples=tries(10, 60))
+    @settings(COSTLY, max_examples=tries(6, 60))
     @given(st.lists(steps, min_size=1, max_size=8), questions)
     def any_history(history: list[tuple[str, Any]], asked: list[tuple[str, int, int]]) -> None:
         how = {"backend": backend, "layout": layout, "shards": 2, "timestamps": timestamps, "late": "lift"}
