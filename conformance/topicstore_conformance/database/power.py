@@ -159,7 +159,7 @@ class PowerLoss(Fixtures):
             recording = recorded(pair, durability, Path(scratch))
             moments, worst = recording.moments()
             chances = (moments, worst, moments[-3:], worst)  # the last ones are those after the close
-            for number in range(tries(10, 150, pair.capabilities)):
+            for number in range(tries(10, 100, pair.capabilities)):
                 draw = random.Random(f"{pair} {number}")  # pairs of one backend fail at different moments
                 upto = draw.choice(chances[number % len(chances)])
                 image = Path(scratch, f"image-{number}")
