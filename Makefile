@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay; the same with an MQTT server (INPUT=file.parquet for your own messages)"
 	@echo "make test         run the tests, the same examples each time; some minutes (ARGS='-k name' for some of them)"
-	@echo "make test-all     run the slow ones too, with random examples; about three quarters of an hour"
+	@echo "make test-all     run the slow ones too, with random examples; about 20 minutes"
 	@echo "make test-hard    run all of them on busy cores, on one core, in random order, with other Pythons …; hours"
 	@echo "make test-lowest  install the lowest versions that pyproject.toml allows into $(VENV)-lowest, and try them; minutes"
 	@echo "make test-http    try every route of the HTTP interface with many made-up requests (EXAMPLES=1000 for each)"
