@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
@@ -22,6 +22,10 @@ from topicstore_conformance.mqtt.raw_client import RawClient
 from .conftest import client_of
 
 Values = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class NotToldError(AssertionError):
+    """There is no sample of a name that has these labels."""
 
 
 class Scraper:
@@ -43,9 +47,10 @@ class Scraper:
         return self
 
     def __call__(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of a name that have these labels."""
+        """Return the sum of all samples of a name that have these labels; raise `NotToldError` if there is none."""
         found = [v for (of, has), v in self.values.items() if of == name and labels.items() <= dict(has).items()]
-        assert found, f"there is no {name} with {labels}"
+        if not found:
+            raise NotToldError(f"there is no {name} with {labels}")
         return sum(found)
 
 
@@ -59,7 +64,13 @@ class Watched:
 
     def until(self, holds: Callable[[Scraper], bool], what: str) -> None:
         """Scrape until something is told that may be told a little late."""
-        wait_until(lambda: holds(self.scraper.scrape()), what)
+
+        def told() -> bool:
+            with suppress(NotToldError):
+                return holds(self.scraper.scrape())
+            return False
+
+        wait_until(told, what)
 
 
 @pytest.fixture
