@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from topicstore_conformance.conditions.garbage import pytest_collection_finish  # noqa: F401 - pytest calls it
 from topicstore_conformance.conditions.profiles import PROFILE
-from topicstore_conformance.runner.plugin import pytest_collection_finish  # noqa: F401 - pytest calls it
 from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("topicstore", PROFILE)
@@ -23,7 +23,7 @@ settings.load_profile("topicstore")
 # Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# NumPy's linear algebra, which nothing uses, starts threads in every process: a quarter of a command's CPU time.
+# NumPy's linear algebra, which nothing uses, starts threads in every process: a third of a command's CPU time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")

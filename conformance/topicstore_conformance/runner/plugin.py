@@ -7,11 +7,11 @@ It is loaded only in runs that ask for it. The suites themselves need no plugin:
 
 from __future__ import annotations
 
-import gc
 import os
 
 import pytest
 
+from topicstore_conformance.conditions.garbage import pytest_collection_finish
 from topicstore_conformance.conditions.modes import VARIABLE
 
 __all__ = ["pytest_addoption", "pytest_collection_finish", "pytest_configure"]
@@ -32,9 +32,3 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the mode before any suite, or anything that a ``conftest.py`` needs, is imported."""
     if config.getoption("quick"):
         os.environ[VARIABLE] = "quick"
-
-
-def pytest_collection_finish() -> None:
-    """Collect garbage less often, and not among the tests themselves: it took a tenth of the time."""
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
