@@ -35,7 +35,7 @@ class Contents(Fixtures):
     def test_any_messages_come_back(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
         """Any messages come back by any filter, from any position, up to any bound, with any limit of rows."""
 
-        @settings(COSTLY, max_examples=tries(12, 100, subject.backend_capabilities))
+        @settings(COSTLY, max_examples=tries(25, 100, subject.backend_capabilities))
         @given(
             st.lists(
                 st.lists(strategies.messages(times=st.integers(1, 2**40)), min_size=1, max_size=12),

@@ -200,6 +200,6 @@ class Histories(Fixtures):
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
         chosen = settings(
-            MACHINE, max_examples=tries(12, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
+            MACHINE, max_examples=tries(25, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
         )
         run_state_machine_as_test(machine, settings=chosen)
