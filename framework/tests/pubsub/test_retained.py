@@ -85,7 +85,7 @@ def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock
     clock.now += 3_600 * SECOND
 
     def next_removed() -> bool:
-        clock.now += 3 * DAY  # a look that went on until now took an hour by this clock, and rests 50 hours
+        clock.now += 3 * DAY  # the first look may seem to have taken an hour: then the next one waits for 50
         db.store([ts.Message("other", b"")])
         return kept(db) == [state_key(b"rendless")]
 

@@ -14,7 +14,7 @@ from topicstore_conformance.mqtt.embedded import serving_http
 
 def client_of(server: Server, path: str = "/api/v5", timeout: float | None = 60) -> httpx.Client:
     """Return a client of a server, whose paths begin behind ``path``."""
-    certificates = False  # of plain HTTP there are none, and what is trusted takes long to load
+    certificates = False  # plain HTTP needs none, and loading them takes long
     return httpx.Client(base_url=server.urls_of_http[0] + path, timeout=timeout, trust_env=False, verify=certificates)
 
 
