@@ -194,7 +194,7 @@ TINY: dict[str, dict[str, dict[str, int]]] = {
     },
     "duckdb": {
         "duckdb.engine": {"FIRST_KEYS": 16, "_COPIED": 4},
-        "duckdb.tables": {"PIECE": 100, "FIRST_PIECES": 4, "MOST_NUMBERS": 500, "MOST_BLOBS": 300, "LIST_PAIRS": 50},
+        "duckdb.tables": {"PIECE": 1_000, "FIRST_PIECES": 4, "MOST_NUMBERS": 500, "MOST_BLOBS": 300, "LIST_PAIRS": 50},
     },
 }
 """Constants of each engine's modules that are large in use."""
@@ -202,7 +202,7 @@ SMALL: dict[str, dict[str, int]] = {
     "memory": {},
     "rocksdb": {"write_buffer_bytes": 256 << 10, "cache_bytes": 0},
     "leveldb": {"write_buffer_bytes": 256 << 10, "cache_bytes": 0, "block_bytes": 1 << 10, "max_open_files": 74},
-    "duckdb": {"memory_bytes": 64 << 20, "log_bytes": 256 << 10},
+    "duckdb": {"log_bytes": 256 << 10},
 }
 """Options of each engine, of which buffers have room for a few batches of the suite."""
 
