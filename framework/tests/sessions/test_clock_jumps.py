@@ -280,3 +280,18 @@ def test_the_clocks_are_written_when_one_was_set_and_once_an_hour(sessions: Sess
         clock.jump(1)
         sessions.tick()
         assert 3 == write.call_count
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 3_600])
+@pytest.mark.parametrize("text", ["a", "$share/group/a"])
+def test_a_subscription_with_a_start_gets_what_comes_after_the_clock_was_set_back(
+    db: ts.Database, sessions: Sessions, clock: Clock, text: str, ahead: int
+) -> None:
+    """Its position lies before the start then, if nothing newer is stored."""
+    session = sessions.open("client", expiry_interval=None)
+    db.publish([ts.Message("a", b"before", "publisher", 1)])
+    clock.now += 10 * SECOND
+    session.subscribe(text, 1, start=clock.now + ahead * SECOND)
+    clock.jump(-5 * SECOND)
+    db.publish([ts.Message("a", b"after", "publisher", 1)])
+    assert [b"after"] == [item.message.payload for item in session.deliver()]  # type: ignore[union-attr]

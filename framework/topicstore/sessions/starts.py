@@ -17,10 +17,11 @@ START_PROPERTY = "topicstore-start"
 """The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
 
 Start = Time | Mapping[int, int] | None
-"""Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning.
-A `topicstore.Place`, or by shard the position after which to begin; shards that are left out begin at 0. Or text:
-``now``, which is from now on, ``beginning``, a time as `Database.replay` takes it, or a place as text, with the
-database's id, or without it as in ``0:3481600000000,1:3481600002048``."""
+"""Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning; one
+after the newest message, also in the future, is from now on. A `topicstore.Place`, or by shard the position after which
+to begin; shards that are left out begin at 0. Or text: ``now``, which is from now on, ``beginning``, a time as
+`Database.replay` takes it, or a place as text, with the database's id, or without it as in
+``0:3481600000000,1:3481600002048``."""
 
 _PLACE = re.compile(r"[0-9a-f]{32}(-[0-9a-f]+)+")
 _POSITIONS = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
@@ -41,9 +42,11 @@ def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time]
     if isinstance(start, Mapping):
         return hub.after(start)
     try:
-        return [max(first_position(instant(start)) - 1, 0)] * len(marks)
+        before = max(first_position(instant(start)) - 1, 0)
     except InvalidArgumentError as bad:
         raise InvalidArgumentError(f"start: {bad}") from bad
+    # What a shard stores from now on may have an earlier time: the clock is set back at times.
+    return [min(before, last) for last in hub.last_positions()]
 
 
 def _parsed(text: str) -> Start:
