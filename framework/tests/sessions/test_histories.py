@@ -270,6 +270,8 @@ class Subscription:
     """By topic, the newest payload that was delivered since then."""
     kept_again: set[str] = attrs.field(factory=set)
     """Topics of those that came again, perhaps for the first time."""
+    kept_before: set[str] = attrs.field(factory=set)
+    """Topics of those that were perhaps read for an earlier request, and wait to be sent."""
     kept_stored: bool = False
     """They were begun at QoS 1 or 2, so that they go on on the next connection."""
 
@@ -363,6 +365,7 @@ class Client:
         for subscription in self.subscriptions.values():
             for due in subscription.due.values():
                 due.required &= (due.qos if self.bounded else due.options.qos) > 0
+            subscription.kept_before.clear()
             if not subscription.kept_stored:
                 subscription.kept = None
         self.bounded = False
@@ -857,7 +860,7 @@ class Histories(SessionsMachine):
         if begin is not None:
             self.replay(client, subscription, begin)
         if options.retain_handling == 0 or (options.retain_handling == 1 and known is None):
-            self.send_retained(subscription)
+            self.send_retained(client, subscription)
 
     @staticmethod
     def subscribed(client: Client, text: str, options: SubscribeOptions) -> Subscription:
@@ -881,7 +884,7 @@ class Histories(SessionsMachine):
             if created is not None:
                 subscription = self.subscribed(client, text, options)
                 if options.retain_handling == 0 or (options.retain_handling == 1 and not known):
-                    self.send_retained(subscription)
+                    self.send_retained(client, subscription)
 
     def asked(self, drawn: list[Asked]) -> list[tuple[str, str, SubscribeOptions]]:
         return [
@@ -899,10 +902,12 @@ class Histories(SessionsMachine):
             if published.stored and published.time >= begin and self.matches(client, subscription, published)
         }
 
-    def send_retained(self, subscription: Subscription) -> None:
+    def send_retained(self, client: Client, subscription: Subscription) -> None:
         """The retained messages there are now are due, unless there are none: then those of before go on."""
         due = [kept for topic, kept in self.retained_now().items() if subscription.topic_filter.matches(topic)]
         if due:
+            if client.bounded and subscription.kept is not None:
+                subscription.kept_before |= set(TOPICS) - set(subscription.kept)
             subscription.kept, subscription.kept_due = [], due
             subscription.after_kept, subscription.kept_again = {}, set()
             subscription.kept_stored = subscription.options.qos > 0
@@ -1044,7 +1049,10 @@ class Histories(SessionsMachine):
             assert item.qos == min(kept.message.qos, options.qos)
             self.check_expiry(item, kept, waited=True)
             assert subscription.topic_filter.matches(message.topic)
-            if not item.dup:
+            if not item.dup and message.topic in subscription.kept_before:
+                subscription.kept_before.remove(message.topic)
+                subscription.kept_again.add(message.topic)
+            elif not item.dup:
                 self.take_kept(subscription, message)
             elif client.unsure and subscription.kept is not None:  # perhaps it was committed, and never sent
                 subscription.kept_again.add(message.topic)
@@ -1074,6 +1082,8 @@ class Histories(SessionsMachine):
             assert item.expiry == left
         else:  # seconds that were over when it was read don't come back
             least = left if published.least is None else max(min(left, published.least), 0)
+            if published.least is not None and item.dup:  # they went on from when it was sent first, by another clock
+                least = 0
             assert item.expiry is not None
             assert least <= item.expiry <= left + 1
 
@@ -1426,7 +1436,7 @@ class KilledHistories(Histories):
                 subscription = self.subscribed(self.clients[name], text, options)
                 handling = options.retain_handling
                 if handling == 0 or (handling == 1 and (name, text) not in known):
-                    self.send_retained(subscription)
+                    self.send_retained(self.clients[name], subscription)
                 if not subscription.kept_stored:
                     subscription.kept = None
 
