@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
 
+import pytest
 import topicstore as ts
 from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.sessions.session_state import SessionState
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]
@@ -114,3 +117,27 @@ def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: 
     publish("2", qos=1)
     found = [(packet.qos, packet.subscription_identifiers) for packet in session.deliver()]  # type: ignore[union-attr]
     assert [(0, (1, 2)), (1, (1, 2))] == found
+
+
+@pytest.mark.parametrize("overlapping", ["each", "once"])
+@pytest.mark.parametrize("filters", [["a/#"], ["a/#", "a/+"]])
+def test_they_come_later_if_what_is_sent_with_them_can_not_be_committed(
+    sessions: Sessions, publish: Publishing, filters: Sequence[str], overlapping: str
+) -> None:
+    """In their order, although nothing but the session has them."""
+    sessions.store_qos0 = False
+    session = sessions.open("client", expiry_interval=None, overlapping=overlapping)  # type: ignore[arg-type]
+    for text in filters:
+        session.subscribe(text, 1)
+    publish("1", qos=1)
+    publish("2", "3", qos=0)
+    full = ts.StorageFullError("the disk is full")
+    with patch.object(SessionState, "write", side_effect=full), pytest.raises(ts.StorageFullError):
+        session.deliver()
+    publish("4", qos=0)
+    found = payloads(session.deliver())
+    assert {("1", 1), ("2", 0), ("3", 0), ("4", 0)} == set(found)
+    copies = len(filters) if overlapping == "each" else 1
+    assert ["2"] * copies + ["3"] * copies + ["4"] * copies == sorted(text for text, qos in found if qos == 0)
+    if copies == 1:
+        assert sorted(found) == found

@@ -22,10 +22,11 @@ T = TypeVar("T")
 class LiveMessages(Generic[T]):
     """Waiting messages in their order. ``size`` returns the bytes of the payload of one."""
 
-    __slots__ = ("_bytes", "_items", "_size")
+    __slots__ = ("_bytes", "_drawn", "_items", "_size")
 
     def __init__(self, size: Callable[[T], int]) -> None:
         self._items: collections.deque[T] | None = None  # an empty one takes 760 bytes, also in an idle session
+        self._drawn: list[T] | None = None
         self._size = size
         self._bytes = 0
 
@@ -65,6 +66,27 @@ class LiveMessages(Generic[T]):
         self._bytes -= self._size(item)
         return item
 
+    def draw(self) -> T:
+        """Remove the next one, and return it; `rewind` brings it back, unless `settled` is called before."""
+        item = self.take()
+        if self._drawn is None:
+            self._drawn = []
+        self._drawn.append(item)
+        return item
+
+    def settled(self) -> None:
+        """Note that those that were drawn are handed out."""
+        self._drawn = None
+
+    def rewind(self) -> bool:
+        """Bring back those that were drawn since the last `settled`; return whether there are any."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return False
+        self._begun().extendleft(reversed(drawn))
+        self._bytes += sum(map(self._size, drawn))
+        return True
+
     def drop(self) -> Iterator[T]:
         """Remove the oldest for which there is no room, and yield them."""
         while len(self) > LIVE or (self._bytes > LIVE_BYTES and len(self) > 1):
@@ -72,5 +94,5 @@ class LiveMessages(Generic[T]):
 
     def clear(self) -> None:
         """Remove all."""
-        self._items = None
+        self._items = self._drawn = None
         self._bytes = 0

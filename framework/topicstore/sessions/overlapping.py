@@ -283,7 +283,7 @@ class OverlappingSources(Source):
         rows: list[tuple[Message, tuple[Matching, ...]]] = []
         expiry: list[int | None] = []
         while self._live and len(rows) < limit and self._hindrance(self._live.first) is None:
-            waiting = self._live.take()
+            waiting = self._live.draw()
             left = left_of(waiting.message, waiting.time, now)
             if waiting.matching and left != 0:
                 matching = tuple((member.topic_filter.text, options) for member, options in waiting.matching.items())
@@ -301,20 +301,21 @@ class OverlappingSources(Source):
     # --- storing: each subscription stores its own place ---
 
     def parts(self) -> list[Source]:
-        """Return the subscriptions whose places have moved."""
-        return [member for member in self._members if member.moved]
+        """Return itself, and the subscriptions whose places have moved."""
+        return [self, *(member for member in self._members if member.moved)]
 
     def writes(self) -> list[StateWrite]:
         """Return the writes that store the places that have moved."""
         return [write for member in self._members for write in member.writes()]
 
     def settled(self) -> None:
-        """Note that the messages read since are handed out, and the places stored."""
-        for member in self._members:
-            member.settled()
+        """Note that the messages stored nowhere that were read since are handed out; `parts` has the others."""
+        self._live.settled()
 
     def rewind(self) -> None:
         """Go back to the last `settled`: the messages read since are read again."""
+        if self._live.rewind():
+            self._ready(self)
         for member in list(self._members):
             member.rewind()
 

@@ -82,7 +82,7 @@ class Source(ABC):
         """Let `read` try again after an error that it raised."""
 
     def parts(self) -> list[Source]:
-        """Return the sources whose places `read` moves: itself, unless it reads for several."""
+        """Return the sources that `read` reads for: itself, and those whose places it moves, if these are others."""
         return [self]
 
 
@@ -380,7 +380,7 @@ class FeedSource(Source):
             shard, marks, came, message, then = live.first
             if then is not options or (self._places[shard] < marks[shard] and shard in self._behind):
                 break
-            live.take()
+            live.draw()
             left = left_of(message, came, now)
             if left != 0:
                 messages.append(message)
@@ -421,6 +421,8 @@ class FeedSource(Source):
 
     def settled(self) -> None:
         """Note that the messages read since are handed out, and the place stored."""
+        if self._live is not None:
+            self._live.settled()
         if self._moved:
             self._settled[:] = self._places
             self._moved = False
@@ -430,6 +432,8 @@ class FeedSource(Source):
 
     def rewind(self) -> None:
         """Go back to the last `settled`: the messages read since are read again."""
+        if self._live is not None and self._live.rewind():
+            self._ready(self)
         if self._moved:
             self._places[:] = self._settled
             self._moved = self._ended = False

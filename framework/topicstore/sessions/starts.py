@@ -17,9 +17,9 @@ START_PROPERTY = "topicstore-start"
 """The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
 
 Start = Time | Mapping[int, int] | None
-"""Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning; one
-after the newest message, also in the future, is from now on. A `topicstore.Place`, or by shard the position after which
-to begin; shards that are left out begin at 0. Or text: ``now``, which is from now on, ``beginning``, a time as
+"""Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning;
+one after the newest message, also in the future, is from now on. A `topicstore.Place`, or by shard the position after
+which to begin; shards that are left out begin at 0. Or text: ``now``, which is from now on, ``beginning``, a time as
 `Database.replay` takes it, or a place as text, with the database's id, or without it as in
 ``0:3481600000000,1:3481600002048``."""
 
