@@ -283,12 +283,15 @@ class OverlappingSources(Source):
         rows: list[tuple[Message, tuple[Matching, ...]]] = []
         expiry: list[int | None] = []
         while self._live and len(rows) < limit and self._hindrance(self._live.first) is None:
-            waiting = self._live.draw()
+            waiting = self._live.first
             left = left_of(waiting.message, waiting.time, now)
-            if waiting.matching and left != 0:
-                matching = tuple((member.topic_filter.text, options) for member, options in waiting.matching.items())
-                rows.append((waiting.message, matching))
-                expiry.append(left)
+            if left == 0 or not waiting.matching:
+                self._live.take()
+                continue
+            self._live.draw()
+            matching = tuple((member.topic_filter.text, options) for member, options in waiting.matching.items())
+            rows.append((waiting.message, matching))
+            expiry.append(left)
         return merged_live(0, rows, expiry)
 
     def try_again(self) -> None:

@@ -380,11 +380,13 @@ class FeedSource(Source):
             shard, marks, came, message, then = live.first
             if then is not options or (self._places[shard] < marks[shard] and shard in self._behind):
                 break
-            live.draw()
             left = left_of(message, came, now)
-            if left != 0:
-                messages.append(message)
-                expiry.append(left)
+            if left == 0:
+                live.take()
+                continue
+            live.draw()
+            messages.append(message)
+            expiry.append(left)
         retain = [message.retain for message in messages] if options.retain_as_published else False
         some = expiry if any(left is not None for left in expiry) else None
         return Portion(self.topic_filter.text, 0, options, messages, 0, None, None, retain, some)
