@@ -218,6 +218,8 @@ class Published:
     """It was deleted, or dropped."""
     least: int | None = None
     """The fewest seconds that it had left when the clock was set back."""
+    lowest: int = 0
+    """The lowest clock since a retained message was published: it may have been read, and counted down, from then."""
 
     def left(self, now: int) -> int | None:
         """Return the seconds until it expires, rounded up; never more than were published, if a clock is set back."""
@@ -229,6 +231,12 @@ class Published:
     def lapsed(self) -> bool:
         """It had expired before the clock was set back, so that it may have been removed."""
         return self.least is not None and self.least <= 0
+
+    def surely_lasts(self, now: int) -> bool:
+        """Say whether it has time left, whenever it was read."""
+        properties = self.message.properties
+        interval = None if properties is None else properties.message_expiry_interval
+        return interval is None or now - self.lowest < interval * SECOND
 
     def readable(self, now: int) -> bool:
         left = self.left(now)
@@ -291,6 +299,10 @@ class Exchange:
     due: Due | None
     """None of a retained message."""
     order: int
+    expiry: int | None
+    """The seconds that it had left when it was sent last."""
+    sent: int
+    """The time of that."""
     state: str = "sent"
     """acknowledged, received, released or completed, as the client answers."""
     committed: bool = False
@@ -444,7 +456,7 @@ class Histories(SessionsMachine):
         """Take note of a retained message, or that there is none any more."""
         self.retained.pop(message.topic, None)
         if message.payload:
-            kept = Published(message, 0, time or self.now, stored=False, generation=0)
+            kept = Published(message, 0, time or self.now, stored=False, generation=0, lowest=self.now)
             self.retained[message.topic] = self.was_retained[message.payload] = kept
 
     @property
@@ -768,6 +780,8 @@ class Histories(SessionsMachine):
                 if left is not None:
                     published.least = min(left, left if published.least is None else published.least)
         self.store.clock.jump((-seconds if back else seconds) * SECOND)
+        for kept in self.was_retained.values():
+            kept.lowest = min(kept.lowest, self.now)
         self.tick()
 
     @rule(
@@ -1047,7 +1061,7 @@ class Histories(SessionsMachine):
             kept = self.was_retained[message.payload]
             assert kept.message.topic == message.topic
             assert item.qos == min(kept.message.qos, options.qos)
-            self.check_expiry(item, kept, waited=True)
+            self.check_expiry(client, item, kept, waited=True)
             assert subscription.topic_filter.matches(message.topic)
             if not item.dup and message.topic in subscription.kept_before:
                 subscription.kept_before.remove(message.topic)
@@ -1069,11 +1083,11 @@ class Histories(SessionsMachine):
         there = not due.published.gone if item.dup else due.published.readable(self.now)
         assert there or (waited and (due.published.gone or due.published.left(self.now) == 0))
         assert item.qos == due.qos
-        self.check_expiry(item, due.published, waited=waited)
+        self.check_expiry(client, item, due.published, waited=waited)
         assert item.retain == (due.options.retain_as_published and message.retain)
         return due
 
-    def check_expiry(self, item: Publish, published: Published, *, waited: bool) -> None:
+    def check_expiry(self, client: Client, item: Publish, published: Published, *, waited: bool) -> None:
         """Check the seconds that are left; of a message that was read before, and waited, they are rounded up twice."""
         left = published.left(self.now)
         if left is not None and item.dup:  # it doesn't expire any more
@@ -1082,10 +1096,17 @@ class Histories(SessionsMachine):
             assert item.expiry == left
         else:  # seconds that were over when it was read don't come back
             least = left if published.least is None else max(min(left, published.least), 0)
-            if published.least is not None and item.dup:  # they went on from when it was sent first, by another clock
-                least = 0
+            if published.least is not None and item.dup and published is self.was_retained.get(item.message.payload):
+                least = min(least, self.still_left(client, item))
             assert item.expiry is not None
             assert least <= item.expiry <= left + 1
+
+    def still_left(self, client: Client, item: Publish) -> int:
+        """Return the fewest seconds that a repeated retained message has: they go on from when it was sent before."""
+        before = client.exchanges.get(item.packet_id)
+        if before is None or before.message.payload != item.message.payload or before.expiry is None:
+            return 0  # it was committed, and never sent
+        return max(before.expiry - 1 - max(self.now - before.sent, 0) // SECOND, 0)
 
     @staticmethod
     def take_kept(subscription: Subscription, message: ts.Message) -> None:
@@ -1111,9 +1132,11 @@ class Histories(SessionsMachine):
             if not item.dup:
                 waiting = [e for e in client.exchanges.values() if e.again == "message" and not self.may_be_over(e)]
                 assert [] == [e for e in waiting if not self.stays(e)]
-            exchange = Exchange(item.packet_id, item.qos, item.message, due, next(self.orders))
+            order = next(self.orders)
+            exchange = Exchange(item.packet_id, item.qos, item.message, due, order, item.expiry, self.now)
             client.exchanges[item.packet_id] = exchange
         exchange.state, exchange.again, exchange.committed, exchange.vanished = "sent", "", False, False
+        exchange.expiry, exchange.sent = item.expiry, self.now
         exchange.answer = "puback" if item.qos == 1 else "pubrec"
         client.outstanding.add(item.packet_id)
 
@@ -1306,7 +1329,8 @@ class Histories(SessionsMachine):
         came = subscription.kept
         if came is None:
             return []
-        still = {id(kept) for kept in self.retained_now().values() if not kept.lapsed}
+        present = self.retained_now().values()
+        still = {id(kept) for kept in present if not kept.lapsed and kept.surely_lasts(self.now)}
         topics = [kept.message.topic for kept in subscription.kept_due if id(kept) in still]
         return [topic for topic in topics if topic not in (*came, *subscription.kept_again)]
 
