@@ -55,6 +55,26 @@ def test_clients_that_connect_at_once_are_counted_too(db: ts.Database) -> None:
 
 
 @both
+def test_names_that_are_too_long_are_refused(db: ts.Database, version: int) -> None:
+    """Bytes are counted, not characters, and each of the two names has its own limit."""
+    refused = (2, 4) if version == 4 else (0x85, 0x86)
+    with limited(db, Limits(client_id_length=24, user_name_length=8)) as embedded:
+        for client_id, user, reason in (
+            ("\u00e4" * 12, "\u00e4" * 4, 0),
+            ("\u00e4" * 12 + "a", "ann", refused[0]),
+            ("x" * 60_000, "ann", refused[0]),
+            ("x", "\u00e4" * 4 + "a", refused[1]),
+            ("x", "x" * 60_000, refused[1]),
+        ):
+            with embedded.client(version=version) as client:
+                assert client.connect(client_id, user_name=user, password=b"").reason == reason
+    with limited(db, Limits()) as embedded:
+        for length, reason in ((1_024, 0), (1_025, refused[0])):
+            with embedded.client(version=version) as client:
+                assert client.connect("x" * length).reason == reason
+
+
+@both
 def test_one_filter_too_many_is_refused(db: ts.Database, version: int) -> None:
     """By itself: others are made, and one that is there may be changed. A resumed session counts its own."""
     refused = 0x80 if version == 4 else 0x97

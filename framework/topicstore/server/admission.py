@@ -20,6 +20,7 @@ __all__ = ["Admission", "Refused", "admit"]
 _WHY = {
     "credentials": ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     "forbidden": ReasonCode.NOT_AUTHORIZED,
+    "client id": ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
     "unavailable": ReasonCode.SERVER_UNAVAILABLE,
 }
 
@@ -58,7 +59,13 @@ async def admit(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refus
 async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
     packet, access = terms.packet, serving.access
     identity = await access.authenticate(
-        Login(client_id=terms.client_id, user_name=packet.user_name, password=packet.password, peer=peer)
+        Login(
+            client_id=terms.client_id,
+            assigned=terms.assigned,
+            user_name=packet.user_name,
+            password=packet.password,
+            peer=peer,
+        )
     )
     if isinstance(identity, Refusal):
         return Refused(_WHY[identity.why], identity.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,12 @@ class Terms:
     def refusal(self, limits: Limits) -> tuple[ReasonCode, str] | None:
         """Return why the server doesn't take such a CONNECT; None: it does."""
         packet = self.packet
+        if _longer(packet.client_id, limits.client_id_length):
+            text = f"the client id has more than {limits.client_id_length:,} bytes"
+            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, text
+        if packet.user_name is not None and _longer(packet.user_name, limits.user_name_length):
+            text = f"the user name has more than {limits.user_name_length:,} bytes"
+            return ReasonCode.BAD_USER_NAME_OR_PASSWORD, text
         if packet.authentication_method is not None:
             return ReasonCode.BAD_AUTHENTICATION_METHOD, "there is no enhanced authentication"
         if packet.will is not None:
@@ -152,12 +159,11 @@ class Terms:
 
 def _filled(text: str, names: dict[str, str]) -> str:
     """Return a text with names in it; what stands in a name is not looked at again."""
-    parts: list[str] = []
-    while text:
-        name = names.get(text[:2])
-        parts.append(text[:1] if name is None else name)
-        text = text[1 if name is None else 2 :]
-    return "".join(parts)
+    return re.sub("|".join(names), lambda found: names[found[0]], text)
+
+
+def _longer(text: str, most: int) -> bool:
+    return len(text) > most or len(text.encode()) > most
 
 
 def _least(seconds: int, longest: float | None) -> float | None:

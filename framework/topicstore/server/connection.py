@@ -340,7 +340,7 @@ class MqttConnection(asyncio.Protocol):
         serving, record = self._serving, self._channel.record
         self._reader.version = record.version = packet.version
         self._terms = terms = Terms.of(packet, serving.settings, self._via.zone)
-        record.client_id = terms.client_id
+        record.client_id = terms.client_id[: serving.limits.client_id_length]  # a longer one is refused
         self._state, self._barrier = _State.OPENING, packet
         self._channel.never()
         refusal = terms.refusal(serving.limits)

@@ -40,6 +40,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     subscriptions: Count = 10_000
     """Filters of a client's session. One more is refused with 0x97, quota exceeded; in 3.1.1 with 0x80. Any number is
     told in packets of at most 65,536 filters; one with more ends the connection with 0x97."""
+    client_id_length: Annotated[int, msgspec.Meta(ge=23, le=65_535)] = 1_024
+    """Bytes of a client id, in UTF-8; every server takes 23 of them [MQTT-3.1.3-5]. A longer one is refused with 0x85,
+    client identifier not valid; in 3.1.1 with 2, identifier rejected."""
+    user_name_length: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 1_024
+    """Bytes of a user name, in UTF-8. A longer one is refused with 0x86, bad user name or password; in 3.1.1 with 4."""
     publish_rate: Count | None = None
     """Messages a second that a client may publish; without it there is no limit. What is done about more
     says ``over_rate``."""

@@ -89,6 +89,14 @@ class AuthenticationSettings(Section, frozen=True):
     """From where clients may connect without a user name: from this machine, from nowhere, from everywhere."""
     password_file: Path | None = None
     """The file that ``topicstore users`` writes."""
+    client_id: Literal["any", "username"] | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = "any"
+    """The client ids that a client may have: any; its user name and no other; or those that match one of a list of
+    patterns, such as ``["%u", "%u-*"]``. There ``%u`` stands for the user name and ``*`` for any text. Nobody else can
+    then connect with them, and end or take over the user's session. A client with another id is refused with 0x85,
+    client identifier not valid; in 3.1.1 with 2, identifier rejected. A pattern without ``%u`` is for everybody, and
+    the only one for anonymous clients, besides an empty client id, for which the server chooses one. A user whose name
+    contains the character that follows ``%u`` in a pattern may have none by ``%u``, because it could be another
+    user's."""
     plugins: tuple[str, ...] = ()
     """Plugins whose hook `topicstore_authenticate` is asked first, in this order."""
 
@@ -106,7 +114,8 @@ class Rule(Section, frozen=True):
     """User names; ``*`` stands for any text, also within a name. An anonymous client has no name, and only a rule for
     ``*`` speaks of it."""
     clients: tuple[str, ...] = ("*",)
-    """Client ids; ``*`` as in ``users``."""
+    """Client ids; ``*`` as in ``users``, and ``%u`` stands for the user name, as in ``client_id`` of
+    ``[authentication]``."""
 
 
 class AuthorizationSettings(Section, frozen=True):

@@ -16,11 +16,15 @@ from topicstore.server.settings import AuthenticationSettings, AuthorizationSett
 from .access_list import AccessList
 from .batches import Batches, TooManyWaitingError
 from .hooks import AccessHooks
+from .name_patterns import ClientIdPatterns
 from .password_check import BusyError, PasswordCheck
 from .passwords import PasswordFile, PasswordFileError
 from .permissions import Permissions
 
 __all__ = ["Access", "Identity", "Login", "Refusal"]
+
+_CLIENT_IDS = {"any": ("*",), "username": ("%u",)}
+"""The patterns for which `AuthenticationSettings.client_id` has words."""
 
 _log = logging.getLogger("topicstore.server.access")
 
@@ -29,6 +33,8 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     """A client that wants in."""
 
     client_id: str
+    assigned: bool = False
+    """Whether the server has chosen the client id."""
     user_name: str | None
     password: bytes | None
     peer: Peer
@@ -49,10 +55,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """A client that was not let in.
 
     ``credentials``: its user name or password is wrong. ``forbidden``: without a name it may not come in from there.
-    ``unavailable``: who it is can't be found out now.
+    ``client id``: its user may not have that client id. ``unavailable``: who it is can't be found out now.
     """
 
-    why: Literal["credentials", "forbidden", "unavailable"]
+    why: Literal["credentials", "forbidden", "client id", "unavailable"]
     text: str
     """What may be said to the client."""
 
@@ -70,9 +76,11 @@ class Access:
     ) -> None:
         """Read the password file and find the plugins, unless they are given.
 
-        Raises `SettingsError`, which names the setting of a plugin that can't be used, and `PasswordFileError`.
+        Raises `SettingsError`, which names the setting of a pattern or plugin that can't be used, and
+        `PasswordFileError`.
         """
         self._anonymous = authentication.anonymous
+        self._client_ids = _client_ids(authentication)
         self._list = AccessList(authorization)
         if authenticate is None and authentication.plugins:
             authenticate = _installed("authentication", authentication.plugins, "topicstore_authenticate")
@@ -104,6 +112,8 @@ class Access:
             return Refusal(why="unavailable", text="it can't be found out now who the client is")
         if isinstance(found, Refusal):
             return found
+        if not login.assigned and not self._client_ids.match(login.client_id, found):
+            return Refusal(why="client id", text="the client id is not one that this user may have")
         return Identity(user=found, client_id=login.client_id, loopback=login.peer.loopback)
 
     async def _named(self, login: Login) -> str | Refusal | None:
@@ -153,6 +163,14 @@ def _installed(section: str, names: Sequence[str], hook: str) -> AccessHooks:
         return AccessHooks.installed(names, hook)
     except (PluginError, UnknownPluginError) as bad:
         raise SettingsError(f"{section}.plugins: {bad}") from bad
+
+
+def _client_ids(authentication: AuthenticationSettings) -> ClientIdPatterns:
+    named = authentication.client_id
+    try:
+        return ClientIdPatterns(_CLIENT_IDS[named] if isinstance(named, str) else named)
+    except ValueError as bad:
+        raise SettingsError(f"authentication.client_id: {bad}") from bad
 
 
 def _credentials(login: Login) -> Credentials:

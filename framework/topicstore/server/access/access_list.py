@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import attrs
@@ -12,6 +11,7 @@ from topicstore.contract.errors import InvalidFilterError
 from topicstore.contract.topics import TopicFilter
 from topicstore.server.settings import AuthorizationSettings, Rule, SettingsError
 
+from .name_patterns import ClientIdPatterns, NamePattern
 from .topic_patterns import TopicPattern
 
 __all__ = ["AccessList", "ClientRules"]
@@ -71,10 +71,10 @@ class AccessList:
     """The rules of a server's settings."""
 
     def __init__(self, settings: AuthorizationSettings) -> None:
-        """Check the topics. Raises `SettingsError`."""
+        """Check the topics and client ids. Raises `SettingsError`."""
         self._settings = settings
         self._rules = [
-            (rule, _names(rule.users), _names(rule.clients), _checked(rule, number))
+            (rule, [NamePattern(text) for text in rule.users], _client_ids(rule, number), _checked(rule, number))
             for number, rule in enumerate(settings.rules)
         ]
 
@@ -82,9 +82,9 @@ class AccessList:
         """Return what the list says of a client; ``user`` is None for an anonymous one."""
         rules = []
         for rule, users, clients, topics in self._rules:
-            if not _speaks_of(users, rule.users, user) or clients.fullmatch(client_id) is None:
-                continue
             allow = rule.permission == "allow"
+            if not _speaks_of(users, rule.users, user) or not clients.match(client_id, user, mistakable=not allow):
+                continue
             usable = [text for text in topics if _usable(text, user, client_id, allow=allow)]
             if usable:
                 patterns = tuple(TopicPattern(text, user, client_id) for text in usable)
@@ -104,13 +104,15 @@ _ACTIONS: dict[str, tuple[Action, ...]] = {
 }
 
 
-def _names(names: Sequence[str]) -> re.Pattern[str]:
-    """Return what names match; only ``*`` is special."""
-    return re.compile("|".join(".*".join(map(re.escape, name.split("*"))) for name in names), re.DOTALL)
+def _client_ids(rule: Rule, number: int) -> ClientIdPatterns:
+    try:
+        return ClientIdPatterns(rule.clients)
+    except ValueError as bad:
+        raise SettingsError(f"authorization.rules[{number}].clients: {bad}") from bad
 
 
-def _speaks_of(names: re.Pattern[str], texts: Sequence[str], user: str | None) -> bool:
-    return "*" in texts if user is None else names.fullmatch(user) is not None
+def _speaks_of(names: Sequence[NamePattern], texts: Sequence[str], user: str | None) -> bool:
+    return "*" in texts if user is None else any(name.matches(user) for name in names)
 
 
 def _usable(text: str, user: str | None, client_id: str, *, allow: bool) -> bool:

@@ -46,8 +46,8 @@ def _schema(kind: inspect.Type, tables: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a type; those of tables are added to ``tables``."""
     match kind:
         case inspect.UnionType(types=types):
-            [one] = [one for one in types if not isinstance(one, inspect.NoneType)]
-            return _schema(one, tables)
+            found = [_schema(one, tables) for one in types if not isinstance(one, inspect.NoneType)]
+            return found[0] if len(found) == 1 else {"anyOf": found}
         case inspect.StructType(cls=cls):
             return _table(kind, cls, tables)
         case inspect.DictType(value_type=inner, min_length=least):

@@ -14,6 +14,8 @@ from litestar.openapi.spec import Operation, Parameter
 
 __all__ = ["check_known", "known_parameters"]
 
+_EXPLAINED = 10
+"""For how many unknown names of a request likely ones are looked for: a query may have tens of thousands."""
 Names = Mapping[tuple[str, str], AbstractSet[str]]
 """The names of query parameters by the path of a route and the method."""
 
@@ -37,7 +39,8 @@ def check_known(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
     given = set(connection.query_params)
     names: Names = connection.app.state.parameters
     known = names.get((connection.scope["path_template"], str(connection.scope.get("method"))), given)
-    if mistakes := [_mistake(name, known) for name in sorted(given - known)]:
+    unknown = sorted(given - known)
+    if mistakes := [_mistake(name, known) for name in unknown[:_EXPLAINED]]:
         raise ClientException("there are query parameters that nothing reads", extra=mistakes)
 
 

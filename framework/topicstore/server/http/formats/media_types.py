@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from litestar import Request
@@ -32,22 +33,40 @@ def chosen(request: Request[Any, Any, Any], provided: Sequence[str]) -> str:
     Of those that it likes equally, one that it names counts before one that a wildcard stands for, and then what it
     names first (RFC 9110, section 12.5.1). Raises `NotAcceptableException`.
     """
-    accepted = [one for header in request.headers.getall("accept", []) for one in header.split(",") if one.strip()]
-    if not accepted:
+    ranges = [one for header in request.headers.getall("accept", []) for one in header.split(",") if one.strip()]
+    if not ranges:
         return provided[0]
+    accepted = _accepted(ranges, {name for kind in provided for name in _ranges_of(kind)})
     found = max(provided, key=lambda kind: _liking(kind, accepted))
     if _liking(found, accepted)[0] == 0:
         raise NotAcceptableException(f"there are {', '.join(provided)}")
     return found
 
 
-def _liking(kind: str, accepted: Sequence[str]) -> tuple[float, int, int]:
+def _ranges_of(kind: str) -> tuple[str, str, str]:
+    """Return the names that match a media type, the closest last."""
+    return "*/*", f"{kind.partition('/')[0]}/*", kind
+
+
+def _accepted(ranges: Sequence[str], names: AbstractSet[str]) -> dict[str, tuple[int, float]]:
+    """Return for those of some names that a client accepts the place where it names them first, and the weight there.
+
+    All others are passed over: a header may have tens of thousands.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for number, one in enumerate(ranges):
+        name, _, parameters = one.partition(";")
+        name = name.strip().lower()
+        if name in names and name not in found:
+            matches = (_WEIGHT.fullmatch(part.strip().lower()) for part in parameters.split(";"))
+            found[name] = number, next((float(match[1]) for match in matches if match), 1.0)
+    return found
+
+
+def _liking(kind: str, accepted: Mapping[str, tuple[int, float]]) -> tuple[float, int, int]:
     """Return how much a media type is liked, by what matches it most closely: 0 if it isn't accepted."""
-    ranges = ("*/*", f"{kind.partition('/')[0]}/*", kind)
-    closest = (-1, 0, 0.0)
-    for number, one in enumerate(accepted):
-        name, *parameters = (part.strip().lower() for part in one.split(";"))
-        if name in ranges:
-            weights = [found[1] for found in map(_WEIGHT.fullmatch, parameters) if found]
-            closest = max(closest, (ranges.index(name), -number, float(weights[0]) if weights else 1.0))
-    return closest[2], closest[0], closest[1]
+    for closeness, name in reversed(tuple(enumerate(_ranges_of(kind)))):
+        if name in accepted:
+            number, weight = accepted[name]
+            return weight, closeness, -number
+    return 0.0, -1, 0
