@@ -97,15 +97,13 @@ async def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
     assert ["bus-7"] == await outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
 
 
-async def test_a_file_that_cannot_be_read_later_lets_nobody_in(
-    password_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And is logged; when the server starts, it is an error."""
+async def test_a_file_that_has_gone_lets_nobody_in(password_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And is logged; a file that can't be read counts as it was, but when the server starts, it is an error."""
     access = made(password_file=password_file)
-    password_file.write_text("ann:secret\n")
+    password_file.unlink()
     assert ["-unavailable"] == await outcome(access, login("ann", b"secret"))
-    assert "line 1" in caplog.text
-    assert "secret" not in caplog.text
+    assert "there is no file of users" in caplog.text
+    password_file.write_text("ann:secret\n")
     with pytest.raises(PasswordFileError, match="line 1"):
         made(password_file=password_file)
 
@@ -259,6 +257,29 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
 
 
 # --- questions in batches ---
+
+
+async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
+    """A client that leaves costs those that stay nothing."""
+    begun, gate, asked = threading.Event(), threading.Event(), list[int]()
+
+    def answer(questions: Sequence[int]) -> Sequence[int]:
+        asked.extend(questions)
+        begun.set()
+        gate.wait()
+        return questions
+
+    batches = Batches[int, int](answer, "test")
+    with closing(batches):
+        tasks = [asyncio.create_task(batches.ask([1]))]
+        await asyncio.to_thread(begun.wait)
+        tasks += [asyncio.create_task(batches.ask([number])) for number in (2, 3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.wait(tasks[1:2])
+        gate.set()
+        assert [[1], [3]] == [await tasks[0], await tasks[2]]
+    assert [1, 3] == asked
 
 
 async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import argon2
 import pytest
+from topicstore.server.access.failed_logins import FailedLogins
 from topicstore.server.access.password_check import PasswordCheck
 from topicstore.server.access.passwords import PasswordFile, PasswordFileError
 
@@ -153,6 +154,39 @@ async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted:
         assert not await check.matches(name, password)
     assert 5 == len(counted.threads)
     assert threading.main_thread() not in counted.threads
+
+
+@pytest.mark.anyio
+async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -> None:
+    """Whoever guesses has to pause, and gets in all the same with the right password."""
+    failed = FailedLogins()
+    check = PasswordCheck(counted, failed)
+    try:
+        for _ in range(12):
+            assert not await check.matches("ann", b"wrong", "here")
+        assert failed.pause("here", "anybody") > 0
+        assert failed.pause("there", "anybody") <= 0
+        assert await check.matches("ann", b"secret", "here")
+        assert failed.pause("here", "anybody") <= 0
+    finally:
+        check.close()
+
+
+@pytest.mark.anyio
+async def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(
+    counted: Counted, check: PasswordCheck, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistake in it shuts out nobody. It is logged once, and an error for whoever has it read again."""
+    before = counted.path.read_text()
+    counted.path.write_text(f"{before}bob:secret\n")
+    assert await check.matches("ann", b"secret")
+    assert not await check.matches("bob", b"secret")
+    assert 1 == caplog.text.count("users, line 2: not a user name")
+    with pytest.raises(PasswordFileError, match="line 2"):
+        check.reread()
+    counted.path.write_text(before)
+    counted.put("bob", b"b")
+    assert await check.matches("bob", b"b")
 
 
 @pytest.mark.anyio

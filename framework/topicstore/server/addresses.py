@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Self
 
-__all__ = ["Address", "is_forwarded", "is_loopback", "written_address"]
+__all__ = ["Address", "is_forwarded", "is_loopback", "site_of", "written_address"]
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+)):([0-9]{1,5})")
 _FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
@@ -49,6 +49,22 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def site_of(host: str) -> str:
+    """Return what an address has in common with others that one person can take as well.
+
+    Of IPv6 that is a network of 64 bits, which is the least that a site is assigned (RFC 6177).
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address) if address.is_loopback else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def is_forwarded(headers: Iterable[str]) -> bool:

@@ -351,8 +351,7 @@ class MqttConnection(asyncio.Protocol):
         elif serving.full:
             self.end(ReasonCode.QUOTA_EXCEEDED, "as many clients are connected as may be")
         else:
-            serving.opening[self] = None
-            serving.spawn(self, self._admit(terms))
+            serving.admit(self, self._admit(terms))
 
     async def _admit(self, terms: Terms) -> None:
         """Find out who the client is and what it may do, and ask for its session."""

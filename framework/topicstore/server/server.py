@@ -155,8 +155,9 @@ class Server:
     async def reload(self, settings: ServerSettings) -> Reloaded:
         """Have other settings hold, as far as they can while it runs; return what changed, and what needs a restart.
 
-        Files that the settings name are read again: certificates, plugins. Clients that are connected keep what was
-        settled with them, and what they may do, until they connect again. A changed layout begins a new generation.
+        Files that the settings name are read again: certificates, plugins, users and tokens. Clients that are connected
+        keep what was settled with them, and what they may do, until they connect again. A changed layout begins a new
+        generation.
 
         Raises what entering the server raises, `SettingsError` for what can't be changed in a database that is there,
         and `InvalidArgumentError` if the server has ended. Then nothing has changed.
@@ -167,6 +168,8 @@ class Server:
             reloaded, following = summary(before, settings), in_force(before, settings)
             await asyncio.to_thread(check_database, self._db, following)
             access = new_access(before, following)
+            if access is None:  # else it has just read it
+                await asyncio.to_thread(broker.serving.access.reread)
             try:
                 listeners = await new_listeners(self._listeners, following, broker.connection)
                 try:

@@ -49,8 +49,8 @@ class Serving:
         """The connections of sessions that are connected."""
         self.connections: dict[Client, None] = {}
         """All connections, also those without a session."""
-        self.opening: dict[Client, None] = {}
-        """The connections whose CONNECT is being served."""
+        self.opening: dict[Client, asyncio.Task[None]] = {}
+        """The connections whose CONNECT is being served, with what finds out who they are."""
         self.held: dict[Client, int] = {}
         """The connections from which nothing is read, with how much of what they are sent wasn't taken."""
         self.crowded = False
@@ -87,7 +87,7 @@ class Serving:
     def remove(self, connection: Client) -> None:
         """Note that a connection's socket is closed."""
         self.connections.pop(connection, None)
-        self.opening.pop(connection, None)  # though who the client was may still be asked
+        self._give_up(connection)
         self.held.pop(connection, None)
 
     def begin(self, session: Session, connection: Client) -> None:
@@ -111,8 +111,17 @@ class Serving:
 
     def shut(self, connection: Client) -> None:
         """Note that the last word was said on a connection."""
-        self.opening.pop(connection, None)
+        self._give_up(connection)
         self.hold(connection, held=False)
+
+    def admit(self, connection: Client, work: Coroutine[Any, Any, None]) -> None:
+        """Have it found out who a client is, as `spawn`, unless its connection ends before that: others wait for it."""
+        self.opening[connection] = self.spawn(connection, work)
+
+    def _give_up(self, connection: Client) -> None:
+        task = self.opening.pop(connection, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
 
     def kick(self) -> None:
         """Note that there is something for the next hop."""
@@ -180,14 +189,15 @@ class Serving:
         """Return the figures of the server that a client which has just subscribed is sent."""
         return self.figures.matching(filters, self._counts)
 
-    def spawn(self, client: Client, work: Coroutine[Any, Any, None]) -> None:
-        """Do something for a client that waits for others, such as a password's check.
+    def spawn(self, client: Client, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something for a client that waits for others, such as a plugin's answer. Return the task.
 
         A fault of the server in that is logged, and ends the client's connection.
         """
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, client))
+        return task
 
     def _done(self, client: Client, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

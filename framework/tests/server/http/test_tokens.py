@@ -10,6 +10,7 @@ import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
 from topicstore.server.http.tokens import TokenFileError, Tokens
+from topicstore.server.replaced_file import ReplacedFile
 from topicstore_conformance.mqtt.embedded import serving_http
 
 from .conftest import client_of
@@ -75,9 +76,23 @@ def test_a_file_is_read_again_only_when_it_was_replaced(tokens: Tokens, monkeypa
     text = tokens.add("reader", "read")
     assert tokens.scope_of(text) == "read"
     with monkeypatch.context() as unread:
-        unread.setattr(Tokens, "read", lambda _: pytest.fail("the file was read again"))
+        unread.setattr(ReplacedFile, "lines", lambda _: pytest.fail("the file was read again"))
         assert tokens.scope_of(text) == "read"
     tokens.revoke("reader")
+    assert tokens.scope_of(text) is None
+
+
+def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(tokens: Tokens, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, and an error for whoever has it read again; without the file there is no token."""
+    text = tokens.add("reader", "read")
+    assert tokens.scope_of(text) == "read"
+    tokens.path.write_text(f"{tokens.path.read_text()}damage\n")
+    for _ in range(2):
+        assert tokens.scope_of(text) == "read"
+    assert 1 == caplog.text.count("line 2: not a name, a scope and a hash")
+    with pytest.raises(TokenFileError, match="line 2"):
+        tokens.reread()
+    tokens.path.unlink()
     assert tokens.scope_of(text) is None
 
 

@@ -15,9 +15,10 @@ from topicstore.server.settings import AuthenticationSettings, AuthorizationSett
 
 from .access_list import AccessList
 from .batches import Batches, TooManyWaitingError
+from .fair_threads import BusyError
 from .hooks import AccessHooks
 from .name_patterns import ClientIdPatterns
-from .password_check import BusyError, PasswordCheck
+from .password_check import PasswordCheck
 from .passwords import PasswordFile, PasswordFileError
 from .permissions import Permissions
 
@@ -128,12 +129,20 @@ class Access:
         if peer.certificate_name is not None:
             return peer.certificate_name
         if login.user_name is not None and self._passwords is not None:
-            if await self._passwords.matches(login.user_name, login.password or b""):
+            if await self._passwords.matches(login.user_name, login.password or b"", peer.site):
                 return login.user_name
             return Refusal(why="credentials", text="the user name or the password is wrong")
         if self._anonymous == "always" or (self._anonymous == "loopback" and peer.loopback):
             return None
         return Refusal(why="forbidden", text="a user name and a password are needed here")
+
+    def reread(self) -> None:
+        """Read the password file if it was replaced. May be called in any thread.
+
+        Raises `PasswordFileError` if it can't be read; then what it said before counts.
+        """
+        if self._passwords is not None:
+            self._passwords.reread()
 
     def permissions(self, identity: Identity) -> Permissions:
         """Return what a client may do; one for each connection."""

@@ -20,8 +20,8 @@ class TooManyWaitingError(Exception):
 class Batches(Generic[Q, A]):
     """A function that answers many questions at once, called in a thread of its own.
 
-    What is asked while a call runs goes with the next one. At most ``most`` questions go with one call, and at most
-    ``waiting`` wait.
+    What is asked while a call runs goes with the next one, unless nobody waits for the answer any more. At most
+    ``most`` questions go with one call, and at most ``waiting`` wait.
     """
 
     def __init__(
@@ -46,11 +46,16 @@ class Batches(Generic[Q, A]):
             self._task = loop.create_task(self._run())
         return await asyncio.gather(*futures)
 
+    def _wanted(self) -> bool:
+        """Forget the questions whose askers have gone; return whether there are others."""
+        self._questions = [one for one in self._questions if not one[1].cancelled()]
+        return bool(self._questions)
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         taken: list[tuple[Q, asyncio.Future[A]]] = []
         try:
-            while self._questions:
+            while self._wanted():
                 taken, self._questions = self._questions[: self._most], self._questions[self._most :]
                 try:
                     answers = await loop.run_in_executor(self._thread, self._answer, [one for one, _ in taken])

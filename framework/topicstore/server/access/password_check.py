@@ -1,26 +1,24 @@
-"""Checking passwords for many clients: in threads, and those that were right lately without hashing again."""
+"""Checking passwords for many clients: by turns in threads, and those that were right lately without hashing again."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from topicstore.server.replaced_file import Signature
+from topicstore.server.replaced_file import Watched
 
+from .failed_logins import FailedLogins
+from .fair_threads import FairThreads
 from .passwords import PasswordFile
 
-__all__ = ["BusyError", "PasswordCheck"]
+__all__ = ["PasswordCheck"]
 
 _REMEMBERED = 10_000
-_WAITING = 2_000
 _THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
-
-class BusyError(Exception):
-    """More passwords wait to be checked than are kept."""
+Users = dict[str, str]
 
 
 class PasswordCheck:
@@ -29,40 +27,49 @@ class PasswordCheck:
     What is remembered of a password that was right is its hash under a key that only this process has ever had.
     """
 
-    def __init__(self, file: PasswordFile) -> None:
-        """Read the file. Raises `PasswordFileError`."""
+    def __init__(self, file: PasswordFile, failed: FailedLogins | None = None) -> None:
+        """Read the file. Raises `PasswordFileError`. ``failed`` is what is remembered of wrong passwords."""
         self._file = file
-        self._signature: Signature = file.signature()
-        self._users = file.read()
+        self._users = Watched(file, file.read)
+        self._users.reread()
         self._key = os.urandom(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
-        self._threads = ThreadPoolExecutor(_THREADS, "topicstore-passwords")
-        self._waiting = 0
+        self._right_of: Users | None = None
+        """The users of whom `_right` remembers passwords."""
+        self._failed = failed if failed is not None else FailedLogins()
+        self._threads = FairThreads(_THREADS, "topicstore-passwords", paused=self._failed.pause)
 
-    async def matches(self, name: str, password: bytes) -> bool:
-        """Return whether a user has a password. Raises `PasswordFileError` if the file is unusable, and `BusyError`."""
-        signature = self._file.signature()  # microseconds; what is read of a changed file is read in a thread
-        if signature == self._signature and self._mark(name, password) in self._right:
-            self._right.move_to_end(self._mark(name, password))
+    async def matches(self, name: str, password: bytes, address: str = "") -> bool:
+        """Return whether a user has a password. ``address`` is of whoever asks: addresses have turns.
+
+        A file that can't be read any more, or is damaged, is logged, and what it said before counts. Raises
+        `PasswordFileError` if the file has gone, and `BusyError` if too many passwords of the address, or in all, wait
+        to be checked.
+        """
+        mark = self._mark(name, password)
+        if mark in self._right and self._right_of is self._users.unchanged():  # a look at the file takes microseconds
+            self._right.move_to_end(mark)
             return True
-        if self._waiting >= _WAITING:
-            raise BusyError(f"{self._waiting:,} passwords wait to be checked")
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            if signature != self._signature:
-                users = await loop.run_in_executor(self._threads, self._file.read)
-                self._users, self._signature = users, signature
+        user = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()  # the name itself may have 64 kB
+        users, right = await self._threads.run(address, user, partial(self._check, name, password))
+        self._failed.note(address, user, right=right)
+        if right and users is self._users.last:
+            if self._right_of is not users:
                 self._right.clear()
-            stored = self._users.get(name)
-            right = await loop.run_in_executor(self._threads, self._file.matches, stored, password)
-        finally:
-            self._waiting -= 1
-        if right and self._users.get(name) == stored:
-            self._right[self._mark(name, password)] = None
+                self._right_of = users
+            self._right[mark] = None
             if len(self._right) > _REMEMBERED:
                 self._right.popitem(last=False)
         return right
+
+    def _check(self, name: str, password: bytes) -> tuple[Users, bool]:
+        """Return what the file says, and whether the password is right by it. Runs in a thread."""
+        users = self._users.now()
+        return users, self._file.matches(users.get(name), password)
+
+    def reread(self) -> None:
+        """Read the file if it was replaced. Raises `PasswordFileError`; then what it said before counts."""
+        self._users.reread()
 
     def _mark(self, name: str, password: bytes) -> bytes:
         text = name.encode()
@@ -70,11 +77,11 @@ class PasswordCheck:
 
     def end(self) -> None:
         """Cancel the checks that wait; the threads end when theirs are over."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.end()
 
     def join(self) -> None:
         """Wait until the threads have ended, after `end`. May be called in any thread."""
-        self._threads.shutdown(wait=True)
+        self._threads.join()
 
     def close(self) -> None:
         """`end`, then `join`."""

@@ -183,10 +183,12 @@ class HttpServer:
             self._taken.add(self._announcement.withdraw)
 
     def reload(self) -> None:
-        """Read the certificate again; connections that are there keep theirs.
+        """Read the certificate and the tokens again; connections that are there keep the certificate that they have.
 
-        Raises `ListenError` and `OSError`; then nothing is changed. Nor is it before the start and after the stop.
+        Raises `ListenError`, `TokenFileError` and `OSError`; then nothing is changed. Nor is it before the start and
+        after the stop.
         """
+        self.context.tokens.reread()
         with self._changing:
             if self._certificate is not None and self._settings.tls is not None and not self.context.stopping.is_set():
                 renewed = Certificate(self._settings.tls)

@@ -16,7 +16,7 @@ from typing import Literal
 import attrs
 
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore.server.replaced_file import ReplacedFile, Signature
+from topicstore.server.replaced_file import ReplacedFile, Watched
 
 __all__ = ["SCOPES", "Scope", "Token", "TokenFileError", "Tokens", "token_file"]
 
@@ -59,12 +59,24 @@ class Tokens:
         self.own = secrets.token_urlsafe(_BYTES)
         """A token that no file has, which may do everything; `topicstore.server.http.discovery` tells commands here."""
         self._file = ReplacedFile(path, "tokens", TokenFileError)
-        self._known: tuple[Signature | None, list[Token]] = (None, [])
-        """The tokens that were read last, with the file's signature; replaced as one, so it needs no lock."""
+        self._watched = Watched[list[Token]](self._file, self.read, missing=[])
 
     def read(self) -> list[Token]:
         """Return the file's tokens; none if there is no file. Raises `TokenFileError`."""
-        return [self._token(number, line) for number, line in self._file.lines()] if self.path.exists() else []
+        try:
+            return [self._token(number, line) for number, line in self._file.lines()]
+        except TokenFileError as bad:
+            if isinstance(bad.__cause__, FileNotFoundError):
+                return []
+            raise
+
+    def reread(self) -> None:
+        """Read the file again. Raises `TokenFileError`; the tokens that it had before then count on."""
+        self._watched.reread()
+
+    def any(self) -> bool:
+        """Return whether there is a token besides `own`. Raises `TokenFileError`."""
+        return bool(self._watched.now())
 
     def add(self, name: str, scope: Scope) -> str:
         """Make a token, and the file if there is none. Return the token's text, which nobody can find out later.
@@ -103,27 +115,17 @@ class Tokens:
     def scope_of(self, text: str) -> Scope | None:
         """Return what whoever shows a token may do; None if there is no such token.
 
-        Raises `TokenFileError`, but not for the token `own`, which needs no file.
+        Raises `TokenFileError` if the file can't be read, nor could be before, but not for the token `own`, which needs
+        no file.
         """
         if self.is_own(text):
             return "admin"
         digest = _digest(text)
         scope: Scope | None = None
-        for token in self._tokens():  # all, so that the time tells nothing
+        for token in self._watched.now():  # all, so that the time tells nothing
             if hmac.compare_digest(token.digest, digest):
                 scope = token.scope
         return scope
-
-    def _tokens(self) -> list[Token]:
-        """Return the tokens, without reading the file if it is as it was."""
-        signature = self._file.signature() if self.path.exists() else None
-        if signature is None:
-            return []
-        known, tokens = self._known
-        if signature != known:
-            tokens = self.read()
-            self._known = signature, tokens
-        return tokens
 
     def _token(self, number: int, line: str) -> Token:
         match line.split():

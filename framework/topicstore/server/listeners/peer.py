@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from topicstore.server.addresses import is_loopback, written_address
+from topicstore.server.addresses import is_loopback, site_of, written_address
 
 __all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Scheme", "Via", "peer_of"]
 
@@ -42,6 +42,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     via: Via
     address: str
     """Its address and port."""
+    site: str = ""
+    """What others at the same place have in common with it: the address without the port; of IPv6 the network."""
     loopback: bool
     """Whether it is on this machine, and nothing says that it speaks for somebody elsewhere."""
     certificate_name: str | None
@@ -55,6 +57,7 @@ def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:
     return Peer(
         via=via,
         address="unknown" if address is None else written_address(address),
+        site=site_of(host),
         loopback=is_loopback(host.partition("%")[0]) and not transport.get_extra_info(FROM_ELSEWHERE, False),
         certificate_name=_common_name(transport) if via.certificate_users else None,
     )

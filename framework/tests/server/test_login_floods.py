@@ -1,0 +1,312 @@
+"""Many logins at the same time: addresses have turns, whoever guesses has to pause, and who has left costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import argon2
+import pytest
+import topicstore as ts
+from topicstore.server.access import PasswordFile, password_check
+from topicstore.server.access.failed_logins import FailedLogins
+from topicstore.server.access.fair_threads import BusyError, FairThreads
+from topicstore.server.addresses import site_of
+from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ServerSettings
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.raw_client import RawClient
+
+THREADS = password_check._THREADS
+QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+
+
+# --- turns ---
+
+
+class Calls:
+    """Calls that note their order, and wait until they may go on."""
+
+    def __init__(self, **options: int) -> None:
+        self.made: list[str] = []
+        self.gate = threading.Event()
+        self.pauses: dict[str, list[float]] = {}
+        self.threads = FairThreads(1, "turns", paused=self.paused, **options)
+        self.tasks: list[asyncio.Task[str]] = []
+
+    def paused(self, address: str, _: str) -> float:
+        left = self.pauses.get(address)
+        return left.pop() if left else 0.0
+
+    async def ask(self, *names: str) -> None:
+        """Ask for calls, each named by an address, a user and a number, such as ``"a ann 1"``."""
+        for name in names:
+            address, user, _ = name.split()
+            self.tasks.append(asyncio.create_task(self.threads.run(address, user, lambda name=name: self.call(name))))
+            await asyncio.sleep(0)  # so that it has begun to wait
+
+    def call(self, name: str) -> str:
+        assert self.gate.wait(PATIENCE)
+        self.made.append(name)
+        return name
+
+    async def results(self) -> list[object]:
+        self.gate.set()
+        return list(await asyncio.gather(*self.tasks, return_exceptions=True))
+
+
+@pytest.fixture
+def make_calls() -> Iterator[Callable[..., Calls]]:
+    made: list[Calls] = []
+
+    def make(**options: int) -> Calls:
+        made.append(Calls(**options))
+        return made[-1]
+
+    yield make
+    for calls in made:
+        calls.gate.set()
+        calls.threads.end()
+        calls.threads.join()
+
+
+@pytest.mark.anyio
+async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Callable[..., Calls]) -> None:
+    """A call of an address that nothing else waits for comes after one of each other address at most."""
+    calls = make_calls()
+    await calls.ask("x x 0", *(f"a ann {n}" for n in range(4)), "a bob 1", "b ann 1", "b ann 2", "c ann 1")
+    names = [f"a ann {n}" for n in range(4)]
+    assert ["x x 0", *names, "a bob 1", "b ann 1", "b ann 2", "c ann 1"] == await calls.results()
+    first = ["x x 0", names[0], "b ann 1", "c ann 1"]
+    assert [*first, "a bob 1", "b ann 2", names[1], names[2], names[3]] == calls.made
+
+
+@pytest.mark.anyio
+async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[..., Calls]) -> None:
+    """Where all is full, the address that has most gives way to one that has fewer."""
+    calls = make_calls(each=3, most=5)
+    await calls.ask("x x 0", *(f"a ann {n}" for n in range(4)), "b ann 1", "b ann 2", "c ann 1", "d ann 1", "b ann 3")
+    found = [None if isinstance(one, BusyError) else one for one in await calls.results()]
+    assert ["x x 0", "a ann 0", None, None, None, "b ann 1", "b ann 2", "c ann 1", "d ann 1", None] == found
+    assert ["x x 0", "a ann 0", "b ann 1", "c ann 1", "d ann 1", "b ann 2"] == calls.made
+
+
+@pytest.mark.anyio
+async def test_a_call_that_nobody_waits_for_is_not_made(make_calls: Callable[..., Calls]) -> None:
+    """One that has begun keeps its thread until it is over; its turn is nobody else's before that."""
+    calls = make_calls(each=3)
+    await calls.ask("a ann 0", "a ann 1", "a bob 1", "b ann 1")
+    for task in calls.tasks[:3]:
+        task.cancel()
+    await asyncio.wait(calls.tasks[:3])
+    await calls.ask("a ann 2", "a ann 3", "a ann 4")
+    found = await calls.results()
+    assert ["b ann 1", "a ann 2", "a ann 3", "a ann 4"] == found[3:]
+    assert ["a ann 0", "b ann 1", "a ann 2", "a ann 3", "a ann 4"] == calls.made
+
+
+@pytest.mark.anyio
+async def test_an_address_that_pauses_lets_others_go_first(make_calls: Callable[..., Calls]) -> None:
+    """And has its turn when the pause is over, though nobody asks for anything more."""
+    calls = make_calls()
+    calls.pauses["a"] = [0.001] * 4
+    await calls.ask("a ann 1", "b ann 1")
+    assert ["a ann 1", "b ann 1"] == await calls.results()
+    assert ["b ann 1", "a ann 1"] == calls.made
+
+
+@pytest.mark.anyio
+async def test_calls_that_wait_are_cancelled_at_the_end(make_calls: Callable[..., Calls]) -> None:
+    """And none is taken any more."""
+    calls = make_calls()
+    await calls.ask("a ann 1", "b ann 1")
+    calls.threads.end()
+    calls.gate.set()
+    assert isinstance((await calls.results())[1], asyncio.CancelledError)
+    with pytest.raises(BusyError):
+        await calls.threads.run("a", "ann", lambda: "x")
+    assert ["a ann 1"] == calls.made
+
+
+def test_who_has_many_addresses_of_ipv6_has_one_turn() -> None:
+    """A network is as much as one client gets; each address of IPv4 is by itself, however it is written."""
+    assert site_of("2001:db8::1") == site_of("2001:db8::ffff:1%eth0") == "2001:db8::/64"
+    assert site_of("2001:db8:0:1::1") == "2001:db8:0:1::/64"
+    assert site_of("::ffff:192.0.2.1") == site_of("192.0.2.1") == "192.0.2.1"
+    assert site_of("192.0.2.2") == "192.0.2.2"
+    assert site_of("") == ""
+
+
+# --- pauses ---
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
+    """Until it is forgotten, or a password was right; no other address has to wait for it."""
+    clock = Clock()
+    failed = FailedLogins(clock)
+    pauses = []
+    for number in range(30):
+        failed.note("a", f"user-{number}", right=False)
+        pauses.append(failed.pause("a", "ann"))
+    assert [0.0] * 10 == pauses[:10]
+    assert 0 < pauses[10] < pauses[11] < pauses[12]
+    assert 1.0 == max(pauses)
+    assert failed.pause("b", "user-1") <= 0
+    clock.seconds += 1.0
+    assert failed.pause("a", "ann") <= 0
+    failed.note("a", "ann", right=True)
+    failed.note("a", "ann", right=False)
+    assert failed.pause("a", "ann") <= 0
+
+
+def test_failures_are_forgotten_with_time() -> None:
+    """Half of them a minute."""
+    clock = Clock()
+    failed = FailedLogins(clock)
+    for _ in range(40):
+        failed.note("a", "ann", right=False)
+    clock.seconds += 180
+    failed.note("a", "ann", right=False)
+    assert failed.pause("a", "ann") <= 0
+
+
+def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None:
+    """From an address that has not, the user gets in: else anybody could shut it out."""
+    failed = FailedLogins(Clock())
+    for number in range(40):
+        failed.note(f"address-{number}", "ann", right=False)
+    assert failed.pause("address-0", "ann") > 0
+    assert failed.pause("address-0", "bob") <= 0
+    assert failed.pause("home", "ann") <= 0
+
+
+def test_what_is_remembered_of_failures_is_bounded() -> None:
+    """The ones that failed least lately are forgotten."""
+    failed = FailedLogins(Clock())
+    for number in range(12_000):
+        for _ in range(1 if number else 20):
+            failed.note(f"address-{number}", f"user-{number}", right=False)
+    assert failed.pause("address-0", "user-0") <= 0
+    assert [10_000, 10_000] == [len(one._found) for one in (failed._addresses, failed._users)]
+
+
+# --- a server ---
+
+
+class Checks:
+    """The passwords that a server checks, in their order; each waits until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passwords: list[bytes] = []
+        self.gate = threading.Event()
+        matches = PasswordFile.matches
+
+        def counted(file: PasswordFile, stored: str | None, password: bytes) -> bool:
+            self.passwords.append(password)
+            assert self.gate.wait(PATIENCE)
+            return matches(file, stored, password)
+
+        monkeypatch.setattr(PasswordFile, "matches", counted)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
+    made = Checks(monkeypatch)
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def guarded(db: ts.Database, tmp_path: Path, checks: Checks) -> Iterator[Embedded]:
+    """A server that knows ann."""
+    users = PasswordFile(tmp_path / "users", QUICK)
+    users.put("ann", b"secret")
+    authentication = AuthenticationSettings(password_file=users.path)
+    settings = ServerSettings(authentication=authentication, authorization=AuthorizationSettings(unlisted="allow"))
+    with Embedded(db, settings) as embedded:
+        yield embedded
+        checks.gate.set()
+
+
+class ClientFrom(RawClient):
+    """A client with an address of its own, which is one of this machine's."""
+
+    def __init__(self, port: int, address: str) -> None:
+        super().__init__(port)
+        self.close()
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=(address, 0))
+
+
+def waiting(embedded: Embedded) -> int:
+    """Return how many clients have sent a CONNECT that isn't answered."""
+
+    async def count() -> int:
+        broker = embedded.server._broker
+        return 0 if broker is None else len(broker.serving.opening)
+
+    return embedded.do(count())
+
+
+def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable[[int], str]) -> list[RawClient]:
+    """Have sixty clients of one address show wrong passwords, and return them when all of them wait."""
+    made = [clients.enter_context(embedded.client()) for _ in range(60)]
+    for number, client in enumerate(made):
+        client.send(wire.connect(f"flood-{number}", user_name=user(number), password=b"wrong"))
+    wait_until(lambda: waiting(embedded) == len(made), "all of them to wait")
+    wait_until(lambda: len(checks.passwords) == THREADS, "the first of them to be checked")
+    return made
+
+
+@pytest.mark.parametrize("user", [lambda _: "ann", lambda number: f"user-{number}"], ids=["one user", "many users"])
+def test_a_login_from_elsewhere_gets_through_beside_a_flood(
+    guarded: Embedded, checks: Checks, user: Callable[[int], str]
+) -> None:
+    """After the checks that are under way and one round of others, also if the flood is at the same user."""
+    with ExitStack() as clients:
+        flood(guarded, checks, clients, user)
+        good = clients.enter_context(ClientFrom(guarded.port, "127.0.0.2"))
+        good.send(wire.connect("good", user_name="ann", password=b"secret"))
+        wait_until(lambda: waiting(guarded) == 61, "the good one to wait")
+        checks.gate.set()
+        assert 0 == good.expect("CONNACK").reason
+        assert checks.passwords.index(b"secret") <= 2 * THREADS + 1
+
+
+def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Checks) -> None:
+    """And leaves its place to others at once."""
+    with ExitStack() as clients:
+        for client in flood(guarded, checks, clients, lambda number: f"user-{number}"):
+            client.close()
+        wait_until(lambda: waiting(guarded) == 0, "all of them to have left")
+        checks.gate.set()
+        with guarded.client() as good:
+            assert 0 == good.connect("good", user_name="ann", password=b"secret").reason
+        assert THREADS + 1 == len(checks.passwords)
+
+
+def test_a_flood_of_one_address_is_refused_beyond_a_bound(guarded: Embedded, checks: Checks) -> None:
+    """With 0x88, server unavailable; a login of another address waits with those that are there."""
+    with ExitStack() as clients:
+        flood(guarded, checks, clients, lambda _: "ann")
+        more = [clients.enter_context(guarded.client()) for _ in range(60)]
+        for client in more:
+            client.send(wire.connect("more", user_name="ann", password=b"wrong"))
+        good = clients.enter_context(ClientFrom(guarded.port, "127.0.0.2"))
+        good.send(wire.connect("good", user_name="ann", password=b"secret"))
+        wait_until(lambda: waiting(guarded) == 100 + THREADS + 1, "all others to be refused")
+        assert 0x88 == more[-1].expect("CONNACK").reason
+        checks.gate.set()
+        assert 0 == good.expect("CONNACK").reason
