@@ -139,6 +139,13 @@ async def test_a_connection_knows_where_it_comes_from(echoes: Echoes) -> None:
     assert await echo.lost is None
 
 
+async def test_behind_a_proxy_nobody_is_on_this_machine(echoes: Echoes) -> None:
+    """As the settings say, because TCP doesn't."""
+    port = await echoes.listen(behind_proxy=True)
+    async with stream(port):
+        assert not (await echoes.made.get()).peer.loopback
+
+
 async def test_a_stopped_listener_accepts_no_more_and_keeps_what_is_there(echoes: Echoes) -> None:
     """As a server that ends in order needs it."""
     port = await echoes.listen()

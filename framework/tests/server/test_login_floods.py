@@ -32,11 +32,11 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 class Calls:
     """Calls that note their order, and wait until they may go on."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, each: int = 10, most: int = 20) -> None:
         self.made: list[str] = []
         self.gate = threading.Event()
         self.pauses: dict[str, list[float]] = {}
-        self.threads = FairThreads(1, "turns", paused=self.paused, **options)
+        self.threads = FairThreads(1, "turns", paused=self.paused, each=each, most=most)
         self.tasks: list[asyncio.Task[str]] = []
 
     def paused(self, address: str, _: str) -> float:
@@ -230,8 +230,9 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 
 
 @pytest.fixture
-def guarded(db: ts.Database, tmp_path: Path, checks: Checks) -> Iterator[Embedded]:
-    """A server that knows ann."""
+def guarded(db: ts.Database, tmp_path: Path, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
+    """A server that knows ann, and lets a hundred logins of an address wait."""
+    monkeypatch.setattr(password_check, "_EACH", 100)
     users = PasswordFile(tmp_path / "users", QUICK)
     users.put("ann", b"secret")
     authentication = AuthenticationSettings(password_file=users.path)

@@ -10,7 +10,22 @@ from typing import Any, Self
 __all__ = ["Address", "is_forwarded", "is_loopback", "site_of", "written_address"]
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+)):([0-9]{1,5})")
-_FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
+_FORWARDED = frozenset(
+    (
+        "cdn-loop",
+        "client-ip",
+        "fastly-client-ip",
+        "forwarded",
+        "true-client-ip",
+        "via",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-proxyuser-ip",
+        "x-real-ip",
+        "x-remote-ip",
+    )
+)
+_FORWARDED_BEGINNINGS = ("cf-", "x-envoy-", "x-forwarded", "x-original-")
 
 
 class Address(str):
@@ -72,4 +87,4 @@ def is_forwarded(headers: Iterable[str]) -> bool:
 
     The proxy may be on this machine while its clients are anywhere.
     """
-    return any(name in _FORWARDED or name.startswith("x-forwarded-") for name in map(str.lower, headers))
+    return any(name in _FORWARDED or name.startswith(_FORWARDED_BEGINNINGS) for name in map(str.lower, headers))

@@ -141,6 +141,13 @@ class Server:
         return self._settings
 
     @property
+    def restricts(self) -> bool:
+        """Whether there are users, plugins or rules, by the settings that hold now: see `HttpSettings.anonymous`."""
+        broker, listeners = self._broker, self._settings.listeners.values()
+        named = any(one.tls is not None and one.tls.user_from_certificate for one in listeners)
+        return named or broker is None or broker.serving.access.restricts
+
+    @property
     def storages(self) -> Mapping[str, ts.Database]:
         """The open databases by name; ``messages`` is that of the MQTT clients."""
         return self._storages

@@ -79,6 +79,9 @@ class ListenerSettings(Section, frozen=True):
     """Of a WebSocket listener: the origins from which pages in browsers may connect, such as
     ``"https://dashboard.example"``; empty for all, of which those that are not on this machine don't count as
     loopback."""
+    behind_proxy: bool = False
+    """Whether clients come by way of a proxy, which may be on this machine while they are not: then none counts as on
+    this machine."""
     tls: TlsSettings | None = None
 
 
@@ -149,7 +152,11 @@ class HttpSettings(Section, frozen=True):
     """``"HOST:PORT"``; port 0 takes a free one."""
     tls: HttpTlsSettings | None = None
     anonymous: Literal["loopback", "never"] = "loopback"
-    """From where requests without a token are allowed everything: from this machine, from nowhere."""
+    """From where requests without a token are allowed everything: from this machine, from nowhere. The first token,
+    user, plugin for access or rule makes it nowhere, and so does ``anonymous = "never"`` in ``[authentication]``."""
+    behind_proxy: bool = False
+    """Whether requests come by way of a proxy: then none counts as from this machine. One that names its client by a
+    header, as ``X-Forwarded-For``, never does."""
     token_file: Path | None = None
     """The file that ``topicstore tokens`` writes; by default ``http-tokens`` in the database's directory."""
     body_size: Size = Size(64 << 20)

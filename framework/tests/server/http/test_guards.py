@@ -5,12 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server import Address, Server
-from topicstore_conformance.mqtt.embedded import serving_http
+from topicstore.server.settings import (
+    AuthenticationSettings,
+    AuthorizationSettings,
+    HttpSettings,
+    ListenerSettings,
+    Rule,
+    ServerSettings,
+    TlsSettings,
+)
+from topicstore_conformance.mqtt.certificates import Authority
+from topicstore_conformance.mqtt.embedded import ANY_PORT, Embedded, serving_http
 
 from .conftest import client_of, connected
 
@@ -95,6 +107,9 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         ({"X-Real-IP": "203.0.113.1"}, 401),
         ({"Via": "1.1 proxy"}, 401),
         ({"CF-Connecting-IP": "203.0.113.1"}, 401),
+        ({"X-Forwarded": "for=203.0.113.1"}, 401),
+        ({"X-Cluster-Client-IP": "203.0.113.1"}, 401),
+        ({"X-Envoy-External-Address": "203.0.113.1"}, 401),
     ],
 )
 def test_without_a_token_only_this_machine_itself_is_let_in(
@@ -139,6 +154,79 @@ def test_a_damaged_file_of_tokens_lets_in_only_who_runs_the_server(
             answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
             assert (answer.status_code, "http-tokens" in answer.text) == (status, False)
         assert caplog.text.count("http-tokens, line 2") == 1
+
+
+RULE = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
+
+
+def status(server: Server, **headers: str) -> int:
+    """Return how a request is answered that would delete all messages."""
+    with client_of(server) as site:
+        return site.delete("/messages", params={"filter": "#"}, headers=headers).status_code
+
+
+def test_the_first_token_ends_what_this_machine_may_without_one(tmp_path: Path) -> None:
+    """Until the last one is revoked; a file that can't be read may have tokens."""
+    with ts.open(tmp_path / "db") as db, serving_http(db) as server:
+        assert server.http is not None
+        tokens = server.http.context.tokens
+        assert 200 == status(server)
+        tokens.add("reader", "read")
+        assert 401 == status(server)
+        assert 200 == status(server, Authorization=f"Bearer {tokens.own}")
+        tokens.revoke("reader")
+        assert 200 == status(server)
+        tokens.path.unlink()
+        assert 200 == status(server)
+        tokens.path.write_text("damage\n")
+        assert 503 == status(server)
+
+
+@pytest.mark.parametrize("what", ["rule", "user", "never", "deny", "certificate"])
+def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
+    tmp_path: Path, authority: Authority, what: str
+) -> None:
+    """When the server starts, and by a reload; without them it may do everything again."""
+    users = tmp_path / "users"
+    users.touch()
+    certificate, key = authority.sign("server")
+    changed: dict[str, dict[str, Any]] = {
+        "rule": {"authorization": RULE},
+        "user": {"authentication": AuthenticationSettings(password_file=users)},
+        "never": {"authentication": AuthenticationSettings(anonymous="never")},
+        "deny": {"authorization": AuthorizationSettings(unlisted="deny")},
+        "certificate": {
+            "listeners": {
+                "tls": ListenerSettings(
+                    listen=ANY_PORT,
+                    tls=TlsSettings(
+                        certificate=certificate,
+                        key=key,
+                        client_authorities=authority.path,
+                        client_certificates="required",
+                        user_from_certificate=True,
+                    ),
+                )
+            }
+        },
+    }
+    before = ServerSettings(http=HttpSettings(listen=ANY_PORT), listeners={"mqtt": ListenerSettings(listen=ANY_PORT)})
+    after = msgspec.structs.replace(before, **changed[what])
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, before) as embedded:
+        for settings, answer in ((before, 200), (after, 401), (before, 200)):
+            embedded.do(embedded.server.reload(settings))
+            assert answer == status(embedded.server)
+    if what != "certificate":  # whose listener isn't the one that the server is started with here
+        with ts.open(tmp_path / "other", backend="memory") as db, Embedded(db, after) as embedded:
+            assert 401 == status(embedded.server)
+
+
+def test_behind_a_proxy_nothing_is_this_machine(tmp_path: Path) -> None:
+    """As the settings say: a proxy that speaks HTTP/1.1 and names nobody looks like a program here."""
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, behind_proxy=True) as server:
+        assert server.http is not None
+        assert 401 == status(server)
+        assert 200 == status(server, Authorization=f"Bearer {server.http.context.tokens.own}")
 
 
 def test_a_clients_address_is_the_sockets(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ class FairThreads:
         name: str,
         *,
         paused: Callable[[str, str], float],
-        each: int = 100,
-        most: int = 2_000,
+        each: int,
+        most: int,
     ) -> None:
         """Take the bounds of the queues. Users are told by texts of a bounded size.
 

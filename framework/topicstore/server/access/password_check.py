@@ -16,6 +16,8 @@ from .passwords import PasswordFile
 __all__ = ["PasswordCheck"]
 
 _REMEMBERED = 10_000
+_EACH, _MOST = 500, 2_000
+"""How many passwords of an address, and in all, wait to be checked. Behind a proxy all clients have one address."""
 _THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 Users = dict[str, str]
@@ -37,7 +39,7 @@ class PasswordCheck:
         self._right_of: Users | None = None
         """The users of whom `_right` remembers passwords."""
         self._failed = failed if failed is not None else FailedLogins()
-        self._threads = FairThreads(_THREADS, "topicstore-passwords", paused=self._failed.pause)
+        self._threads = FairThreads(_THREADS, "topicstore-passwords", paused=self._failed.pause, each=_EACH, most=_MOST)
 
     async def matches(self, name: str, password: bytes, address: str = "") -> bool:
         """Return whether a user has a password. ``address`` is of whoever asks: addresses have turns.

@@ -31,6 +31,10 @@ class Mqtt(Protocol):
         """The settings with which it runs."""
 
     @property
+    def restricts(self) -> bool:
+        """Whether it has users, plugins or rules, by the settings that hold now."""
+
+    @property
     def storages(self) -> Mapping[str, ts.Database]:
         """The open databases by name; ``messages`` is that of the MQTT clients."""
 

@@ -52,14 +52,14 @@ def is_owner(connection: Connection) -> bool:
 def _granted(connection: Connection) -> Scope | None:
     context: Context = connection.app.state.context
     token = _token(connection)
-    if token is None:
-        return "admin" if context.settings.anonymous == "loopback" and _is_local(connection) else None
     try:
+        if token is None:
+            return "admin" if _is_local(connection) and _is_open(context) else None
         return context.tokens.scope_of(token)
     except TokenFileError as bad:
         if context.told.get("tokens") != str(bad):
             context.told["tokens"] = str(bad)
-            _log.error("nobody who shows a token is let in: %s", bad)
+            _log.error("nobody is let in by a token, nor without one: %s", bad)
         raise ServiceUnavailableException("the server can't read its tokens; its log says why") from bad
 
 
@@ -70,6 +70,17 @@ def _token(connection: Connection) -> str | None:
         return None
     kind, _, text = authorization.strip().partition(" ")
     return text.strip() if kind.lower() == "bearer" else ""
+
+
+def _is_open(context: Context) -> bool:
+    """Return whether this machine needs no token: whoever has settled who may do what doesn't mean that, too.
+
+    Raises `TokenFileError`.
+    """
+    settings = context.settings
+    if settings.anonymous != "loopback" or settings.behind_proxy:
+        return False
+    return not context.mqtt.restricts and not context.tokens.any()
 
 
 def _is_local(connection: Connection) -> bool:

@@ -170,6 +170,7 @@ def _via(name: str, settings: ListenerSettings) -> Via:
         zone=settings.zone,
         scheme=schemes[settings.tls is not None],
         certificate_users=settings.tls is not None and settings.tls.user_from_certificate,
+        behind_proxy=settings.behind_proxy,
     )
 
 

@@ -30,6 +30,8 @@ class Via(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the common name of a client's certificate is its user name."""
     zone: str | None = None
     """The zone whose settings its clients have."""
+    behind_proxy: bool = False
+    """Whether the other end of a socket is a proxy, and clients may be anywhere."""
 
 
 ConnectionFactory = Callable[[Via], asyncio.Protocol]
@@ -42,23 +44,26 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     via: Via
     address: str
     """Its address and port."""
-    site: str = ""
-    """What others at the same place have in common with it: the address without the port; of IPv6 the network."""
     loopback: bool
     """Whether it is on this machine, and nothing says that it speaks for somebody elsewhere."""
     certificate_name: str | None
     """The common name of its certificate if that is a user name here; None without one."""
+
+    @property
+    def site(self) -> str:
+        """What it has in common with others at the same place: the address without the port; of IPv6 the network."""
+        return site_of(self.address.rpartition(":")[0].strip("[]"))
 
 
 def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:
     """Return who is at the other end. Call it when the connection is made, before the other end may have gone."""
     address = transport.get_extra_info("peername")
     host = address[0] if isinstance(address, (tuple, list)) else ""
+    elsewhere = via.behind_proxy or transport.get_extra_info(FROM_ELSEWHERE, False)
     return Peer(
         via=via,
         address="unknown" if address is None else written_address(address),
-        site=site_of(host),
-        loopback=is_loopback(host.partition("%")[0]) and not transport.get_extra_info(FROM_ELSEWHERE, False),
+        loopback=is_loopback(host.partition("%")[0]) and not elsewhere,
         certificate_name=_common_name(transport) if via.certificate_users else None,
     )
 
