@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 import topicstore.server
+from topicstore.server.limits import Limits
 from topicstore.server.quantities import Duration
 from topicstore.server.settings import ProtocolSettings, ServerSettings
 from topicstore.server.settings_file import read_settings
@@ -53,7 +54,8 @@ def test_a_client_that_asks_for_its_answers_is_told_where_they_go(
     db: ts.Database, client_id: str, asked: int, told: str | None
 ) -> None:
     protocol = ProtocolSettings(response_information="answers/%c/%u%%c")
-    with Embedded(db, ServerSettings(protocol=protocol)) as embedded, embedded.client() as client:
+    settings = ServerSettings(protocol=protocol, limits=Limits(client_id_length=65_535))
+    with Embedded(db, settings) as embedded, embedded.client() as client:
         connack = client.connect(client_id, request_response_information=asked)
         assert (connack.reason, connack.properties.get("response_information")) == (0, told)
 

@@ -143,9 +143,10 @@ class Server:
     @property
     def restricts(self) -> bool:
         """Whether there are users, plugins or rules, by the settings that hold now: see `HttpSettings.anonymous`."""
-        broker, listeners = self._broker, self._settings.listeners.values()
-        named = any(one.tls is not None and one.tls.user_from_certificate for one in listeners)
-        return named or broker is None or broker.serving.access.restricts
+        settings, given = self._settings, self._given
+        if any(one.tls is not None and one.tls.user_from_certificate for one in settings.listeners.values()):
+            return True
+        return settings.authentication.restricts or settings.authorization.restricts or bool(given and given.restricts)
 
     @property
     def storages(self) -> Mapping[str, ts.Database]:

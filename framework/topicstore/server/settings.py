@@ -103,6 +103,11 @@ class AuthenticationSettings(Section, frozen=True):
     plugins: tuple[str, ...] = ()
     """Plugins whose hook `topicstore_authenticate` is asked first, in this order."""
 
+    @property
+    def restricts(self) -> bool:
+        """Whether there are users, or has to be one."""
+        return self.password_file is not None or bool(self.plugins) or self.anonymous == "never"
+
 
 class Rule(Section, frozen=True):
     """One of ``[[authorization.rules]]``: what some clients may do, or may not."""
@@ -134,6 +139,11 @@ class AuthorizationSettings(Section, frozen=True):
     refused_subscription: Literal["not authorized", "unspecified"] = "not authorized"
     """How a client of MQTT 5 is told that it may not have a subscription: with 0x87, or with 0x80, which reveals no
     reason and is all that clients know which take a SUBACK for that of MQTT 3.1.1."""
+
+    @property
+    def restricts(self) -> bool:
+        """Whether there is a rule."""
+        return bool(self.rules or self.plugins) or self.unlisted == "deny"
 
 
 class HttpTlsSettings(Section, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server import Address, Server
+from topicstore.server.access import Access
 from topicstore.server.settings import (
     AuthenticationSettings,
     AuthorizationSettings,
@@ -219,6 +221,16 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
     if what != "certificate":  # whose listener isn't the one that the server is started with here
         with ts.open(tmp_path / "other", backend="memory") as db, Embedded(db, after) as embedded:
             assert 401 == status(embedded.server)
+
+
+def test_the_access_that_a_program_gives_its_server_ends_it_too(tmp_path: Path) -> None:
+    settings = ServerSettings(http=HttpSettings(listen=ANY_PORT))
+    with (
+        ts.open(tmp_path / "db", backend="memory") as db,
+        closing(Access(AuthenticationSettings(), RULE)) as access,
+        Embedded(db, settings, access=access) as embedded,
+    ):
+        assert 401 == status(embedded.server)
 
 
 def test_behind_a_proxy_nothing_is_this_machine(tmp_path: Path) -> None:

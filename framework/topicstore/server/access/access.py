@@ -81,14 +81,8 @@ class Access:
         `PasswordFileError`.
         """
         self._anonymous = authentication.anonymous
-        self.restricts = (
-            authenticate is not None
-            or authorize is not None
-            or authentication.password_file is not None
-            or authentication.anonymous == "never"
-            or authorization.unlisted == "deny"
-            or bool(authentication.plugins or authorization.plugins or authorization.rules)
-        )
+        hooks = authenticate is not None or authorize is not None
+        self.restricts = hooks or authentication.restricts or authorization.restricts
         """Whether there are users, plugins or rules: whatever is open to this machine without them no longer is."""
         self._client_ids = _client_ids(authentication)
         self._list = AccessList(authorization)
