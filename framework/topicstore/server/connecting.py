@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -13,9 +12,9 @@ from topicstore.contract.errors import InvalidTopicError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import check_topic
 from topicstore.sessions import Connect, Will
+from topicstore.sessions.credit import Allow
 
 from .limits import Limits
-from .outbound import allowance
 from .protocol import encoding
 from .protocol.packets import NEVER, ConnectPacket
 from .protocol.reason import PacketError, ReasonCode
@@ -86,8 +85,8 @@ class Terms:
         """Whether the client was given its client id."""
         return not self.packet.client_id
 
-    def connect(self, may_receive: Callable[[str], bool] | None) -> Connect:
-        """Return how the session is opened."""
+    def connect(self, allow: Allow | None) -> Connect:
+        """Return how the session is opened; ``allow`` says which messages the client may be sent."""
         packet = self.packet
         will = None
         if packet.will is not None:
@@ -103,7 +102,7 @@ class Terms:
             receive_maximum=self.receive_maximum,
             keep_alive=self.keep_alive,
             will=will,
-            allow=allowance(packet.maximum_packet_size, may_receive),
+            allow=allow,
             overlapping="once",
             in_memory=packet.clean_start and self.expiry == 0 and will is None,
             batch_size=self.batch_size,

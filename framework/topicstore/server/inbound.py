@@ -89,6 +89,11 @@ class Inbound:
         """The packet ids of QoS 2 that came on this connection and were not released yet."""
         self.pending: Pending | None = None
 
+    def judge_by(self, decided: Callable[[str], bool | None]) -> None:
+        """Have something else say from now on what may be published."""
+        self._decided = decided
+        self._verdicts = BoundedCache(_VERDICTS, _VERDICT_BYTES)
+
     def take(self) -> Pending | None:
         """Return what came since the last time."""
         pending, self.pending = self.pending, None

@@ -66,6 +66,9 @@ class StoreHop:
         answers = Answers()
         for waiting, client_id in asked.lookups:
             answers.found.append((waiting, self._filters(client_id)))
+        for session, allow in asked.restricted:
+            with contextlib.suppress(ts.SessionEndedError):
+                session.restrict(allow)
         if asked.figures:
             self._attempt("the server's own figures", lambda: self._db.publish(asked.figures))
         for column, serve in (

@@ -155,12 +155,12 @@ class Sessions:
                          as long counts as lost; 0: there is no limit (section 3.1.2.10).
         will:            the message that is published when the connection is lost (section 3.1.2.5).
         allow:           called with the messages that are to be delivered next, before they get packet ids; returns for
-                         each whether the client may be sent it, by its size or by what the client may read. What it
-                         refuses counts as delivered: it is not sent later, nor to another member of a shared
-                         subscription (sections 3.1.2.11.4 and 4.8.2); `SessionStatus.refused` counts it. Of a resumed
-                         session it is asked for the messages in flight, too. It is called under the sessions' lock, so
-                         it has to return quickly and call nothing of the database. If it raises, nothing is delivered
-                         to this session, whose `failure` is set, and the next tick tries again.
+                         each whether the client may be sent it, or None to be asked again after `Session.ask_again`,
+                         and as long nothing is delivered. What it refuses counts as delivered: it is not sent later,
+                         nor to another member of a shared subscription (sections 3.1.2.11.4 and 4.8.2);
+                         `SessionStatus.refused` counts it. Of a resumed session it is asked for the messages in
+                         flight, too. It has to return quickly and call nothing of the database. If it raises, nothing
+                         is delivered to this session, whose `failure` is set, and the next tick tries again.
         overlapping:     what happens to a message that matches several subscriptions: with ``"each"`` it is delivered
                          for each, with ``"once"`` once, with the highest QoS and all subscription identifiers of those
                          that it matches (section 3.3.4), and with the RETAIN flag if one of them wants it as published.
