@@ -226,6 +226,21 @@ def test_figures_of_the_server_are_sent_to_who_may_read_them(db: ts.Database) ->
         assert not [topic for topic in topics if topic.startswith("$SYS/broker/clients/")]
 
 
+def test_a_group_loses_nothing_by_what_one_member_may_not_have(db: ts.Database) -> None:
+    rules = (
+        Rule(permission="deny", clients=("some",), topics=("a/secret/#",)),
+        Rule(permission="allow", topics=("#",)),
+    )
+    settings = ServerSettings(authorization=AuthorizationSettings(rules=rules))
+    with Embedded(db, settings) as embedded, embedded.client("some") as some, embedded.client("all") as every:
+        for client in (some, every):
+            assert client.subscribe("$share/g/a/#", options=1) == (1,)
+        topics = [f"a/secret/{number}" for number in range(20)]
+        db.publish([ts.Message(topic, b"", "program", 1) for topic in topics])
+        assert sorted(packet.topic for packet in every.publishes(20)) == sorted(topics)
+        some.ping()
+
+
 # --- plugins, which have to be asked ---
 
 

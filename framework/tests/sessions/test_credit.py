@@ -251,22 +251,6 @@ def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishi
     assert (2, 3) == (session.status().refused, session.status().in_flight)
 
 
-def test_nobody_else_in_a_group_gets_what_one_refused(sessions: Sessions, publish: Publishing) -> None:
-    """Also not after the member has gone."""
-    session = sessions.open("one", allow=small)
-    session.subscribe("$share/group/a/#", 1)
-    publish("large", "1", "large")
-    assert {"one": ["1"]} == delivered(sessions)
-    publish("large")
-    assert {} == delivered(sessions)
-    assert 1 == session.puback(1)
-    subscribed(sessions, "two", topic_filter="$share/group/a/#")
-    session.disconnect()
-    sessions.tick()
-    publish("2")
-    assert {"two": ["2"]} == delivered(sessions)
-
-
 @pytest.mark.parametrize("wrong", ["raises", "says too little"])
 def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
     sessions: Sessions, publish: Publishing, wrong: str

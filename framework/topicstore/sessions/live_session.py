@@ -434,6 +434,9 @@ class LiveSession:
         """Have another `allow` hold from now on, also for what is drafted and was not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.ask_again()
+        for source in self.sources.values():
+            if isinstance(source, SharedSource):
+                source.group.reconsider(source)
 
     # --- its turn ---
 

@@ -156,11 +156,11 @@ class Sessions:
         will:            the message that is published when the connection is lost (section 3.1.2.5).
         allow:           called with the messages that are to be delivered next, before they get packet ids; returns for
                          each whether the client may be sent it, or None to be asked again after `Session.ask_again`,
-                         and as long nothing is delivered. What it refuses counts as delivered: it is not sent later,
-                         nor to another member of a shared subscription (sections 3.1.2.11.4 and 4.8.2);
-                         `SessionStatus.refused` counts it. Of a resumed session it is asked for the messages in
-                         flight, too. It has to return quickly and call nothing of the database. If it raises, nothing
-                         is delivered to this session, whose `failure` is set, and the next tick tries again.
+                         and as long nothing is delivered. What it refuses counts as delivered and is not sent later;
+                         in a shared subscription it goes to another member, or waits for one (sections 3.1.2.11.4 and
+                         4.8.2). `SessionStatus.refused` counts it. Of a resumed session it is asked for the messages
+                         in flight, too. It has to return quickly and call nothing of the database. If it raises,
+                         nothing is delivered to this session, whose `failure` is set, and the next tick tries again.
         overlapping:     what happens to a message that matches several subscriptions: with ``"each"`` it is delivered
                          for each, with ``"once"`` once, with the highest QoS and all subscription identifiers of those
                          that it matches (section 3.3.4), and with the RETAIN flag if one of them wants it as published.

@@ -82,8 +82,8 @@ class Groups:
         if not group.members:
             group.remove()
             return None
-        group.take_back()
         group.load_returned(taken)
+        group.take_back()
         if group.unsaved:
             group.save()
         return group
