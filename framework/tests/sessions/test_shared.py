@@ -441,3 +441,24 @@ def test_killed_processes_lose_nothing(
         numbers["got"].update(map(int, everything(drain(sessions))))
     assert len(numbers["stored"]) > 100
     assert numbers["stored"] <= numbers["got"]
+
+
+def test_messages_of_qos_0_are_not_kept_for_members_that_are_away(
+    sessions: Sessions, spread: Callable[..., list[bytes]], db: ts.Database
+) -> None:
+    """If they are not to be stored for sessions; while a member is connected, it gets them."""
+    sessions.store_qos0 = False
+    one, two = member(sessions, "one"), member(sessions, "two")
+    sent = spread(10, 0)
+    assert sorted(sent) == everything(drain(sessions))
+    one.lost()
+    sent = spread(10, 0)
+    assert sorted(sent) == everything(drain(sessions))
+    two.lost()
+    before = len(list(db.replay("#")))
+    spread(10, 0)
+    assert len(list(db.replay("#"))) == before
+    sent = spread(5, 1)
+    sessions.open("one", expiry_interval=None)
+    sent += spread(5, 0)
+    assert sorted(sent) == everything(drain(sessions))

@@ -162,6 +162,9 @@ class Inbound:
 
     def _judge(self, topic: str) -> int:
         """Return 0 if a topic may be published, or the reason why not."""
+        if self._version == 4 and topic.count("/") >= self._levels:  # no reason code can say it
+            text = f"a topic has at most {self._levels} levels here"
+            raise PacketError(ReasonCode.TOPIC_NAME_INVALID, text)
         if not may_be_published(topic, self._levels):
             return self._verdicts.keep(topic, ReasonCode.TOPIC_NAME_INVALID)
         if self._decided is None:

@@ -246,7 +246,7 @@ class StoreHop:
             if not rows:
                 continue
             known = self._sessions.pubrec(rows, accepted=accepted, partial=True).known
-            if not all(known):
+            if accepted and not all(known):  # a refusal is the last packet of its exchange (MQTT 5, section 4.3.3)
                 at = 0
                 for client, _, ids in given:
                     start, at = at, at + len(ids)

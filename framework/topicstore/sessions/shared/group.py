@@ -19,6 +19,7 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.read_cache import Run
 from topicstore.sessions.dispatch import Channel, Channels
+from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.shard.state import FrameworkWrite, ShardState
 
@@ -124,6 +125,7 @@ class Group:
         self,
         shared: SharedFilter,
         channels: Channels,
+        filters: DurableFilters,
         states: Sequence[ShardState],
         changed: Callable[[Group], None],
     ) -> None:
@@ -150,6 +152,7 @@ class Group:
         self.ahead = False
         """Whether its record lacks moves of places without deliveries."""
         self._channels = channels
+        self._filters = filters
         self._states = states
         self._home = states[channels.shard_of(shared.text)]
         self._changed = changed
@@ -187,6 +190,7 @@ class Group:
         self.members[member.client_id] = Membership(member.number, None, told=before.told if before else 0)
         if self._channel is None:
             self._channel = self._channels.channel_locked(self.filter.topic_filter)
+            self._filters.present_locked(self.filter.text)
         self.connected[member] = None
         self._changed(self)
 
@@ -211,6 +215,7 @@ class Group:
         if not self.connected and self._channel is not None:
             self._channels.leave_locked(self._channel, self)
             self._channel = None
+            self._filters.absent_locked(self.filter.text)
         self._changed(self)
 
     # --- who gets what ---
