@@ -110,8 +110,8 @@ class Session:
         is delivered once for each, with its subscription identifier, or once for all of them: see ``overlapping`` of
         `Sessions.open` (MQTT 5, section 3.3.4).
 
-        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`).
-        They are read in pages as they are delivered, each as it is then.
+        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`), if
+        these, by its start, don't have the same ones. They are read in pages as they are delivered, each as it is then.
 
         A filter ``$share/<name>/<filter>`` makes a shared subscription (`topicstore.sessions.shared`, MQTT 5, section
         4.8.2): each message is delivered to one of the sessions that share it, also at QoS 0 from the stored messages.

@@ -255,6 +255,11 @@ class FeedSource(Source):
         """Say whether there may be something to read in a shard, as far as it was noted."""
         return shard in self._behind
 
+    def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
+        """Return those messages at some positions of a shard that match and come after its place."""
+        after = self._places[shard]
+        return self._channel.feed.fetch(shard, [position for position in positions if position > after])
+
     def quiet(self, shard: int) -> bool:
         """Say whether no matching message after its place was announced, and so none that is visible by now."""
         return shard not in self._behind and self._channel.feed.quiet_after(shard, self._places[shard])
