@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import pytest
 from topicstore.contract.topics import TopicFilter
@@ -21,8 +22,14 @@ FILTERS = [
 ]
 
 
-def rules(*given: Rule, user: str | None = "ann", client: str = "one", loopback: bool = False) -> ClientRules:
-    return AccessList(AuthorizationSettings(rules=given)).of(user, client, loopback=loopback)
+def rules(
+    *given: Rule,
+    user: str | None = "ann",
+    client: str = "one",
+    loopback: bool = False,
+    unlisted: Literal["allow", "deny"] | None = None,
+) -> ClientRules:
+    return AccessList(AuthorizationSettings(rules=given, unlisted=unlisted)).of(user, client, loopback=loopback)
 
 
 def allow(*topics: str, **more: object) -> Rule:
@@ -151,15 +158,22 @@ def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> 
     assert may_subscribe(found, "a/#")
     assert not may_subscribe(found, "a/secret/x")
     assert not may_subscribe(found, "#")
-    assert found.denies_messages
+    assert not found.reads_everything
     assert found.may_receive("a/public")
     assert not found.may_receive("a/secret/x")
     assert not found.may_receive("a/secret")
 
 
-def test_nothing_is_kept_back_where_no_subscription_is_denied() -> None:
-    """So that messages needn't be looked at."""
-    assert not rules(allow("a/#"), deny("b", action="publish")).denies_messages
+def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
+    """A rule that denies publishing only changes nothing of that."""
+    assert rules(allow("a/#"), deny("b", action="publish"), unlisted="allow").reads_everything
+    assert not rules(allow("#")).reads_everything
+
+
+def test_messages_of_topics_that_no_rule_speaks_of_are_as_all_that_is_unlisted() -> None:
+    """Whatever filter once brought the client to them: it may have been another client's, or of earlier rules."""
+    assert not rules(allow("public/#")).may_receive("secret/x")
+    assert rules(deny("public/#"), unlisted="allow").may_receive("secret/x")
 
 
 def test_topics_of_the_server_need_a_rule_of_their_own() -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from topicstore.server.addresses import Address
 from topicstore.server.limits import Limits
-from topicstore.server.listeners import Listener, ListenError, Peer, Via, listen, peer_of
+from topicstore.server.listeners import Listener, ListenError, Peer, Via, handshake, listen, peer_of
 from topicstore.server.quantities import Duration, Size
 from topicstore.server.settings import ListenerSettings, TlsSettings
 from topicstore_conformance.mqtt.certificates import Authority
@@ -308,6 +308,36 @@ async def test_a_client_that_does_not_finish_its_handshake_is_cut_off(echoes: Ec
             with contextlib.suppress(ConnectionError):
                 assert b"" == await reader.read()
     assert echoes.made.empty()
+
+
+async def test_a_handshake_that_fails_is_logged(
+    echoes: Echoes, authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With listener, address and reason; of many only some, and how many were left out is said later."""
+    monkeypatch.setattr(handshake, "_SECONDS", float("inf"))  # however long this machine takes
+    port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
+    caplog.set_level(logging.INFO, "topicstore.server")
+
+    def lines() -> list[dict[str, Any]]:
+        return [getattr(one, "fields", {}) for one in caplog.records if "TLS handshake failed" in one.getMessage()]
+
+    addresses = []
+    for _ in range(handshake._LINES + 5):
+        async with stream(port) as (reader, writer):
+            addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
+            writer.write(b"\x10 no TLS at all, and long enough to be seen as that")
+            with contextlib.suppress(ConnectionError):
+                assert b"" == await reader.read()
+    assert await echoed(port, authority.trusting()) == b"hello"
+    told = lines()
+    assert addresses[: len(told)] == [line["address"] for line in told]
+    assert {"hall"} == {line["listener"] for line in told}
+    assert len(told) == handshake._LINES
+    assert all("SSL" in line["reason"] for line in told)
+    failed = echoes.listeners[0]._failed
+    failed._began = float("-inf")
+    failed.note("somebody", "why")
+    assert lines()[-1]["omitted"] == 5
 
 
 # --- WebSocket ---

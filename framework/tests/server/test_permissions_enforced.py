@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import topicstore as ts
+from topicstore.server import rights
 from topicstore.server.access.access import Access
 from topicstore.server.access.hooks import AccessHooks
 from topicstore.server.limits import Limits
@@ -129,6 +130,117 @@ def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypat
             assert db.sessions["me"].subscriptions == ()
 
 
+class Names:
+    """A plugin that believes every client its name."""
+
+    @ts.hookimpl
+    def topicstore_authenticate(self, request: Any) -> list[str]:
+        return [client.user_name for client in request.clients]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@both
+def test_messages_in_flight_go_to_no_other_user(db: ts.Database, version: int, qos: int) -> None:
+    """One who connects with the client id of another gets neither what is in flight nor what waits, by no rule."""
+    rules = (
+        Rule(permission="allow", users=("owner",), topics=("#",)),
+        Rule(permission="allow", users=("other",), topics=("public/#",)),
+    )
+    who = AccessHooks([("names", Names())], "topicstore_authenticate")
+    access = Access(AuthenticationSettings(), AuthorizationSettings(rules=rules), authenticate=who)
+    topics = ["secret/a", "public/a", "secret/b", "public/b"]
+    messages = [ts.Message(topic, topic.encode(), "program", qos) for topic in topics]
+    with Embedded(db, access=access) as embedded:
+        with embedded.client("dev", version=version, keep=True, user_name="owner", password=b"x") as owner:
+            assert owner.subscribe("secret/#", "public/#", options=qos) == (qos, qos)
+            db.publish(messages[:2])
+            assert len(owner.publishes(2)) == 2
+        wait_until(lambda: db.sessions.connected("dev") is None, "the session to end")
+        db.publish(messages[2:])
+        with embedded.client("dev", version=version, keep=True, user_name="other", password=b"x") as other:
+            assert [packet.topic for packet in other.publishes(2)] == ["public/a", "public/b"]
+            other.ping()
+            assert [text for text, _ in db.sessions["dev"].subscriptions] == ["public/#"]
+    access.close()
+
+
+@both
+def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Database, version: int) -> None:
+    """Also where no other rule denies them."""
+    both_allowed = listed(Rule(permission="allow", topics=("a/#", "b/#")))
+    one_allowed = listed(Rule(permission="allow", topics=("b/#",)))
+    before, after = (
+        msgspec.structs.replace(one, authorization=msgspec.structs.replace(one.authorization, unlisted="deny"))
+        for one in (both_allowed, one_allowed)
+    )
+    with Embedded(db, before) as embedded, embedded.client("me", version=version, keep=True) as client:
+        assert client.subscribe("a/#", "b/#", options=1) == (1, 1)
+        db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in ("a/x", "b/x")])
+        client.publishes(2)
+    with Embedded(db, after) as embedded, embedded.client("me", version=version, keep=True) as client:
+        assert [packet.topic for packet in client.publishes(1)] == ["b/x"]
+        client.ping()
+
+
+def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connected(db: ts.Database) -> None:
+    """What waits is not sent any more, and what the client publishes is judged by them; the others get all."""
+    everything = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
+    less = AuthorizationSettings(
+        rules=(Rule(permission="deny", clients=("me",), topics=("secret/#",)), Rule(permission="allow", topics=("#",)))
+    )
+    with (
+        Embedded(db, ServerSettings(authorization=everything)) as embedded,
+        embedded.client("me", receive_maximum=1) as me,
+        embedded.client("other") as other,
+    ):
+        for client in (me, other):
+            assert client.subscribe("+/a", options=1) == (1,)
+        topics = ["open/a", "secret/a", "more/a"]
+        db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in topics])
+        [first] = me.publishes(1)
+        settings = msgspec.structs.replace(embedded.server.settings, authorization=less)
+        embedded.do(embedded.server.reload(settings))
+        assert me.publish("secret/b", b"x").reason == 0x87
+        me.acknowledge(first)
+        assert [packet.topic for packet in me.publishes(1)] == ["more/a"]
+        assert [packet.topic for packet in other.publishes(3)] == topics
+        settings = msgspec.structs.replace(settings, authorization=everything)
+        embedded.do(embedded.server.reload(settings))
+        assert me.publish("secret/b", b"x").reason == 0x10
+
+
+def test_figures_of_the_server_are_sent_to_who_may_read_them(db: ts.Database) -> None:
+    """Those that a wildcard brings are looked at one by one, also when the client subscribes."""
+    rules = (
+        Rule(permission="deny", topics=("$SYS/broker/clients/#",)),
+        Rule(permission="allow", topics=("$SYS/#", "#")),
+    )
+    settings = ServerSettings(authorization=AuthorizationSettings(rules=rules))
+    with Embedded(db, settings) as embedded, embedded.client("me") as client:
+        assert client.subscribe("$SYS/broker/#") == (0,)
+        client.send(wire.PINGREQ)
+        topics = []
+        while (packet := client.receive()) is not None and packet.kind == "PUBLISH":
+            topics.append(packet.topic)
+        assert "$SYS/broker/version" in topics
+        assert not [topic for topic in topics if topic.startswith("$SYS/broker/clients/")]
+
+
+def test_a_group_loses_nothing_by_what_one_member_may_not_have(db: ts.Database) -> None:
+    rules = (
+        Rule(permission="deny", clients=("some",), topics=("a/secret/#",)),
+        Rule(permission="allow", topics=("#",)),
+    )
+    settings = ServerSettings(authorization=AuthorizationSettings(rules=rules))
+    with Embedded(db, settings) as embedded, embedded.client("some") as some, embedded.client("all") as every:
+        for client in (some, every):
+            assert client.subscribe("$share/g/a/#", options=1) == (1,)
+        topics = [f"a/secret/{number}" for number in range(20)]
+        db.publish([ts.Message(topic, b"", "program", 1) for topic in topics])
+        assert sorted(packet.topic for packet in every.publishes(20)) == sorted(topics)
+        some.ping()
+
+
 # --- plugins, which have to be asked ---
 
 
@@ -139,6 +251,7 @@ class Plugin:
         self.may_answer = threading.Event()
         self.asked: list[str] = []
         self.fails = False
+        self.refused: set[str] = set()
 
     @ts.hookimpl
     def topicstore_authorize(self, request: Any) -> list[bool | None]:
@@ -146,7 +259,8 @@ class Plugin:
         assert self.may_answer.wait(PATIENCE)
         if self.fails:
             raise RuntimeError("it is out of order")
-        return [not question.topic.startswith("no") for question in request.questions]
+        topics = [question.topic for question in request.questions]
+        return [not topic.startswith("no") and topic not in self.refused for topic in topics]
 
 
 @pytest.fixture
@@ -229,3 +343,67 @@ def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, p
     with PahoClient(asking.port, "me", version=version, clean=False, expiry=3600) as client:
         assert client.present
         assert client.payloads(1) == ["1"]
+
+
+@both
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Plugin, version: int, qos: int) -> None:
+    """Nobody else waits for it; what it allows comes in order, and what it refuses doesn't."""
+    plugin.may_answer.set()
+    with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
+        assert client.subscribe("+/a", options=qos) == (qos,)
+        plugin.may_answer.clear()
+        plugin.asked.clear()
+        topics = ["yes1/a", "no1/a", "yes2/a", "yes1/a", "no2/a", "yes3/a"]
+        asking.db.publish([ts.Message(topic, topic.encode(), "program", qos) for topic in topics])
+        wait_until(lambda: plugin.asked, "the plugin to be asked")
+        other.ping()
+        client.ping()
+        plugin.may_answer.set()
+        assert [packet.topic for packet in client.publishes(4)] == ["yes1/a", "yes2/a", "yes1/a", "yes3/a"]
+        client.ping()
+        assert sorted(set(plugin.asked)) == sorted(plugin.asked)
+
+
+def test_messages_wait_for_a_plugin_that_fails(
+    asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is sent and none is lost; that it failed is logged once for each client."""
+    monkeypatch.setattr(rights, "_LONGEST", 0.01)
+    plugin.may_answer.set()
+    with asking.client("me") as client:
+        assert client.subscribe("+/a", options=1) == (1,)
+        plugin.asked.clear()
+        plugin.fails = True
+        asking.db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in ("yes1/a", "no1/a", "yes2/a")])
+        wait_until(lambda: len(plugin.asked) >= 9, "the plugin to be asked three times")
+        client.ping()
+        plugin.fails = False
+        assert [packet.topic for packet in client.publishes(2)] == ["yes1/a", "yes2/a"]
+        client.ping()
+    assert caplog.text.count("messages wait because a plugin failed") == 1
+
+
+def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Embedded, plugin: Plugin) -> None:
+    """In portions, each of which is sent before the next is asked about; long topics are asked about like short."""
+    plugin.may_answer.set()
+    topics = [f"{'no' if number % 3 == 0 else 'yes'}/{number}/{'x' * (number % 2 * 9_000)}" for number in range(1_500)]
+    with asking.client("me") as client:
+        assert client.subscribe("#", options=1) == (1,)
+        asking.db.publish([ts.Message(topic, b"", "program", 1) for topic in topics])
+        wanted = [topic for topic in topics if topic.startswith("yes")]
+        assert [packet.topic for packet in client.publishes(len(wanted))] == wanted
+
+
+def test_messages_in_flight_are_asked_about_again(asking: Embedded, plugin: Plugin) -> None:
+    """Each connection has decisions of its own, and one that the plugin refuses by now is not resent."""
+    plugin.may_answer.set()
+    with asking.client("me", keep=True) as client:
+        assert client.subscribe("yes/#", options=1) == (1,)
+        asking.db.publish([ts.Message(topic, b"", "program", 1) for topic in ("yes/1", "yes/2", "yes/3")])
+        client.publishes(3)
+    wait_until(lambda: asking.db.sessions.connected("me") is None, "the session to end")
+    plugin.refused.add("yes/2")
+    with asking.client("me", keep=True) as client:
+        assert [packet.topic for packet in client.publishes(2)] == ["yes/1", "yes/3"]
+        client.ping()

@@ -104,3 +104,33 @@ def test_nobody_publishes_to_it(embedded: Embedded, version: int) -> None:
     with PahoClient(embedded.port, version=version) as client:
         assert client.publish("$replay/-2h/a") == (0 if version == 4 else 0x90)
     assert embedded.db.topics("$replay/#") == []
+
+
+@both
+@pytest.mark.parametrize("how", ["filter", "property"])
+def test_no_message_comes_as_a_retained_copy_and_from_the_history(embedded: Embedded, version: int, how: str) -> None:
+    embedded.db.publish([ts.Message("log/kept", text.encode(), "past", 1, retain=True) for text in ("old", "new")])
+    with PahoClient(embedded.port, version=version) as client:
+        if how == "filter" or version == 4:
+            assert client.subscribe("$replay/beginning/log/kept") == 1
+        else:
+            values = properties("SUBSCRIBE", UserProperty=("topicstore-start", "beginning"))
+            assert client.subscribe("log/kept", values=values) == 1
+        embedded.db.publish([ts.Message("log/kept", b"live", "program", 1)])
+        assert client.payloads(3) == ["old", "new", "live"]
+
+
+def test_a_replay_of_a_filter_that_the_client_has_begins_it_anew(embedded: Embedded) -> None:
+    """They are one subscription: what comes later comes once, and either name ends it."""
+    with PahoClient(embedded.port) as client:
+        assert client.subscribe("log/a") == 1
+        embedded.db.publish([ts.Message("log/a", b"live", "program", 1)])
+        assert client.payloads(1) == ["live"]
+        assert client.subscribe("$replay/beginning/log/a") == 1
+        assert client.payloads(len(HISTORY) + 2) == ["live", *HISTORY, "live"]
+        embedded.db.publish([ts.Message("log/a", b"more", "program", 1)])
+        assert client.payloads(len(HISTORY) + 3)[-1] == "more"
+        client.unsubscribe("log/a")
+        assert client.subscribe("log/b") == 1
+        embedded.db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in ("log/a", "log/b")])
+        assert client.payloads(len(HISTORY) + 4)[-1] == "log/b"

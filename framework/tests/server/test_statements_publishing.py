@@ -121,6 +121,26 @@ def test_what_was_refused_is_not_sent_again(connect, name: str) -> None:  # type
     assert reader.expect("PUBLISH").payload == b"3"
 
 
+@statement("4.3.3-4")
+def test_a_pubrec_that_refuses_is_never_answered(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Neither that of an unknown packet id, nor that of an id whose PUBREL was sent: the id is free then."""
+    reader, writer = connect(name, keep=True), connect()
+    reader.subscribe(name, options=2)
+    writer.publish(name, b"1", 2)
+    [one] = reader.publishes(1)
+    reader.send(wire.acknowledgement("PUBREC", 77, 0x80))
+    reader.ping()
+    reader.send(wire.acknowledgement("PUBREC", one.packet_id))
+    assert reader.expect("PUBREL").packet_id == one.packet_id
+    reader.send(wire.acknowledgement("PUBREC", one.packet_id, 0x80))
+    reader.ping()
+    reader.close()
+    reader = connect(name, keep=True)
+    reader.ping()  # no PUBREL is sent again
+    reader.send(wire.acknowledgement("PUBREC", 77))
+    assert (reader.expect("PUBREL").reason) == 0x92
+
+
 @both
 @statement("4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])

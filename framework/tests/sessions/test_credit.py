@@ -251,22 +251,6 @@ def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishi
     assert (2, 3) == (session.status().refused, session.status().in_flight)
 
 
-def test_nobody_else_in_a_group_gets_what_one_refused(sessions: Sessions, publish: Publishing) -> None:
-    """Also not after the member has gone."""
-    session = sessions.open("one", allow=small)
-    session.subscribe("$share/group/a/#", 1)
-    publish("large", "1", "large")
-    assert {"one": ["1"]} == delivered(sessions)
-    publish("large")
-    assert {} == delivered(sessions)
-    assert 1 == session.puback(1)
-    subscribed(sessions, "two", topic_filter="$share/group/a/#")
-    session.disconnect()
-    sessions.tick()
-    publish("2")
-    assert {"two": ["2"]} == delivered(sessions)
-
-
 @pytest.mark.parametrize("wrong", ["raises", "says too little"])
 def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
     sessions: Sessions, publish: Publishing, wrong: str
@@ -296,3 +280,123 @@ def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
     assert sessions.wait(0)
     assert ["1", "2", "3"] == sorted(delivered(sessions)["client"])
     assert session.failure is None
+
+
+class Deciding:
+    """Allows what is small, once it knows a message."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.asked: dict[str, None] = {}
+
+    def __call__(self, messages: Sequence[ts.Message]) -> list[bool | None]:
+        texts = [message.payload.decode() for message in messages]
+        self.asked |= dict.fromkeys(text for text in texts if text not in self.known)
+        return [len(text) < 3 if text in self.known else None for text in texts]
+
+    def learn(self, session: Session) -> bool:
+        """Know what it was asked; return whether that was anything new."""
+        new = set(self.asked) - self.known
+        self.known |= new
+        session.ask_again()
+        return bool(new)
+
+
+@pytest.mark.parametrize("overlapping", ["each", "once"])
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_messages_wait_until_it_is_known_whether_they_may_be_sent(
+    sessions: Sessions, publish: Publishing, db: ts.Database, qos: int, in_memory: bool, overlapping: Overlapping
+) -> None:
+    """The session has nothing to do meanwhile, others go on, and nothing is lost, doubled or out of order.
+
+    That holds for stored, retained and unstored messages.
+    """
+    decide = Deciding()
+    expiry = 0 if in_memory else None
+    db.publish([ts.Message("a/kept", b"k", "publisher", qos, retain=True)])
+    other = subscribed(sessions, "other")
+    session = sessions.open(
+        "client", expiry_interval=expiry, allow=decide, clean_start=True, in_memory=in_memory, overlapping=overlapping
+    )
+    session.subscribe("a/#", qos)
+    session.subscribe("b/c", qos)
+    if overlapping == "once":
+        session.subscribe("a/+", qos, retain_handling=2)
+    got: list[str] = []
+    for number in range(3):
+        publish(f"a{number}", "large", f"z{number}", qos=qos)
+        publish(f"b{number}", topic="b/c", qos=qos)
+        assert {session.client_id for session, _ in sessions.deliver()} <= {"other"}
+        assert not sessions.wait(0)
+        assert session.status().waits_for == "permission"
+        while decide.learn(session):
+            while sessions.wait(0):
+                got += delivered(sessions).get("client", [])
+        assert session.status().waits_for == "nothing"
+    in_a = [text for text in got if text[0] in "az"]
+    assert in_a == ["a0", "z0", "a1", "z1", "a2", "z2"]
+    assert sorted(got) == sorted([*in_a, "b0", "b1", "b2", "k"])
+    assert other.status().waits_for == "acknowledgements" or other.ended is None
+
+
+def test_an_answer_that_comes_while_it_is_asked_is_not_missed(sessions: Sessions, publish: Publishing) -> None:
+    """Though the session was not held back yet when it was told."""
+    asked: list[int] = []
+
+    def allow(messages: Sequence[ts.Message]) -> list[bool | None]:
+        asked.append(len(messages))
+        if len(asked) == 1:
+            session.ask_again()
+            return [None] * len(messages)
+        return [True] * len(messages)
+
+    session = sessions.open("client", expiry_interval=None, allow=allow)
+    session.subscribe("a/#", 1)
+    publish("1", "2")
+    assert {"client": ["1", "2"]} == delivered(sessions)
+
+
+def test_a_paused_session_stays_so_when_answers_come(sessions: Sessions, publish: Publishing) -> None:
+    decide = Deciding()
+    session = sessions.open("client", expiry_interval=None, allow=decide)
+    session.subscribe("a/#", 1)
+    publish("1")
+    assert {} == delivered(sessions)
+    session.pause()
+    assert decide.learn(session)
+    assert {} == delivered(sessions)
+    assert session.status().waits_for == "resume"
+    session.resume()
+    assert {"client": ["1"]} == delivered(sessions)
+
+
+def test_what_is_resent_waits_until_it_is_known_whether_it_may_be(sessions: Sessions, publish: Publishing) -> None:
+    """In the order in which it was sent, and before newer messages."""
+    session = subscribed(sessions)
+    publish("1", "large", "2")
+    assert 3 == len(session.deliver())
+    session.lost()
+    publish("3")
+    decide = Deciding()
+    session = sessions.open("client", expiry_interval=None, allow=decide)
+    assert [] == session.deliver()
+    got: list[str] = []
+    while decide.learn(session):
+        got += payloads(session.deliver()) + payloads(session.deliver())
+    assert ["1", "2", "3"] == got
+    assert (1, 3) == (session.status().refused, session.status().in_flight)
+
+
+def test_other_rights_hold_for_all_that_was_not_handed_out(sessions: Sessions, publish: Publishing) -> None:
+    """Also for messages that have their packet ids, which are free then; with more rights nothing comes back."""
+    session = subscribed(sessions)
+    publish("1", "large", "2", "large")
+    assert ["1"] == payloads(session.deliver(max_bytes=1))
+    session.restrict(small)
+    publish("large", "3")
+    assert ["2", "3"] == payloads([*session.deliver(), *session.deliver()])
+    assert 3 == session.status().in_flight
+    session.restrict(None)
+    publish("large")
+    assert ["large"] == payloads(session.deliver())

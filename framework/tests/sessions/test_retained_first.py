@@ -9,7 +9,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
 from topicstore.sessions.records import FlightRecord, StoredFlight, decode, put
 from topicstore.shard.state import OWN, FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
@@ -287,3 +287,34 @@ def test_a_client_ends_with_the_last_value_of_each_topic(
             last = client.published.get(topic, b"before")
             kept = {message.payload for message in db.retained(topic)}
             assert client.values[topic] in {last, *kept}, topic
+
+
+@pytest.mark.parametrize("overlapping", ["each", "once"])
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_start_brings_no_retained_copy_of_what_is_replayed(
+    db: ts.Database, sessions: Sessions, clock: Clock, qos: int, resumed: bool, overlapping: Overlapping
+) -> None:
+    """Those that were set before it, or were stored nowhere else, come first; also after a resumption."""
+    retain(db, "a/nowhere", b"nowhere")
+    db.persistence.add("a/#")
+    retain(db, "a/early", b"early")
+    clock.now += 10_000_000
+    start = clock.now
+    retain(db, "a/replaced", b"first")
+    retain(db, "a/replaced", b"second")
+    live(db, "a/live", b"live")
+    db.publish([ts.Message("a/other", b"other", "another", 1, retain=True)])
+    session = sessions.open("subscriber", expiry_interval=None, overlapping=overlapping)
+    session.subscribe("a/#", qos, start=start)
+    if overlapping == "once":
+        session.subscribe("a/+", qos, start=start, retain_handling=2)
+    found: list[bytes] = []
+    if resumed and qos:
+        found += payloads(session.deliver(limit=1))
+        session.lost()
+        session = sessions.open("subscriber", expiry_interval=None, overlapping=overlapping)
+    while sessions.wait(0):
+        found += [one.message.payload for one in session.deliver() if isinstance(one, Publish) and not one.dup]
+    assert found[:2] == [b"early", b"nowhere"]
+    assert sorted(found[2:]) == sorted([b"first", b"second", b"live", b"other"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -249,6 +249,66 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     assert sorted(set(found)) == sorted(found)
 
 
+# --- what one member may not be sent ---
+
+
+def even(messages: Sequence[ts.Message]) -> list[bool]:
+    return [int(message.payload) % 2 == 0 for message in messages]
+
+
+def odd(messages: Sequence[ts.Message]) -> list[bool]:
+    return [int(message.payload) % 2 == 1 for message in messages]
+
+
+def settle(sessions: Sessions) -> dict[str, list[bytes]]:
+    """Return, by client, what is delivered until nobody has anything to do any more."""
+    got: dict[str, list[bytes]] = {}
+    while sessions.wait(0):
+        for client, some in drain(sessions).items():
+            got.setdefault(client, []).extend(some)
+    return got
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_what_one_member_may_not_have_goes_to_another(
+    sessions: Sessions, spread: Callable[..., list[bytes]], qos: int
+) -> None:
+    """Each message to one that may have it, however many there are, and none twice."""
+    member(sessions, "even", qos, allow=even)
+    member(sessions, "all", qos)
+    member(sessions, "odd", qos, allow=odd)
+    for count in (20, 1, 1, 300):
+        sent = spread(count, qos)
+        got = settle(sessions)
+        assert sorted(sent) == everything(got)
+        assert even([ts.Message("t", one, "p") for one in got.get("even", ())]).count(False) == 0
+        assert odd([ts.Message("t", one, "p") for one in got.get("odd", ())]).count(False) == 0
+    assert [0] == [group.returned for group in sessions.groups]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_no_member_may_have_stays_in_the_group(
+    sessions: Sessions, spread: Callable[..., list[bytes]], crash: Callable[[], Sessions], crashes: bool
+) -> None:
+    """For a member that comes later, also after a crash, and for one whose rights change."""
+    one = member(sessions, "one", allow=even)
+    sent = [*spread(20), *spread(1), *spread(1), *spread(20)]
+    assert everything(settle(sessions)) == sorted(p for p in sent if int(p) % 2 == 0)
+    assert [21] == [group.returned for group in sessions.groups]
+    if crashes:
+        sessions.checkpoint()
+        sessions = crash()
+        one = sessions.open("one", expiry_interval=None, allow=even)
+        assert {} == settle(sessions)
+    few = member(sessions, "few", allow=lambda messages: [int(message.payload) in (1, 3) for message in messages])
+    assert [b"1", b"3"] == everything(settle(sessions))
+    few.unsubscribe(TEXT)
+    one.restrict(None)
+    left = [p for p in sent if int(p) % 2 and p not in (b"1", b"3")]
+    assert everything(settle(sessions)) == sorted(left)
+    assert [0] == [group.returned for group in sessions.groups]
+
+
 # --- interruptions ---
 
 
@@ -293,10 +353,18 @@ def deliver(sessions: Sessions) -> None:
     sessions.deliver()
 
 
-@pytest.mark.parametrize("what", [join, leave, lose, expire, replace, deliver])
+def restrict(sessions: Sessions) -> None:
+    for client, allow in (("a", even), ("b", odd)):
+        sessions.connected(client).restrict(allow)  # type: ignore[union-attr]
+    drain(sessions, acknowledge=False)
+    sessions.connected("a").restrict(odd)  # type: ignore[union-attr]
+    drain(sessions, acknowledge=False)
+
+
+@pytest.mark.parametrize("what", [join, leave, lose, expire, replace, deliver, restrict])
 def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[Sessions], None]) -> None:
     """Whoever opens the database then finds all of it, and nothing whose acknowledgement was committed."""
-    for writes in range(16):
+    for writes in range(60):
         path, clock = tmp_path / str(writes), Clock()
         db = ts.open(path, clock=clock, auto_compact=False)
         db.storage.shards[0].log.engine = engine = Stopping(db.storage.shards[0].log.engine)
@@ -373,3 +441,24 @@ def test_killed_processes_lose_nothing(
         numbers["got"].update(map(int, everything(drain(sessions))))
     assert len(numbers["stored"]) > 100
     assert numbers["stored"] <= numbers["got"]
+
+
+def test_messages_of_qos_0_are_not_kept_for_members_that_are_away(
+    sessions: Sessions, spread: Callable[..., list[bytes]], db: ts.Database
+) -> None:
+    """If they are not to be stored for sessions; while a member is connected, it gets them."""
+    sessions.store_qos0 = False
+    one, two = member(sessions, "one"), member(sessions, "two")
+    sent = spread(10, 0)
+    assert sorted(sent) == everything(drain(sessions))
+    one.lost()
+    sent = spread(10, 0)
+    assert sorted(sent) == everything(drain(sessions))
+    two.lost()
+    before = len(list(db.replay("#")))
+    spread(10, 0)
+    assert len(list(db.replay("#"))) == before
+    sent = spread(5, 1)
+    sessions.open("one", expiry_interval=None)
+    sent += spread(5, 0)
+    assert sorted(sent) == everything(drain(sessions))

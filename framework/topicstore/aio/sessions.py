@@ -100,6 +100,8 @@ class AsyncSession(Face[Session]):
     unsubscribe = threaded(Session.unsubscribe)
     pause = direct(Session.pause)
     resume = direct(Session.resume)
+    restrict = threaded(Session.restrict)
+    ask_again = direct(Session.ask_again)
     puback = direct(Session.puback)
     pubrec = direct(Session.pubrec)
     pubcomp = direct(Session.pubcomp)

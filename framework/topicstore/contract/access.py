@@ -46,7 +46,9 @@ class Question:
     client_id: str
     action: Action
     topic: str
-    """The topic to publish to, or the filter to subscribe to; of a shared subscription the filter without its group."""
+    """The topic to publish to, or the filter to subscribe to; of a shared subscription the filter without its group.
+
+    Before a client is sent messages of a topic, it is asked whether the client may subscribe to just that topic."""
 
 
 @attrs.define(kw_only=True)

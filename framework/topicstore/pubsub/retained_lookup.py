@@ -29,7 +29,7 @@ from topicstore.storage.storage import Storage
 from .retained import AFTER_ALL, current, key_of, topic_at
 from .topic_leaps import TopicLeaps
 
-__all__ = ["PAGE", "RetainedPage", "any_retained", "retained", "retained_of", "retained_page"]
+__all__ = ["PAGE", "RetainedPage", "any_retained", "retained", "retained_of", "retained_page", "retained_places"]
 
 PAGE = 1_000
 """The most messages of a page."""
@@ -87,6 +87,20 @@ def retained_of(storage: Storage, topics: Sequence[str], now: int) -> list[Messa
         batch = read_between(storage, storage.shard_of(topic), key, key + b"\0", 1).batch
         found.append(next(iter(current(batch, now)), None))
     return found
+
+
+def retained_places(storage: Storage, topics: Sequence[str]) -> list[tuple[int, int]]:
+    """Return for each topic the shard and the position at which its retained message is in the streams, if it is.
+
+    The position of one that was not stored there is that of nothing, or of another message; (0, 0) if there is none.
+    """
+    places: list[tuple[int, int]] = []
+    for topic in topics:
+        key = key_of(topic)
+        batch = read_between(storage, storage.shard_of(topic), key, key + b"\0", 1).batch
+        found = [(storage.shard_of(batch.to_messages()[0].client_id), int(batch.positions[0]))] if len(batch) else []
+        places += found or [(0, 0)]
+    return places
 
 
 def retained_page(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from .access.access import Login, Refusal
+from .access.access import Access, Identity, Login, Refusal
 from .access.permissions import Permissions
 from .connecting import Terms
 from .listeners.peer import Peer
@@ -40,8 +40,9 @@ _UNDECIDED = Refused(ReasonCode.SERVER_UNAVAILABLE, "it can't be found out now w
 class Admission:
     """A client that is let in."""
 
-    user: str | None
-    """None: anonymous."""
+    access: Access
+    """Who has decided."""
+    identity: Identity
     permissions: Permissions
     forbidden: list[str]
     """The filters of its stored session that it may no longer subscribe to."""
@@ -71,7 +72,7 @@ async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | R
         return Refused(_WHY[identity.why], identity.text)
     permissions = access.permissions(identity)
     if permissions.unrestricted:
-        return Admission(identity.user, permissions, [])
+        return Admission(access, identity, permissions, [])
     if packet.will is not None:
         [allowed] = await permissions.decide("publish", [packet.will.topic])
         if allowed is None:
@@ -87,7 +88,7 @@ async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | R
         if None in decided:
             return _UNDECIDED  # a filter that is taken from a session is gone, with the messages that wait for it
         forbidden = [text for text, good in zip(filters, decided, strict=True) if not good]
-    return Admission(identity.user, permissions, forbidden)
+    return Admission(access, identity, permissions, forbidden)
 
 
 def _plain(filters: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from topicstore.sessions import (
     SubscribeOptions,
     SubscribeResult,
 )
+from topicstore.sessions.credit import Allow
 
 __all__ = ["Answers", "Asked", "Client", "Departure", "PublishedPart", "Row", "Wanted"]
 
@@ -58,6 +59,8 @@ class Asked:
 
     lookups: list[tuple[Any, str]] = attrs.field(factory=list)
     """Who wants to know which filters the stored session of a client has."""
+    restricted: list[tuple[Session, Allow | None]] = attrs.field(factory=list)
+    """The sessions whose clients have other rights now, with what says which messages they may be sent."""
     connects: list[tuple[Client, Connect, list[str]]] = attrs.field(factory=list)
     """With the filters of the stored session that the client may no longer have."""
     published: list[tuple[Client, Any, list[Row]]] = attrs.field(factory=list)

@@ -30,6 +30,8 @@ __all__ = ["Broker"]
 
 _SWEEP = 1.0
 """Seconds between two looks at connections from which nothing is read."""
+_RENEWED = 50
+"""Connections whose rights are found anew at a time."""
 _FAREWELL = 5.0
 """Seconds that clients have to read why the server ends."""
 
@@ -65,6 +67,8 @@ class Broker:
         self._bell.__enter__()
         self._sweeping = loop.call_later(_SWEEP, self._sweep)
         self._set(settings)
+        self._renewing: asyncio.Task[None] | None = None
+        """What applies new rights to the clients that are connected."""
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done when the broker can't go on, with the reason."""
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody has to ask for it
@@ -77,13 +81,26 @@ class Broker:
     def use(self, settings: ServerSettings, access: Access | None) -> None:
         """Have settings hold from now on; what was settled with a client stays until it connects again.
 
-        ``access`` is who may do what from now on; None: as before.
+        ``access`` is who may do what from now on, also of the clients that are connected; None: as before.
         """
         self.serving.use(settings)
         if access is not None:
             self.serving.access = access
+            self._renewing = self._loop.create_task(self._renew())
         self._set(settings)
         self._kick()
+
+    async def renewed(self) -> None:
+        """Return when the rights that `use` brought hold for all clients that are connected."""
+        if self._renewing is not None:
+            await asyncio.wait((self._renewing,))  # which goes on if the waiting task is cancelled
+
+    async def _renew(self) -> None:
+        """Have clients that are connected do and be sent only what they may by now, a few at a time."""
+        for number, connection in enumerate(list(self.serving.connections)):
+            if number and number % _RENEWED == 0:
+                await asyncio.sleep(0)
+            self._tell(connection, connection.renew_rights)
 
     def _set(self, settings: ServerSettings) -> None:
         sessions, pace = self._sessions, self._sessions.pace
@@ -290,6 +307,8 @@ class Broker:
         self._stopped = True
         self._tell_turn()
         self._sweeping.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
         if self._due is not None:
             self._due.cancel()
         await self.serving.settle()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -14,9 +13,9 @@ from topicstore.contract.errors import InvalidTopicError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import check_topic
 from topicstore.sessions import Connect, Will
+from topicstore.sessions.credit import Allow
 
 from .limits import Limits
-from .outbound import allowance
 from .protocol import encoding
 from .protocol.packets import NEVER, ConnectPacket
 from .protocol.reason import PacketError, ReasonCode
@@ -93,8 +92,8 @@ class Terms:
         """Whether the client was given its client id."""
         return not self.packet.client_id
 
-    def connect(self, may_receive: Callable[[str], bool] | None) -> Connect:
-        """Return how the session is opened."""
+    def connect(self, allow: Allow | None) -> Connect:
+        """Return how the session is opened; ``allow`` says which messages the client may be sent."""
         packet = self.packet
         will = None
         if packet.will is not None:
@@ -110,7 +109,7 @@ class Terms:
             receive_maximum=self.receive_maximum,
             keep_alive=self.keep_alive,
             will=will,
-            allow=allowance(packet.maximum_packet_size, may_receive),
+            allow=allow,
             overlapping="once",
             in_memory=packet.clean_start and self.expiry == 0 and will is None,
             batch_size=self.batch_size,

@@ -20,7 +20,6 @@ from topicstore.contract.arguments import KEEP
 from topicstore.contract.errors import SessionEndedError, TopicstoreError
 from topicstore.sessions import DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
-from .access.permissions import Permissions
 from .admission import Refused, admit
 from .answering import answer_publishes, answer_pubrels
 from .asked import Departure, PublishedPart
@@ -45,7 +44,8 @@ from .protocol.packets import (
 from .protocol.reason import PacketError, ReasonCode
 from .rates import Rate
 from .receipts import Receipts, complete
-from .refusals import reason_of, reason_of_end, text_of
+from .refusals import reason_of, reason_of_end, sendable, text_of
+from .rights import Rights
 from .serving import Serving
 from .subscriptions import Subscriptions
 
@@ -86,10 +86,10 @@ class MqttConnection(asyncio.Protocol):
         "_inbound",
         "_left",
         "_outbound",
-        "_permissions",
         "_rate",
         "_reader",
         "_receipts",
+        "_rights",
         "_serving",
         "_session",
         "_state",
@@ -97,7 +97,6 @@ class MqttConnection(asyncio.Protocol):
         "_terms",
         "_throttled",
         "_unserved",
-        "_user",
         "_via",
         "_waiting",
     )
@@ -120,10 +119,9 @@ class MqttConnection(asyncio.Protocol):
         self._full = self._throttled = False
         self._receipts: Receipts | None = None
         """The acknowledgements of a run of packets."""
-        self._permissions: Permissions | None = None
-        """What it may do; None: everything."""
+        self._rights: Rights | None = None
+        """What it may do, once it was let in."""
         self._rate: Rate | None = None
-        self._user: str | None = None
 
     # --- the socket ---
 
@@ -359,14 +357,11 @@ class MqttConnection(asyncio.Protocol):
         most = terms.packet.maximum_packet_size
         if isinstance(admission, Refused):
             self.end(admission.reason, admission.text)
-        elif most is not None and len(terms.connack(self._serving.settings, admission.user)) > most:
+        elif most is not None and len(terms.connack(self._serving.settings, admission.identity.user)) > most:
             self.end(ReasonCode.PACKET_TOO_LARGE, "the CONNACK is too large for the client [MQTT-3.1.2-24]")
         elif self._state == _State.OPENING:
-            self._user, permissions = admission.user, admission.permissions
-            if not permissions.unrestricted:
-                self._permissions = permissions
-            how = terms.connect(permissions.may_receive)
-            self._serving.asked.connects.append((self, how, admission.forbidden))
+            self._rights = rights = Rights(self._serving, self, admission, most)
+            self._serving.asked.connects.append((self, terms.connect(rights.allow), admission.forbidden))
             self._serving.kick()
 
     def opened(self, result: Session | TopicstoreError) -> None:
@@ -379,7 +374,8 @@ class MqttConnection(asyncio.Protocol):
         if self._state == _State.OVER:
             self._lose()
             return
-        self._begin(result, self._terms)
+        if self._rights is not None:
+            self._begin(result, self._terms, self._rights)
         if result.ended is not None:  # taken over in the same hop
             self.session_ended(result.ended)
             return
@@ -387,8 +383,8 @@ class MqttConnection(asyncio.Protocol):
             self._hold_session()
         self.go_on()
 
-    def _begin(self, session: Session, terms: Terms) -> None:
-        serving, limits, permissions = self._serving, self._serving.limits, self._permissions
+    def _begin(self, session: Session, terms: Terms, rights: Rights) -> None:
+        serving, limits = self._serving, self._serving.limits
         version = terms.packet.version
         serving.begin(session, self)
         self._inbound = Inbound(
@@ -397,29 +393,39 @@ class MqttConnection(asyncio.Protocol):
             most_aliases=limits.topic_aliases,
             levels=limits.topic_levels,
             quota=limits.in_flight,
-            decided=None if permissions is None else lambda topic: permissions.decided("publish", topic),
+            decided=None if rights.permissions is None else rights.publishes,
         )
         self._outbound = Outbound(version, terms.packet.maximum_packet_size, terms.aliases)
         if limits.publish_rate is not None or limits.publish_bytes is not None:
             self._rate = Rate(limits.publish_rate, limits.publish_bytes)
         known, most = session.status().subscriptions if session.present else (), terms.packet.maximum_packet_size
-        self._subscriptions = Subscriptions(serving, session, version, permissions, self, len(known), most)
+        self._subscriptions = Subscriptions(serving, session, version, rights.permissions, self, len(known), most)
         self._channel.record.session_present = session.present
         told = None
         if missed := [one.topic_filter for one in known if one.dropped]:
             text = f"messages for {', '.join(missed)} may have been removed by retention before they could be sent"
             told = self.told(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
-        self._channel.write(terms.connack(serving.settings, self._user, session.present, told), CONNACK)
+        self._channel.write(terms.connack(serving.settings, rights.user, session.present, told), CONNACK)
         self._terms = terms.settled()
         self._state = _State.OPEN
+        rights.begin(session)
+        self.renew_rights()  # they may have changed since they were found
+
+    # --- its rights ---
+
+    def renew_rights(self) -> None:
+        """Do and send from now on only what the client may by the rules of now."""
+        if self._rights is not None and self._rights.renew():
+            self._inbound.judge_by(self._rights.publishes)
+            self._subscriptions.permissions = self._rights.permissions
 
     # --- what it publishes ---
 
     async def _decide(self, topic: str) -> None:
         """Have it decided whether the client may publish to a topic, and go on."""
-        if self._permissions is not None:
-            await self._permissions.decide("publish", [topic])
+        if self._rights is not None:
+            await self._rights.decide_publish(topic)
         self._barrier = None
         self.go_on()
 
@@ -493,8 +499,8 @@ class MqttConnection(asyncio.Protocol):
         self._barrier = None
         self._channel.write(data, kind, reason)
         figures = self._serving.figures_for(granted)
-        if figures and self._state == _State.OPEN:
-            self.send(figures, None)
+        if figures and self._state == _State.OPEN and self._rights is not None:
+            self._rights.send_figures(figures)
         self.go_on()
 
     # --- its end ---
@@ -528,7 +534,6 @@ class MqttConnection(asyncio.Protocol):
             self.end(reason_of(error), str(error), text_of(error))
 
     def _refuse(self, bad: PacketError) -> None:
-        """End the connection because of a packet."""
         self._channel.came(INVALID, bad.reason)
         if self._state != _State.NEW:
             self.end(bad.reason, bad.text)
@@ -536,7 +541,7 @@ class MqttConnection(asyncio.Protocol):
         self._channel.ends(bad.text, bad.reason)
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            told = _sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
+            told = sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
             self._channel.write(encoding.connack(bad.version, bad.reason, reason_string=told), CONNACK, bad.reason)
         self._shut()
 
@@ -561,7 +566,7 @@ class MqttConnection(asyncio.Protocol):
 
     def told(self, text: str, others: int = 0) -> str | None:
         """Return a reason string, if the client wants to be told [MQTT-3.1.2-29] and the packet stays small enough."""
-        packet, told = self._terms.packet, _sendable(text)
+        packet, told = self._terms.packet, sendable(text)
         most = packet.maximum_packet_size
         fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
         return told if packet.request_problem_information and fits else None
@@ -588,10 +593,7 @@ class MqttConnection(asyncio.Protocol):
         if self._left or self._session is None:
             return False
         self._left = True
+        if self._rights is not None:
+            self._rights.end()
         self._serving.leave(self._session, self)
         return True
-
-
-def _sendable(text: str) -> str:
-    """Return a reason string that fits into any packet."""
-    return text[:200].replace("\0", "")

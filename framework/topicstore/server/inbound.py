@@ -89,6 +89,11 @@ class Inbound:
         """The packet ids of QoS 2 that came on this connection and were not released yet."""
         self.pending: Pending | None = None
 
+    def judge_by(self, decided: Callable[[str], bool | None]) -> None:
+        """Have something else say from now on what may be published."""
+        self._decided = decided
+        self._verdicts = BoundedCache(_VERDICTS, _VERDICT_BYTES)
+
     def take(self) -> Pending | None:
         """Return what came since the last time."""
         pending, self.pending = self.pending, None
@@ -157,6 +162,9 @@ class Inbound:
 
     def _judge(self, topic: str) -> int:
         """Return 0 if a topic may be published, or the reason why not."""
+        if self._version == 4 and topic.count("/") >= self._levels:  # no reason code can say it
+            text = f"a topic has at most {self._levels} levels here"
+            raise PacketError(ReasonCode.TOPIC_NAME_INVALID, text)
         if not may_be_published(topic, self._levels):
             return self._verdicts.keep(topic, ReasonCode.TOPIC_NAME_INVALID)
         if self._decided is None:

@@ -130,22 +130,26 @@ def _shared_parts(version: int, packet: Publish, shared: Shared) -> _Parts:
 
 
 def allowance(
-    largest: int | None, may_receive: Callable[[str], bool] | None
-) -> Callable[[Sequence[Message]], list[bool]] | None:
+    largest: int | None, may_receive: Callable[[Sequence[str]], list[bool | None]] | None
+) -> Callable[[Sequence[Message]], list[bool | None]] | None:
     """Return what says which messages a client may be sent (`topicstore.sessions.Sessions.open`); None: all.
 
     largest:     the client's maximum packet size. Refused is what is larger in any case; whether a packet really fits
                  is known only with its topic alias and its subscription identifiers [MQTT-3.1.2-24].
-    may_receive: says whether it may be sent messages of a topic.
+    may_receive: says for each of some topics whether it may be sent their messages; None: that isn't known yet.
     """
     if largest is None and may_receive is None:
         return None
     most = None if largest is None else largest - _FIXED
 
-    def allowed(messages: Sequence[Message]) -> list[bool]:
+    def allowed(messages: Sequence[Message]) -> list[bool | None]:
+        if may_receive is None:
+            return [most is None or len(message.payload) <= most for message in messages]
+        answers = may_receive([message.topic for message in messages])
+        if most is None:
+            return answers
         return [
-            (most is None or len(message.payload) <= most) and (may_receive is None or may_receive(message.topic))
-            for message in messages
+            answer if len(message.payload) <= most else False for message, answer in zip(messages, answers, strict=True)
         ]
 
     return allowed

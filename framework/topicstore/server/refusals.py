@@ -9,7 +9,7 @@ from topicstore.sessions import Ended
 
 from .protocol.reason import ReasonCode
 
-__all__ = ["reason_of", "reason_of_end", "reason_of_message", "text_of"]
+__all__ = ["reason_of", "reason_of_end", "reason_of_message", "sendable", "text_of"]
 
 _ERRORS: tuple[tuple[type[TopicstoreError], ReasonCode], ...] = (
     (ts.SessionTakenOverError, ReasonCode.SESSION_TAKEN_OVER),
@@ -65,3 +65,8 @@ def reason_of_message(error: TopicstoreError, topic: str) -> ReasonCode:
 def reason_of_end(why: Ended) -> ReasonCode:
     """Return the reason code with which a client is told that its session was ended."""
     return _ENDS.get(why, ReasonCode.UNSPECIFIED_ERROR)
+
+
+def sendable(text: str) -> str:
+    """Return a reason string that fits into any packet."""
+    return text[:200].replace("\0", "")

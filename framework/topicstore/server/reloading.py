@@ -1,8 +1,8 @@
 """New settings for a server that runs: what can change at once, what needs a restart, and what can't change at all.
 
 Nothing is changed if anything of the new settings can't be used: access rules, plugins, certificates and addresses are
-tried before the first change is made. Clients that are connected keep what was settled with them, and what they may do,
-until they connect again; all else holds at once.
+tried before the first change is made. Clients that are connected keep what was settled with them until they connect
+again; all else holds at once, also what they may do and be sent.
 """
 
 from __future__ import annotations

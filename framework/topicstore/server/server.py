@@ -164,7 +164,8 @@ class Server:
         """Have other settings hold, as far as they can while it runs; return what changed, and what needs a restart.
 
         Files that the settings name are read again: certificates, plugins, users and tokens. Clients that are connected
-        keep what was settled with them, and what they may do, until they connect again. A changed layout begins a new
+        keep what was settled with them until they connect again. What they may do, and be sent, is as the new settings
+        say when it returns; their subscriptions are looked at when they connect again. A changed layout begins a new
         generation.
 
         Raises what entering the server raises, `SettingsError` for what can't be changed in a database that is there,
@@ -196,6 +197,7 @@ class Server:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
             broker.use(following, access)
+            await broker.renewed()
             if before.log.level != following.log.level:
                 set_level(following.log)
         _log.info("settings and certificates were read again", extra={"fields": attrs.asdict(reloaded)})

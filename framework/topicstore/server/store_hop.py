@@ -66,6 +66,9 @@ class StoreHop:
         answers = Answers()
         for waiting, client_id in asked.lookups:
             answers.found.append((waiting, self._filters(client_id)))
+        for session, allow in asked.restricted:
+            with contextlib.suppress(ts.SessionEndedError):
+                session.restrict(allow)
         if asked.figures:
             self._attempt("the server's own figures", lambda: self._db.publish(asked.figures))
         for column, serve in (
@@ -243,7 +246,7 @@ class StoreHop:
             if not rows:
                 continue
             known = self._sessions.pubrec(rows, accepted=accepted, partial=True).known
-            if not all(known):
+            if accepted and not all(known):  # a refusal is the last packet of its exchange (MQTT 5, section 4.3.3)
                 at = 0
                 for client, _, ids in given:
                     start, at = at, at + len(ids)

@@ -40,7 +40,7 @@ class Subscriber(Protocol):
 class Subscriptions:
     """Used in the event loop only. A packet is passed on when the one before it was answered."""
 
-    __slots__ = ("_client", "_count", "_current", "_largest", "_permissions", "_serving", "_session", "_version")
+    __slots__ = ("_client", "_count", "_current", "_largest", "_serving", "_session", "_version", "permissions")
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Subscriptions:
         largest:     the client's maximum packet size; None: any.
         """
         self._serving, self._session, self._version = serving, session, version
-        self._permissions, self._client, self._largest = permissions, client, largest
+        self.permissions, self._client, self._largest = permissions, client, largest
         self._count = count
         """About how many filters the session has, never fewer."""
         self._current: Subscribing | Unsubscribing | None = None
@@ -68,7 +68,7 @@ class Subscriptions:
         """Take a SUBSCRIBE. Raises `PacketError`."""
         self._check_answer(len(packet.filters))
         subscribing = Subscribing(self._version, packet, self._serving.limits.topic_levels)
-        permissions = self._permissions
+        permissions = self.permissions
         if permissions is not None:
             decided = [permissions.decided("subscribe", text) for text in subscribing.open]
             if None in decided:

@@ -19,10 +19,14 @@ from topicstore.contract.model import Message
 from .model import Publish, PubRel
 from .portions import Portion
 
-__all__ = ["Allow", "allowed", "check_max_bytes", "fitting", "likely", "only_allowed"]
+__all__ = ["ASKED", "Allow", "Permit", "check_max_bytes", "fitting", "likely", "only"]
 
-Allow = Callable[[Sequence[Message]], Sequence[bool]]
-"""Says for each message whether a client may be sent it."""
+Allow = Callable[[Sequence[Message]], Sequence[bool | None]]
+"""Says for each message whether a client may be sent it; None: that is not known yet, and the session is held back
+until `topicstore.sessions.Session.ask_again`."""
+
+ASKED = 128
+"""Number of messages that are read at a time once an `Allow` has not known an answer: so many are asked about again."""
 
 _FIRST = 16
 """Number of messages that are read first where bytes are limited, and nothing is known of their size yet."""
@@ -34,22 +38,63 @@ def check_max_bytes(max_bytes: int | None) -> None:
         check_within("max_bytes", max_bytes, 1, (1 << 63) - 1)
 
 
-def allowed(allow: Allow, messages: Sequence[Message], client_id: str) -> list[bool]:
-    """Return for each message whether it may be sent. Raises `InvalidArgumentError` if ``allow`` doesn't say."""
-    try:
-        answers = [bool(answer) for answer in allow(messages)]
-    except Exception as failure:
-        raise InvalidArgumentError(f"allow of session {client_id!r} raised {failure!r}") from failure
-    if len(answers) != len(messages):
-        raise InvalidArgumentError(
-            f"allow of session {client_id!r} gave {len(answers)} answers for {len(messages)} messages"
-        )
-    return answers
+class Permit:
+    """Which messages the client of one session may be sent, and whether the session waits for an answer to that."""
+
+    __slots__ = ("_client_id", "_clock", "allow", "asks", "refused", "undecided_since")
+
+    def __init__(self, allow: Allow | None, client_id: str, clock: Callable[[], int]) -> None:
+        self._client_id, self._clock = client_id, clock
+        self.allow = allow
+        """Says which messages the client may be sent; None: all."""
+        self.asks = False
+        """Whether `allow` has ever not known an answer."""
+        self.refused = 0
+        """How many messages were left out because of `allow`."""
+        self.undecided_since: int | None = None
+        """Since when the session waits for answers; None: it doesn't. Cleared in any thread, without the lock."""
+
+    def answers(self, messages: Sequence[Message]) -> list[bool] | None:
+        """Return for each message whether it may be sent; None, and let the session wait, if that is not known yet.
+
+        Raises `InvalidArgumentError` if `allow` doesn't say.
+        """
+        answers = self._ask(messages)
+        if None in answers:
+            self.asks = True
+            self.undecided_since = self._clock()  # before it is asked again: an answer may have come in between
+            answers = self._ask(messages)
+            if None in answers:
+                return None
+            self.undecided_since = None
+        return [answer is True for answer in answers]
+
+    def remove_refused(self, found: dict[int, Message | None]) -> bool:
+        """Put None in place of the messages that may not be sent; return False, and change none, as `answers` waits."""
+        there = {row: message for row, message in found.items() if message is not None}
+        answers = self.answers(list(there.values()))
+        if answers is None:
+            return False
+        found.update((row, None) for row, answer in zip(there, answers, strict=True) if not answer)
+        self.refused += answers.count(False)
+        return True
+
+    def _ask(self, messages: Sequence[Message]) -> list[bool | None]:
+        if self.allow is None:
+            return [True] * len(messages)
+        try:
+            answers = [answer if answer is None else bool(answer) for answer in self.allow(messages)]
+        except Exception as failure:
+            raise InvalidArgumentError(f"allow of session {self._client_id!r} raised {failure!r}") from failure
+        if len(answers) != len(messages):
+            raise InvalidArgumentError(
+                f"allow of session {self._client_id!r} gave {len(answers)} answers for {len(messages)} messages"
+            )
+        return answers
 
 
-def only_allowed(allow: Allow, portion: Portion, client_id: str) -> Portion:
+def only(portion: Portion, answers: Sequence[bool]) -> Portion:
     """Return a portion with those messages only that may be sent."""
-    answers = allowed(allow, portion.messages, client_id)
     if all(answers):
         return portion
     rows = [row for row, answer in enumerate(answers) if answer]

@@ -17,7 +17,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.persistence_rules import PersistenceRules
 from topicstore.pubsub.publishing import PublishResult, publish
-from topicstore.pubsub.retained_lookup import RetainedPage, any_retained, retained_of, retained_page
+from topicstore.pubsub.retained_lookup import RetainedPage, any_retained, retained_of, retained_page, retained_places
 from topicstore.shard.state import ShardState
 from topicstore.storage.storage import Storage
 
@@ -66,6 +66,10 @@ class RetainedMessages:
     def of(self, topics: Sequence[str]) -> list[Message | None]:
         """Return for each topic its retained message, or None if it has none that hasn't expired."""
         return retained_of(self._storage(), topics, self._clock())
+
+    def places(self, topics: Sequence[str]) -> list[tuple[int, int]]:
+        """Return for each topic where its retained message is in the streams (`retained_places`)."""
+        return retained_places(self._storage(), topics)
 
 
 @attrs.frozen(kw_only=True)

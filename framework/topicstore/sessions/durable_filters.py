@@ -40,9 +40,10 @@ class DurableFilters:
         self._counts: Counter[str] = Counter()
         """The number of subscriptions of each filter. Guarded by the lock."""
         self._shared: FilterIndex[str] = FilterIndex()
-        """The index of the shared subscriptions' filters, whose messages are read from the store at QoS 0, too."""
+        """The index of the filters of shared subscriptions that a connected session has: it is served from what is
+        stored, at QoS 0 too. Changed and looked up as `_routes`."""
         self.store_qos0 = True
-        """Whether messages of QoS 0 are stored for all durable subscriptions, and not only for shared ones."""
+        """Whether messages of QoS 0 are stored for all durable subscriptions, and not only for `present` ones."""
         self._loaded = False
         """Whether all subscriptions were read. Set once, under the lock; reading it needs no lock."""
 
@@ -51,7 +52,7 @@ class DurableFilters:
         if self._loaded:
             self._counts[topic_filter] += 1
             if self._counts[topic_filter] == 1:
-                self._add(topic_filter)
+                self._routes.add(read_filter(topic_filter), topic_filter)
 
     def remove_locked(self, topic_filter: str) -> None:
         """Count one durable subscription of a filter less."""
@@ -60,8 +61,14 @@ class DurableFilters:
             if not self._counts[topic_filter]:
                 del self._counts[topic_filter]
                 self._routes.remove(read_filter(topic_filter), topic_filter)
-                if is_shared(topic_filter):
-                    self._shared.remove(read_filter(topic_filter), topic_filter)
+
+    def present_locked(self, topic_filter: str) -> None:
+        """Note that a session with a shared subscription is connected, and none was before."""
+        self._shared.add(read_filter(topic_filter), topic_filter)
+
+    def absent_locked(self, topic_filter: str) -> None:
+        """Note that no session with a shared subscription is connected any more."""
+        self._shared.remove(read_filter(topic_filter), topic_filter)
 
     def read(self) -> None:
         """Read the filters, unless that was done. A call that holds claims must do so before it takes them."""
@@ -74,14 +81,9 @@ class DurableFilters:
         self.read()
         return bool((self._routes if qos or self.store_qos0 else self._shared).match(topic))
 
-    def _add(self, topic_filter: str) -> None:
-        self._routes.add(read_filter(topic_filter), topic_filter)
-        if is_shared(topic_filter):
-            self._shared.add(read_filter(topic_filter), topic_filter)
-
     def _read_locked(self) -> None:
         if not self._loaded:
             self._counts = Counter(record.topic_filter for record in self._load() if is_durable(record))
             for topic_filter in self._counts:
-                self._add(topic_filter)
+                self._routes.add(read_filter(topic_filter), topic_filter)
             self._loaded = True

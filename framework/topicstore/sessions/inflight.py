@@ -355,14 +355,16 @@ class InflightWindow:
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
         """Record a PUBREC; return whether the id was in an exchange of QoS 2.
 
-        If it refuses the message, the exchange ends (MQTT 5, section 4.3.3). The PUBREC of an id whose PUBREL was sent
-        causes that to be sent again.
+        If it refuses the message, the exchange ends (MQTT 5, section 4.3.3), also if its PUBREL was sent. Else the
+        PUBREC of an id whose PUBREL was sent causes that to be sent again.
         """
         with self.lock:
             if packet_id in self._vanished:
                 self._vanished -= {packet_id}
             flight = self.awaiting_pubrec.pop(packet_id, None)
             if flight is None:
+                if packet_id in self.awaiting_pubcomp and not accepted:
+                    return self.pubcomp(packet_id)
                 if packet_id in self.awaiting_pubcomp:
                     self._again.append(packet_id)
                     return True

@@ -11,20 +11,18 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import attrs
-import msgspec
 
 from topicstore.contract.errors import SessionEndedError, SessionTakenOverError, TopicstoreError
-from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
-from topicstore.pubsub.message_expiry import seconds_left
 
-from .credit import Allow, allowed, likely, only_allowed
+from .credit import ASKED, Allow, Permit, likely
 from .database_parts import RetainedMessages
-from .delivery_batch import DeliveryBatch, Packet, count_of, cut, single
+from .delivery_batch import DeliveryBatch, Packet, count_of
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
 from .inflight import InflightWindow, Staged
-from .model import Ended, Publish, PubRel, SubscribeOptions
+from .model import Ended, PubRel, SubscribeOptions
+from .outbox import Outbox
 from .overlapping import OverlappingSources
 from .portions import Portion
 from .resending import delivery_again, read_again
@@ -77,13 +75,10 @@ class LiveSession:
         "_held",
         "_noted",
         "_outbox",
-        "_read_at",
         "_read_retained",
         "_size",
         "_stalled",
         "_unread",
-        "_waited",
-        "allow",
         "batch_size",
         "client_id",
         "effort",
@@ -97,8 +92,8 @@ class LiveSession:
         "numbers",
         "overlapping",
         "paused_since",
+        "permit",
         "receive_maximum",
-        "refused",
         "retained",
         "seen",
         "sources",
@@ -131,12 +126,9 @@ class LiveSession:
         """Packet ids of incoming messages of QoS 2 whose PUBREL has not come."""
         self.receive_maximum = receive_maximum
         self.keep_alive = keep_alive
-        self.allow = allow
-        """Says which messages the client may be sent; None: all."""
+        self.permit = Permit(allow, found.client_id, dispatcher.steady)
         self.batch_size = batch_size
         """The most packets that are taken in one turn; None: any number."""
-        self.refused = 0
-        """How many messages were left out because of that."""
         self.effort = 0
         """What the last `draft` cost, in messages: every read counts as some."""
         self.paused_since: int | None = None
@@ -161,12 +153,7 @@ class LiveSession:
         self._read_retained = read_retained
         self._behind: dict[Source, None] = {}
         """The sources that may have something to read, in the order of their turns."""
-        self._outbox: list[Packet] = []
-        """The packets that are committed and not handed out yet. Those that were left by an earlier call are single."""
-        self._read_at = 0
-        """When the messages in the outbox were read: their expiry is told as of then."""
-        self._waited = False
-        """Whether the packets in the outbox were left there by an earlier call."""
+        self._outbox = Outbox(window, self.permit, dispatcher.clock)
         self._unread: tuple[Source, ...] = ()
         """The sources that could not be read and will be tried again."""
         self._blocked = False
@@ -178,7 +165,7 @@ class LiveSession:
         self._noted = False
         """Whether the dispatcher will call `noticed`. Set in any thread, without the lock."""
         self._held = False
-        """Whether it lost its turn because it is paused."""
+        """Whether it lost its turn because it is held back."""
         self._size: float | None = None
         """The average size of the payloads that were read last, if bytes are limited; None: it isn't known."""
 
@@ -201,14 +188,16 @@ class LiveSession:
         window = self.window
         portions: list[Portion] = []
         sources: list[Source] = []
-        self.effort, refused = 0, self.refused
-        if self.paused_since is not None:
+        self.effort, refused = 0, self.permit.refused
+        if self.held_since is not None:
             self._become_ready()
             return None
-        if not (self._outbox or (window.resend and self._room())):  # packets that need no room are sent without any
+        waiting = self._outbox.packets or (window.resend and self._room())  # what needs no room is sent without any
+        if not waiting:
             left = max(limit - window.received, 0)  # so that all of the draft is handed out
             self._read(left, max_bytes, portions, sources)
-        if not (portions or window.received or self.refused > refused or any(source.urgent for source in sources)):
+        some = portions or window.received or self.permit.refused > refused
+        if not (some or any(source.urgent for source in sources)):
             if sources:  # places moved, with nothing to hand out
                 self.touched()
             return None
@@ -231,10 +220,9 @@ class LiveSession:
         for portion in filter(len, portions):
             count = portion.acknowledged()
             ids = self.window.send(count, portion.flight) if count else ()
-            self._outbox.append(DeliveryBatch(portion.packet_ids(ids), portion))
+            self._outbox.add([DeliveryBatch(portion.packet_ids(ids), portion)])
         for source in sources:
             self._settle_source(source)
-        self._waited = False
 
     def last_draft(self) -> Draft | None:
         """Return a draft of uncommitted changes that hands out nothing; None if there are no changes."""
@@ -249,9 +237,10 @@ class LiveSession:
         """Take messages from the sources in turn, as far as there is room."""
         room = self._room()
         left, now = limit, self._dispatcher.clock()
-        self._read_at = now
+        self._outbox.read_at = now
         waiting: list[Source] = []
-        turn = _READS
+        later: list[Source] = []
+        turn, asks = _READS, self.permit.asks
         try:
             while self._behind and left and turn > 0 and (max_bytes is None or max_bytes > 0):
                 source = next(iter(self._behind))
@@ -261,10 +250,19 @@ class LiveSession:
                     continue
                 turn -= source.cost
                 most = left if max_bytes is None else min(left, likely(self._size, max_bytes))
+                most = min(most, ASKED) if asks else most
                 portion = self._read_from(source, min(most, room) if source.limited else most, now)
                 if portion is None:
                     continue
-                self._behind[source] = None  # after the others
+                permitted = self._permitted(source, portion)
+                if permitted is None:
+                    self._go_back(source, portions, () if asks else sources)
+                    break
+                if asks and portion:
+                    later.append(source)  # so that what is undecided goes back alone
+                else:
+                    self._behind[source] = None  # after the others
+                portion = permitted
                 sources.append(source)
                 if len(portion):
                     self.effort += len(portion)
@@ -276,24 +274,37 @@ class LiveSession:
                     room -= portion.acknowledged()
         finally:
             self.effort += (_READS - turn) * _EFFORT
-            self._behind = dict.fromkeys(waiting) | self._behind
+            self._behind = dict.fromkeys(waiting) | self._behind | dict.fromkeys(later)
 
     def _read_from(self, source: Source, limit: int, now: int) -> Portion | None:
         try:
-            portion = source.read(limit, now)
+            return source.read(limit, now)
         except TopicstoreError as failure:
             self._unread = (*self._unread, source)
             self.failed(failure)  # in one source: the others go on
             return Portion(source.topic_filter.text, 0, _NOTHING, (), 0, None)
-        if self.allow is None or not portion:
+
+    def _permitted(self, source: Source, portion: Portion) -> Portion | None:
+        """Return what the client may be sent of a portion; None if that is not known yet."""
+        if self.permit.allow is None or not portion:
             return portion
         try:
-            permitted = only_allowed(self.allow, portion, self.client_id)
+            answers = self.permit.answers(portion.messages)
         except BaseException:
             self._behind[source] = None
             raise
-        self.refused += len(portion) - len(permitted)
-        return permitted
+        if answers is None:
+            return None
+        self.permit.refused += answers.count(False)
+        return source.permitted(portion, answers)
+
+    def _go_back(self, source: Source, portions: list[Portion], sources: Sequence[Source]) -> None:
+        """Read again what was read last, of a source, and all else if ``sources`` has more of the same one."""
+        if source in sources:
+            portions.clear()
+        for one in dict.fromkeys(sources) if source in sources else [source]:
+            one.rewind()
+            self._behind[one] = None
 
     def settle(self, draft: Draft) -> None:
         """Note that a draft is committed: its deliveries may be handed out."""
@@ -306,20 +317,16 @@ class LiveSession:
             start += count
         for source in draft.sources:
             self._settle_source(source)
-        self._outbox += out
-        self._waited = False
+        self._outbox.add(out)
 
     def _settle_source(self, source: Source) -> None:
         for part in source.parts():
-            self._settle_part(part)
-
-    def _settle_part(self, source: Source) -> None:
-        was_limited = source.limited
-        source.settled()
-        if was_limited and not source.limited:
-            self._filters.remove_locked(source.topic_filter.text)
-        if isinstance(source, RetainedSource) and source.done and self.retained.get(source.number) is source:
-            del self.retained[source.number]
+            was_limited = part.limited
+            part.settled()
+            if was_limited and not part.limited:
+                self._filters.remove_locked(part.topic_filter.text)
+            if isinstance(part, RetainedSource) and part.done and self.retained.get(part.number) is part:
+                del self.retained[part.number]
 
     def fail(self, draft: Draft, failure: TopicstoreError) -> None:
         """Note that a draft could not be committed: its messages are read again."""
@@ -364,51 +371,33 @@ class LiveSession:
 
     def take(self, limit: int, max_bytes: int | None = None) -> list[Packet]:
         """Return the packets that may be handed out, and become ready if there are more."""
-        if self.paused_since is not None:
-            self._waited = True
+        outbox = self._outbox
+        if outbox.revised and self.held_since is None and outbox.revise():
+            self.touched()
+        if self.held_since is not None:
+            outbox.waited = True
             self._become_ready()
             return []
-        if self.window.resend and not (self._waited and self._outbox):
-            left = limit - count_of(self._outbox)
+        if self.window.resend and not (outbox.waited and outbox.packets):
+            left = limit - count_of(outbox.packets)
             if left > 0:
                 self._resend(min(left, self._room()))
-        taken, rest = cut(self._outbox, limit, max_bytes)
-        self._outbox = [*rest]
-        if self._waited:
-            taken = [*self._unexpired(taken, self._dispatcher.clock())]
-        self._waited = True
+        taken, freed = outbox.take(limit, max_bytes)
+        if freed:
+            self.touched()
         self.ask()
         return taken
 
     def put_back(self, packets: Sequence[Packet]) -> None:
         """Take back packets that were taken and not handed out, because an error came in between."""
         if self.ended is None:
-            now = self._dispatcher.clock()
-            self._outbox = [*single(packets), *self._unexpired(self._outbox, now)]
-            self._read_at = now
-            self.ask()
-
-    def _unexpired(self, packets: Sequence[Packet], now: int) -> list[Publish | PubRel]:
-        """Return packets that waited in the outbox, with what is left of their expiry, without those that expired.
-
-        Those that may have been sent on an earlier connection don't expire [MQTT-4.3.3-7].
-        """
-        left: list[Publish | PubRel] = []
-        for packet in single(packets):
-            if isinstance(packet, PubRel) or packet.expiry is None:
-                left.append(packet)
-                continue
-            expiry = seconds_left(packet.expiry, self._read_at, now)
-            if expiry > 0 or packet.dup:
-                left.append(msgspec.structs.replace(packet, expiry=expiry))
-            elif packet.packet_id:
-                self.window.cancel(packet.packet_id)
+            if self._outbox.put_back(packets):
                 self.touched()
-        return left
+            self.ask()
 
     def waiting(self) -> int:
         """Return how many packets can be taken without a draft, at most."""
-        return count_of(self._outbox) + self.window.unsent()
+        return count_of(self._outbox.packets) + self.window.unsent()
 
     def unsent(self) -> int:
         """Return how many messages of earlier connections are to be sent again, or found to have vanished."""
@@ -417,14 +406,15 @@ class LiveSession:
     def _resend(self, room: int) -> None:
         """Put messages of earlier connections into the outbox, to be sent again (MQTT 5, section 4.4)."""
         window = self.window
-        self._read_at = self._dispatcher.clock()
+        self._outbox.read_at = now = self._dispatcher.clock()
         while room > 0 and window.resend:
             flight = window.resend[0]
             with window.lock:
-                rows = list(islice((flight.unsent or {}).items(), min(room, _RESENT)))
+                most = min(room, ASKED if self.permit.asks else _RESENT)
+                rows = list(islice((flight.unsent or {}).items(), most))
             found = read_again(flight, [row for _, row in rows], self._dispatcher.hub, self._read_retained)
-            if self.allow is not None:
-                self._refuse(self.allow, found)
+            if self.permit.allow is not None and not self.permit.remove_refused(found):
+                return
             with window.lock:
                 for packet_id, row in rows:
                     message = found[row]
@@ -435,19 +425,18 @@ class LiveSession:
                         self.touched()
                     else:
                         flight.sent(packet_id)
-                        self._outbox.append(delivery_again(flight, packet_id, row, message, self._read_at))
+                        self._outbox.packets.append(delivery_again(flight, packet_id, row, message, now))
             room -= len(rows)
             if not flight.unsent:
                 del window.resend[0]
 
-    def _refuse(self, allow: Allow, found: dict[int, Message | None]) -> None:
-        """Remove the messages that the client may not be sent on this connection."""
-        rows = [(row, message) for row, message in found.items() if message is not None]
-        answers = allowed(allow, [message for _, message in rows], self.client_id)
-        for (row, _), answer in zip(rows, answers, strict=True):
-            if not answer:
-                found[row] = None
-                self.refused += 1
+    def restrict(self, allow: Allow | None) -> None:
+        """Have another `allow` hold from now on, also for what is drafted and was not handed out."""
+        self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
+        self.ask_again()
+        for source in self.sources.values():
+            if isinstance(source, SharedSource):
+                source.group.reconsider(source)
 
     # --- its turn ---
 
@@ -459,14 +448,14 @@ class LiveSession:
         """Become ready if there is something to do and room for it; otherwise wait for an event that changes this."""
         if self._stalled:
             return
-        if self.paused_since is not None:
+        if self.held_since is not None:
             self._become_ready()
             return
         window = self.window
         waiting = bool(window.resend or self._behind)
         room = waiting and self._room()
         self._blocked = waiting and not room
-        at_once = self._outbox or window.received or any(not source.limited for source in self._behind)
+        at_once = self._outbox.packets or window.received or any(not source.limited for source in self._behind)
         if at_once or (waiting and room):
             self._dispatcher.again_locked(self)
         else:
@@ -483,13 +472,13 @@ class LiveSession:
             self._become_ready()
 
     def _become_ready(self) -> None:
-        """Become ready, or once it is no longer paused."""
-        if self.paused_since is None:
+        """Become ready, or once it is no longer held back."""
+        if self.held_since is None:
             self._dispatcher.ready_locked(self)
         else:
             self._held = True
             self._dispatcher.idle_locked(self)
-            if self._noted:  # perhaps because it was resumed at this moment, by somebody who didn't know of this
+            if self._noted:  # perhaps because that ended at this moment, by somebody who didn't know of this
                 self._dispatcher.bell.ring()
 
     def forget(self, source: Source) -> None:
@@ -513,11 +502,11 @@ class LiveSession:
         """Return what the session waits for, as in `SessionStatus.waits_for`."""
         if self.failure is not None:
             return str(self.failure)
-        if self.paused_since is not None:
-            return "resume"
+        if self.held_since is not None:
+            return "resume" if self.paused_since is not None else "permission"
         if self._blocked:
             return "acknowledgements"
-        return "delivery" if self._behind or self._outbox or self.window.resend else "nothing"
+        return "delivery" if self._behind or self._outbox.packets or self.window.resend else "nothing"
 
     # --- what is to be committed some time ---
 
@@ -537,6 +526,17 @@ class LiveSession:
             self.paused_since = None
             self._note()
 
+    @property
+    def held_since(self) -> int | None:
+        """Since when it is held back, because it is paused or waits for what may be sent; None if it isn't."""
+        return self.permit.undecided_since if self.paused_since is None else self.paused_since
+
+    def ask_again(self) -> None:
+        """Ask again what may be sent that was not known. Needs no lock."""
+        if self.permit.undecided_since is not None:
+            self.permit.undecided_since = None
+            self._note()
+
     def _note(self) -> None:
         """Have the dispatcher call `noticed`. Needs no lock."""
         if not self._noted:
@@ -551,7 +551,7 @@ class LiveSession:
         if self.ended is not None:
             return
         self.touched()
-        if self._held and self.paused_since is None:
+        if self._held and self.held_since is None:
             self._held = False
             self.ask()
         if self._blocked or self.window.received:
@@ -586,7 +586,7 @@ class LiveSession:
         self.retained.clear()
         self.overlapping = None
         self._behind.clear()
-        self._outbox.clear()
+        self._outbox.packets.clear()
 
     def check(self) -> None:
         """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended."""

@@ -87,9 +87,6 @@ class Sessions:
         self.entered = self._claims.entered
         """Says whether this thread is within a call of sessions that must end before they can be closed."""
         self._states = SessionState(parts.states, parts.shard_of, self._entrance.released)
-        self._groups = Groups(self._states, self._dispatcher)
-        self.groups = SharedSubscriptions(self._groups, self._entered)
-        """The shared subscriptions, and how long their members may be slow or away before others take over."""
         self.pace = Pace()
         """How often the periodic work of sessions is done; its attributes may be set."""
         self._clock, self._storage = parts.steady, parts.storage
@@ -98,6 +95,9 @@ class Sessions:
         self._commits = Commits(self._states, self._connections.overtaken)
         self._lookup = Lookup(self._states, self._connections.live, self._clock.wall)
         self._filters = DurableFilters(self._lookup.all_subscriptions, self._claims.all)
+        self._groups = Groups(self._states, self._dispatcher, self._filters)
+        self.groups = SharedSubscriptions(self._groups, self._entered)
+        """The shared subscriptions, and how long their members may be slow or away before others take over."""
 
         def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
             with self._entrance.released():
@@ -155,12 +155,12 @@ class Sessions:
                          as long counts as lost; 0: there is no limit (section 3.1.2.10).
         will:            the message that is published when the connection is lost (section 3.1.2.5).
         allow:           called with the messages that are to be delivered next, before they get packet ids; returns for
-                         each whether the client may be sent it, by its size or by what the client may read. What it
-                         refuses counts as delivered: it is not sent later, nor to another member of a shared
-                         subscription (sections 3.1.2.11.4 and 4.8.2); `SessionStatus.refused` counts it. Of a resumed
-                         session it is asked for the messages in flight, too. It is called under the sessions' lock, so
-                         it has to return quickly and call nothing of the database. If it raises, nothing is delivered
-                         to this session, whose `failure` is set, and the next tick tries again.
+                         each whether the client may be sent it, or None to be asked again after `Session.ask_again`,
+                         and as long nothing is delivered. What it refuses counts as delivered and is not sent later;
+                         in a shared subscription it goes to another member, or waits for one (sections 3.1.2.11.4 and
+                         4.8.2). `SessionStatus.refused` counts it. Of a resumed session it is asked for the messages
+                         in flight, too. It has to return quickly and call nothing of the database. If it raises,
+                         nothing is delivered to this session, whose `failure` is set, and the next tick tries again.
         overlapping:     what happens to a message that matches several subscriptions: with ``"each"`` it is delivered
                          for each, with ``"once"`` once, with the highest QoS and all subscription identifiers of those
                          that it matches (section 3.3.4), and with the RETAIN flag if one of them wants it as published.
@@ -232,8 +232,8 @@ class Sessions:
 
         True: they are delivered to clients that were away, too. False: they are delivered at QoS 0 to the clients that
         are connected, in order with the stored messages of the same topic and QoS, and cost no write. Both are allowed
-        (MQTT 5, section 4.1: messages of QoS 0 that wait may be part of a session's state). Shared subscriptions are
-        served from the stored messages, and so are all others if a message is stored for another reason.
+        (MQTT 5, section 4.1: messages of QoS 0 that wait may be part of a session's state). Shared subscriptions with a
+        connected session are served from the stored messages, and so are all if a message is stored for other reasons.
         """
         return self._filters.store_qos0
 

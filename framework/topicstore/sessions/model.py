@@ -139,7 +139,8 @@ class SessionStatus:
     """How many of the messages in flight wait to be sent again."""
     waits_for: str
     """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (there is something to send), ``resume`` (it
-    is paused) or an error. New messages count only once `Sessions.wait` or `Sessions.deliver` has looked at them."""
+    is paused), ``permission`` (``allow`` doesn't know an answer yet) or an error. New messages count only once
+    `Sessions.wait` or `Sessions.deliver` has looked at them."""
     stuck_since: int | None
     """Since when the window has been full without an acknowledgement, a time as in `SessionInfo`; None if it isn't."""
     missed: int

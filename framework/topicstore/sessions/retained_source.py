@@ -6,13 +6,16 @@ cleared or has expired is not sent (MQTT 5, section 3.3.1.3, leaves open which o
 
 The subscription's other messages wait until the last retained one is handed out. Each of them is either newer than the
 retained message of its topic or followed by that one, so what a client was sent last for a topic is what was published
-last for it, if the subscription has no ``start`` in the past. A retained message that can't be read therefore holds up
-its subscription, and `Session.failure` says so.
+last for it. A retained message that can't be read therefore holds up its subscription, and `Session.failure` says so.
+
+A subscription with a ``start`` gets no retained message that its stream brings in any case, because it was stored and
+comes after the start. Those that were set before the start, or are not in the streams, come first all the same.
 """
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
@@ -49,6 +52,7 @@ class RetainedSource(Source):
         "_moved",
         "_options",
         "_page",
+        "_replays",
         "_sent",
         "_since",
         "limited",
@@ -58,14 +62,21 @@ class RetainedSource(Source):
 
     cost = 16  # it looks up a page
 
-    def __init__(self, keys: Keys, feed: FeedSource, messages: RetainedMessages, behind: str | None = None) -> None:
-        """Send the retained messages of a subscription; ``behind`` is the last topic sent, if that is stored."""
+    def __init__(
+        self, keys: Keys, feed: FeedSource, messages: RetainedMessages, *, replays: bool, behind: str | None = None
+    ) -> None:
+        """Send the retained messages of a subscription.
+
+        replays: whether some of them may be in what its stream has still to read.
+        behind:  the last topic sent, if that is stored.
+        """
         self.topic_filter = feed.topic_filter
         self.number = feed.number
         self.limited = feed.options.qos > 0 or behind is not None  # a stored source stays limited
         self._keys = keys
         self._feed = feed
         self._messages = messages
+        self._replays = replays
         self._options = feed.options
         """The options of now: a later change is not for these messages, which may be sent without packet ids."""
         self._page: collections.deque[Message] = collections.deque()
@@ -108,10 +119,11 @@ class RetainedSource(Source):
         if not self._page and self._following is not None:
             try:
                 page = self._messages.page(self.topic_filter, self._following, min(max(limit, _FEWEST), _MOST), now)
+                messages = self._not_replayed(page.messages) if self._replays else page.messages
             except TopicstoreError:
                 self._failing = True
                 raise
-            self._page.extend(page.messages)
+            self._page.extend(messages)
             self._following, self._since = page.following, now
         taken = [self._page.popleft() for _ in range(min(limit, len(self._page)))]
         if taken:
@@ -120,6 +132,20 @@ class RetainedSource(Source):
         if self.ended:
             self._feed.release()  # what it reads from now on is committed with this or later
         return self._portion(taken, now)
+
+    def _not_replayed(self, messages: Sequence[Message]) -> list[Message]:
+        """Return those of retained messages that the stream, which waits meanwhile, won't bring."""
+        places = self._messages.places([message.topic for message in messages])
+        wanted: dict[int, list[int]] = {}
+        for shard, position in places:
+            wanted.setdefault(shard, []).append(position)
+        found = {shard: self._feed.will_read(shard, positions) for shard, positions in wanted.items()}
+        rows = zip(messages, places, strict=True)
+        return [
+            message
+            for message, (shard, position) in rows
+            if (stored := found[shard].get(position)) is None or stored.topic != message.topic
+        ]
 
     def _portion(self, taken: list[Message], now: int) -> Portion:
         options = self._options

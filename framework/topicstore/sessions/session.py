@@ -14,7 +14,7 @@ from topicstore.storage.lag import Lag
 
 from .acknowledging import free_all
 from .context import SessionContext
-from .credit import check_max_bytes
+from .credit import Allow, check_max_bytes
 from .delivery_batch import single
 from .incoming import Incoming
 from .live_rows import Refused
@@ -31,7 +31,8 @@ class Session:
     """A connected client's session, made by `Sessions.open`. All methods may be called from any thread.
 
     What a server calls in its event loop never waits, neither for a lock nor for the engine: `alive`, `puback`,
-    `pubrec`, `pubcomp`, `pause`, `resume`, `status` and the attributes. The other methods read or commit, and may wait.
+    `pubrec`, `pubcomp`, `pause`, `resume`, `ask_again`, `status` and the attributes. The other methods read or commit,
+    and may wait.
 
     After its client has connected again, or the session was kicked, or the database was closed, every method raises
     `SessionEndedError` (in the first case its subclass `SessionTakenOverError`), and ``on_end`` has been called.
@@ -109,8 +110,8 @@ class Session:
         is delivered once for each, with its subscription identifier, or once for all of them: see ``overlapping`` of
         `Sessions.open` (MQTT 5, section 3.3.4).
 
-        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`).
-        They are read in pages as they are delivered, each as it is then.
+        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`), if
+        these, by its start, don't have the same ones. They are read in pages as they are delivered, each as it is then.
 
         A filter ``$share/<name>/<filter>`` makes a shared subscription (`topicstore.sessions.shared`, MQTT 5, section
         4.8.2): each message is delivered to one of the sessions that share it, also at QoS 0 from the stored messages.
@@ -183,6 +184,23 @@ class Session:
         """End `pause`. Never waits. May be called although it isn't paused."""
         self._check()
         self._live.resume()
+
+    def restrict(self, allow: Allow | None) -> None:
+        """Have another ``allow`` (`Sessions.open`) hold from now on: the client's rights have changed. None: all.
+
+        It is asked for every message that is not handed out yet, also for those that have packet ids.
+        """
+        with self._context.dispatcher.claims.of([self._live]):
+            self._live.check()
+            self._live.restrict(allow)
+
+    def ask_again(self) -> None:
+        """Ask ``allow`` (`Sessions.open`) again for the messages of which it didn't know whether they may be sent.
+
+        Never waits. May be called although nothing waits for an answer.
+        """
+        self._check()
+        self._live.ask_again()
 
     # --- acknowledgements ---
 
@@ -295,7 +313,7 @@ class Session:
             waits_for=live.waits_for(),
             stuck_since=None if since is None else dispatcher.steady.wall(since),
             missed=sum(source.missed for source in sources),
-            refused=live.refused,
+            refused=live.permit.refused,
             subscriptions=tuple(map(status_of, sources)),
         )
 

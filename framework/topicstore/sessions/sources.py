@@ -7,7 +7,7 @@ A `Source` reads on from its place, and returns the writes that store the place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from topicstore.pubsub.live_messages import LiveMessages
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
+from .credit import only
 from .dispatch import Channel, Channels
 from .model import SubscribeOptions
 from .portions import Portion, portion_of, rows_until
@@ -55,6 +56,13 @@ class Source(ABC):
         A portion may be empty though more follows. ``now`` is in microseconds since the epoch. After an error, what
         could not be read counts as nothing until `try_again`: otherwise its session would never come to rest.
         """
+
+    def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
+        """Return the portion that was read last with those messages only that the client may be sent.
+
+        The others count as delivered.
+        """
+        return only(portion, answers)
 
     @abstractmethod
     def writes(self) -> list[StateWrite]:
@@ -246,6 +254,11 @@ class FeedSource(Source):
     def behind(self, shard: int) -> bool:
         """Say whether there may be something to read in a shard, as far as it was noted."""
         return shard in self._behind
+
+    def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
+        """Return those messages at some positions of a shard that match and come after its place."""
+        after = self._places[shard]
+        return self._channel.feed.fetch(shard, [position for position in positions if position > after])
 
     def quiet(self, shard: int) -> bool:
         """Say whether no matching message after its place was announced, and so none that is visible by now."""

@@ -222,7 +222,8 @@ def _add(
 
     try:
         source.start(places)
-        return _stored(context, session, source, added, undo, created=True, retained=retained)
+        replays = start is not None
+        return _stored(context, session, source, added, undo, created=True, retained=retained, replays=replays)
     except BaseException:
         undo()
         raise
@@ -255,7 +256,8 @@ def _change(
             context.filters.remove_locked(source.topic_filter.text)
 
     try:
-        return _stored(context, session, source, changed, undo, created=False, retained=retained)
+        replays = start is not None
+        return _stored(context, session, source, changed, undo, created=False, retained=retained, replays=replays)
     except BaseException:
         undo()
         raise
@@ -302,13 +304,17 @@ def _stored(
     *,
     created: bool,
     retained: bool,
+    replays: bool,
 ) -> _Change:
-    """Return the change that stores a subscription, and that its retained messages are to be sent if there are any."""
+    """Return the change that stores a subscription, and that its retained messages are to be sent if there are any.
+
+    ``replays``: whether it begins in the past.
+    """
     sending = None
     with context.entrance.released():
         some = retained and context.retained.may_match(source.topic_filter)
     if some:
-        sending = RetainedSource(session.keys, source, context.retained)
+        sending = RetainedSource(session.keys, source, context.retained, replays=replays)
 
     def stored() -> None:
         source.settled()
@@ -349,7 +355,8 @@ def resume(context: SessionContext, session: LiveSession) -> None:
         session.merge_overlapping(source)
         if number in sent:
             context.retained.may_match(source.topic_filter)  # an opening fails if they can't be read, and is repeated
-            _send(session, RetainedSource(session.keys, source, context.retained, behind=sent[number]))
+            behind = sent[number]
+            _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=behind))
     session.ask()
 
 

@@ -44,7 +44,7 @@ class Connections:
         live = self.live.get(client_id)
         if live is None:
             return None
-        return live.stuck_since if live.paused_since is None else live.paused_since
+        return live.stuck_since if live.held_since is None else live.held_since
 
     def over(self, live: LiveSession, why: Ended, *, told: bool) -> None:
         """End a session object, and remove it; ``told``: call ``on_end``, because its owner didn't end it.

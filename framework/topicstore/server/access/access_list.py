@@ -32,14 +32,14 @@ class _ClientRule:
 class ClientRules:
     """What the list says of one client. Holds no state, so any thread may ask."""
 
-    __slots__ = ("_rules", "_unlisted", "denies_messages", "everything")
+    __slots__ = ("_rules", "_unlisted", "everything", "reads_everything")
 
     def __init__(self, rules: Sequence[_ClientRule], *, unlisted: bool) -> None:
         self._rules, self._unlisted = tuple(rules), unlisted
         self.everything = unlisted and all(rule.allow for rule in rules)
         """Whether the client may do whatever it wants."""
-        self.denies_messages = any(not rule.allow and "subscribe" in rule.actions for rule in rules)
-        """Whether a granted filter may match messages that the client may not have."""
+        self.reads_everything = unlisted and all(rule.allow for rule in rules if "subscribe" in rule.actions)
+        """Whether the client may be sent every message."""
 
     def may_publish(self, topic: str) -> bool:
         """Return whether the client may publish to a topic."""
@@ -60,11 +60,14 @@ class ClientRules:
         return self._unlisted
 
     def may_receive(self, topic: str) -> bool:
-        """Return whether the client may have a message to which one of its filters matches."""
+        """Return whether the client may be sent messages of a topic, whatever filter once brought them to it.
+
+        It is never false for all topics of a filter to which the client may subscribe by a rule.
+        """
         for rule in self._rules:
             if "subscribe" in rule.actions and any(pattern.matches(topic) for pattern in rule.topics):
                 return rule.allow
-        return True
+        return self._unlisted
 
 
 class AccessList:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.access import Action, Question
@@ -17,6 +17,8 @@ __all__ = ["Permissions"]
 
 _REMEMBERED, _BYTES = 256, 256 << 10
 """Decisions that a connection keeps of each action."""
+_TOPICS = 1_024
+"""Decisions that a connection keeps of what the client may be sent."""
 
 _log = logging.getLogger("topicstore.server.access")
 
@@ -25,14 +27,16 @@ class Permissions:
     """The permissions of one client while it is connected."""
 
     __slots__ = (
+        "_answered",
         "_client_id",
         "_plugins",
         "_publish",
+        "_received",
         "_rules",
         "_subscribe",
         "_unanswered",
         "_user",
-        "may_receive",
+        "reads_everything",
         "unrestricted",
     )
 
@@ -45,8 +49,12 @@ class Permissions:
         self._unanswered: set[str] = set()
         self.unrestricted = plugins is None and rules.everything
         """Whether nothing has to be asked."""
-        self.may_receive: Callable[[str], bool] | None = rules.may_receive if rules.denies_messages else None
-        """Whether a message to a topic may go to the client; None if all may. Any thread may call it."""
+        self.reads_everything = plugins is None and rules.reads_everything
+        """Whether every message may go to the client."""
+        self._received: BoundedCache[str, bool] = BoundedCache(_TOPICS, _BYTES)
+        """By topic, whether its messages may go to the client. Used in any thread."""
+        self._answered: dict[str, bool] = {}
+        """The last answers of plugins about messages, until they were used: `_received` may not have kept them."""
 
     def decided(self, action: Action, topic: str) -> bool | None:
         """Return whether the client may publish to a topic or subscribe to a filter; None if plugins must be asked.
@@ -91,6 +99,38 @@ class Permissions:
                 found[topic] = self._listed(action, topic) if answer is None else answer
                 known.keep(topic, found[topic] is True)
         return [found[topic] for topic in topics]
+
+    def received(self, topics: Sequence[str]) -> list[bool | None]:
+        """Return for each topic whether its messages may go to the client; None if plugins must be asked.
+
+        Never waits. May be called in any thread, though in one at a time.
+        """
+        found = list(map(self._received.get, topics))
+        if None in found:
+            for row, topic in enumerate(topics):
+                if found[row] is not None:
+                    continue
+                if self._plugins is None:
+                    found[row] = self._received.keep(topic, self._rules.may_receive(topic))
+                else:
+                    found[row] = self._answered.get(topic)
+        if self._answered and None not in found:
+            self._answered = {}
+        return found
+
+    async def ask_received(self, topics: Sequence[str]) -> None:
+        """Ask plugins what `received` says None of. Raises what they raise, and `TooManyWaitingError`.
+
+        They are asked as about a subscription of just that topic.
+        """
+        if self._plugins is not None:
+            answers = await self._plugins.ask(
+                [Question(user=self._user, client_id=self._client_id, action="subscribe", topic=one) for one in topics]
+            )
+            self._answered = {
+                topic: self._received.keep(topic, self._rules.may_receive(topic) if answer is None else answer is True)
+                for topic, answer in zip(topics, answers, strict=True)
+            }
 
     def _listed(self, action: Action, topic: str) -> bool:
         if action == "publish":

@@ -7,12 +7,14 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.server.addresses import Address, written_address
 from topicstore.server.limits import Limits
 from topicstore.server.settings import ListenerSettings
 
+from .handshake import FailedHandshakes, Handshake
 from .peer import ConnectionFactory, Scheme, Via
 from .tls import tls_context, unusable
 from .websocket import WebSocketEdge
@@ -45,6 +47,7 @@ class Listener:
         self._connect = connect
         self.via = _via(name, settings)
         self._factory = self._factory_for(connect)
+        self._failed = FailedHandshakes(name)
         self._servers: list[asyncio.Server] = []
         self._reloading = asyncio.Lock()
 
@@ -79,20 +82,14 @@ class Listener:
 
     async def _serve(self, context: ssl.SSLContext | None, bound: socket.socket | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        handshake = None if context is None else max(self._limits.connect_timeout, 0.001)
+        factory = self._factory
+        if context is not None:
+            seconds = max(self._limits.connect_timeout, 0.001)
+            factory = partial(Handshake, self._factory, context, seconds, self._failed)
         if bound is not None:
-            return await loop.create_server(
-                self._factory, sock=bound, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=handshake
-            )
+            return await loop.create_server(factory, sock=bound, backlog=_BACKLOG)
         address = self._settings.listen
-        return await loop.create_server(
-            self._factory,
-            address.host,
-            address.port,
-            ssl=context,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=handshake,
-        )
+        return await loop.create_server(factory, address.host, address.port, backlog=_BACKLOG)
 
     async def start(self) -> None:
         """Bind the address, and accept. Raises `ListenError`."""

@@ -15,4 +15,8 @@ session ends instead, or its client stays away for long, messages of QoS 1 go ba
 those of QoS 2 don't [MQTT-4.8.2-5]. They leave the session in one engine write, under a key of their own in the same
 shard (*handed back*), then they are written to the group (*returned*), then the first of the two keys is removed, and
 only then can a member get them. So they are never in two places.
+
+What a member reads and its client may not be sent goes back in the same way, handed back by the write that commits the
+member's places, and is offered to the other members; while none of them may have it, the group keeps it. What was lent
+to a member is parted from its loan instead, before anything of it is handed out.
 """

@@ -19,6 +19,7 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.read_cache import Run
 from topicstore.sessions.dispatch import Channel, Channels
+from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.shard.state import FrameworkWrite, ShardState
 
@@ -33,6 +34,8 @@ ROWS = 4_096
 """Number of rows that are searched at once for those of a member."""
 
 _MICROSECONDS = 1_000_000
+_TOGETHER = 4_096
+"""Number of messages up to which those that the same members refused are kept as one record."""
 
 
 class Member(Protocol):
@@ -74,6 +77,8 @@ class Loan:
     settled: int = 0
     """The position up to which they were delivered."""
     owner: Member | None = None
+    refused_by: frozenset[Member] = frozenset()
+    """The connected members whose clients may not be sent these messages."""
 
     @property
     def first(self) -> int:
@@ -120,6 +125,7 @@ class Group:
         self,
         shared: SharedFilter,
         channels: Channels,
+        filters: DurableFilters,
         states: Sequence[ShardState],
         changed: Callable[[Group], None],
     ) -> None:
@@ -137,11 +143,16 @@ class Group:
         self.dropped: tuple[int, ...] = ()
         self.handed = False
         """Whether there is something to `take_back`."""
+        self._refusals: dict[tuple[int, int], Member] = {}
+        """By shard and first position, the member that may not be sent messages that were handed back."""
+        self._parted = False
+        """Whether there are messages that no member has and another may be sent."""
         self.unsaved = False
         """Whether its record lacks a change on which other writes depend."""
         self.ahead = False
         """Whether its record lacks moves of places without deliveries."""
         self._channels = channels
+        self._filters = filters
         self._states = states
         self._home = states[channels.shard_of(shared.text)]
         self._changed = changed
@@ -179,6 +190,7 @@ class Group:
         self.members[member.client_id] = Membership(member.number, None, told=before.told if before else 0)
         if self._channel is None:
             self._channel = self._channels.channel_locked(self.filter.topic_filter)
+            self._filters.present_locked(self.filter.text)
         self.connected[member] = None
         self._changed(self)
 
@@ -198,10 +210,12 @@ class Group:
         for loan in member.loans:
             loan.owner = None
         member.loans.clear()
+        self._forget_refusals(member)
         self.unsaved = True
         if not self.connected and self._channel is not None:
             self._channels.leave_locked(self._channel, self)
             self._channel = None
+            self._filters.absent_locked(self.filter.text)
         self._changed(self)
 
     # --- who gets what ---
@@ -228,8 +242,47 @@ class Group:
             self._give(move.shard, move.number, move.owner)
         for loan in self.loans if members else ():
             if loan.owner is None:
-                loan.owner = min(members, key=lambda member: len(member.loans))
-                loan.owner.lend(loan)
+                self._lend(loan, members)
+        self._parted = False
+
+    def _lend(self, loan: Loan, members: Sequence[Member]) -> None:
+        """Have one of these members deliver what came back or, if it is not for their clients, another that may."""
+        may = [member for member in members if member not in loan.refused_by]
+        may = may or [member for member in self.connected if member not in loan.refused_by]
+        if may:
+            loan.owner = min(may, key=lambda member: len(member.loans))
+            loan.owner.lend(loan)
+
+    def note_refused(self, member: Member, refused: Sequence[tuple[int, Positions]]) -> None:
+        """Note messages that a member has handed back because its client may not be sent them."""
+        for shard, positions in refused:
+            self._refusals[shard, int(positions[0])] = member
+            self.handed = True
+
+    def part(self, loan: Loan, refused: Positions, member: Member) -> None:
+        """Part messages from a loan, because the client of its member may not be sent them. Committed on return."""
+        left = loan.positions[~np.isin(loan.positions, refused)]
+        key = self.keys.returned_at(loan.shard, loan.first)
+        writes: dict[bytes, StateWrite] = {key: FrameworkWrite(key, None)}
+        if len(left):
+            writes[self.keys.returned_at(loan.shard, int(left[0]))] = self._returned(loan.shard, left)
+        self._add(loan.shard, refused, loan.refused_by | {member}, writes)
+        self._parted = True
+        if len(left):
+            loan.positions = left
+        else:
+            self.loans.remove(loan)
+            member.loans.remove(loan)
+
+    def reconsider(self, member: Member) -> None:
+        """Offer a member again what its client might not be sent: that may have changed."""
+        self._forget_refusals(member)
+        self._changed(self)
+
+    def _forget_refusals(self, member: Member) -> None:
+        for loan in self.loans:
+            loan.refused_by -= {member}
+        self._refusals = {key: one for key, one in self._refusals.items() if one is not member}
 
     def _planned(self, members: Iterable[Member]) -> list[_Move]:
         """Return the slices that should be moved."""
@@ -279,8 +332,9 @@ class Group:
         self.settled[member.mine] = self.places[member.mine]
         for loan in member.loans:
             loan.settled = loan.place
-        if any(loan.settled == loan.last for loan in member.loans):
-            self.unsaved = True
+        over = any(loan.settled == loan.last for loan in member.loans)
+        self.unsaved |= over
+        if over or self.handed or self._parted:
             self._changed(self)
 
     def rewind(self, member: Member) -> None:
@@ -396,11 +450,41 @@ class Group:
         """
         for state in self._states:
             handed = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.handed)]
+            for _, shard, positions in handed:
+                self._keep(shard, positions, self._refusals.get((shard, int(positions[0]))))
             if handed:
-                self._home.write([self._returned(shard, positions) for _, shard, positions in handed])
                 state.write([FrameworkWrite(key, None) for key, _, _ in handed])
-                self.loans += [Loan(shard, positions) for _, shard, positions in handed]
+        self._refusals.clear()
         self.handed = False
+
+    def _keep(self, shard: int, handed: Positions, refused_by: Member | None) -> None:
+        """Keep messages that were handed back, unless they are kept since a write that followed has failed."""
+        for loan in self.loans:
+            if loan.shard == shard:
+                handed = handed[~np.isin(handed, loan.positions)]
+        if len(handed):
+            self._add(shard, handed, frozenset(filter(None, [refused_by])), {})
+
+    def _add(
+        self, shard: int, positions: Positions, refused_by: frozenset[Member], writes: dict[bytes, StateWrite]
+    ) -> None:
+        """Commit messages that came back, with other writes, by key; they join others that the same members refused."""
+        like = (
+            loan
+            for loan in self.loans
+            if loan.refused_by == refused_by and loan.shard == shard and loan.owner is None and not loan.place
+        )
+        known = next((loan for loan in like if len(loan.positions) < _TOGETHER), None) if refused_by else None
+        if known is not None:
+            key = self.keys.returned_at(shard, known.first)
+            writes[key] = FrameworkWrite(key, None)
+            positions = np.union1d(known.positions, positions)
+        writes[self.keys.returned_at(shard, int(positions[0]))] = self._returned(shard, positions)
+        self._home.write(list(writes.values()))
+        if known is not None:
+            known.positions = positions
+        else:
+            self.loans.append(Loan(shard, positions, refused_by=refused_by))
 
     def load_returned(self, taken: dict[tuple[int, int], int]) -> None:
         """Load the returned messages; ``taken``: by shard and first position, up to where they were taken."""

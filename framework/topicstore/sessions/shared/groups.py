@@ -10,6 +10,7 @@ import numpy as np
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Channels
+from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.inflight import InflightWindow
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
@@ -34,13 +35,14 @@ _SAVE_INTERVAL = 15_000_000
 class Groups:
     """The groups of one open database, each loaded when it is needed. Used under the dispatcher's lock."""
 
-    def __init__(self, states: SessionState, channels: Channels) -> None:
+    def __init__(self, states: SessionState, channels: Channels, filters: DurableFilters) -> None:
         self.slow_after = 5.0
         """Seconds for which a member's window may be full before its slices go to others with room."""
         self.handover_after: float | None = 60.0
         """Seconds for which a member may be away before others get its messages in flight at QoS 1; None: no limit."""
         self._states = states
         self._channels = channels
+        self._filters = filters
         self._loaded: dict[str, Group] = {}
         self._stale: dict[Group, None] = {}
         """The groups whose update failed."""
@@ -58,7 +60,7 @@ class Groups:
         return group
 
     def _new(self, text: str) -> Group:
-        return Group(parse_shared(text), self._channels, self._states.states, self._changed)
+        return Group(parse_shared(text), self._channels, self._filters, self._states.states, self._changed)
 
     def _load(self, text: str) -> Group | None:
         keys = GroupKeys(text)
@@ -82,8 +84,8 @@ class Groups:
         if not group.members:
             group.remove()
             return None
-        group.take_back()
         group.load_returned(taken)
+        group.take_back()
         if group.unsaved:
             group.save()
         return group

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from topicstore.contract.errors import TopicstoreError
-from topicstore.contract.positions import time_of
+from topicstore.contract.positions import Positions, time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
+from topicstore.sessions.credit import only
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.portions import Portion, portion_at
 from topicstore.sessions.records import VERSION, Era, Keys, SubscriptionRecord, put
 from topicstore.sessions.sources import Source
 
 from .group import ROWS, Group, Loan
-from .records import LeaseRecord
+from .records import LeaseRecord, returned
 from .slices import ABOVE_ALL, Slices, pack_places, slices_of_locked
 
 __all__ = ["SharedSource"]
@@ -36,9 +37,11 @@ class SharedSource(Source):
         "_behind",
         "_failing",
         "_keys",
+        "_lent",
         "_loans_fail",
         "_moved",
         "_ready",
+        "_refused",
         "drafting",
         "group",
         "limited",
@@ -79,6 +82,10 @@ class SharedSource(Source):
         self._loans_fail = False
         """Whether messages that came back could not be read: newer ones wait for them."""
         self._moved = False
+        self._lent: tuple[Loan, int] | None = None
+        """The loan that was read last, and from where; None if the streams were."""
+        self._refused: list[tuple[int, Positions]] = []
+        """Messages of the streams, by shard, that its client may not be sent, until they are committed."""
 
     def change(self, options: SubscribeOptions) -> None:
         """Change the options by which messages are delivered from now on."""
@@ -123,6 +130,7 @@ class SharedSource(Source):
     def _read(self, shard: int, limit: int, now: int) -> Portion:
         """Read on in a shard, after the lowest place of its slices."""
         group = self.group
+        self._lent = None
         places = group.places[shard]
         del self._behind[shard]
         try:
@@ -165,6 +173,7 @@ class SharedSource(Source):
             self._loans_fail = True
             raise
         loan.place = int(positions[-1])
+        self._lent = loan, before
         self._moved = True
         kept, messages, expiry = [], [], []
         for position, message in sorted(found.items()):
@@ -189,6 +198,23 @@ class SharedSource(Source):
             expiry,
         )
 
+    def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
+        """Return the portion that was read last with those messages only that the client may be sent.
+
+        The others go back to the group, for another member: those of the streams when the portion is committed. What
+        was lent is parted from the loan at once, and the rest of it is read again.
+        """
+        if all(answers) or portion.positions is None:
+            return portion
+        refused = portion.positions[~np.array(answers, np.bool_)]
+        if self._lent is None:
+            self._refused.append((portion.shard, refused))
+            return only(portion, answers)
+        loan, before = self._lent
+        loan.place = before
+        self.group.part(loan, refused, self)
+        return Portion(self.topic_filter.text, portion.shard, self.options, (), 0, None)
+
     def try_again(self) -> None:
         """Read again the shards that failed, and messages that came back."""
         self._loans_fail = False
@@ -207,19 +233,26 @@ class SharedSource(Source):
         if not self._moved:
             return []
         places = pack_places(self.group.places, self.mine)
-        returned = tuple((loan.shard, loan.first, loan.place) for loan in self.loans)
-        return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, returned))]
+        lent = tuple((loan.shard, loan.first, loan.place) for loan in self.loans)
+        handed = [
+            put(self.group.keys.handed_at(shard, int(refused[0])), returned(refused))
+            for shard, refused in self._refused
+        ]
+        return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, lent)), *handed]
 
     def settled(self) -> None:
         """Note that the messages read since are handed out, and the places stored."""
         if self._moved:
             self._moved = self.drafting = False
+            refused, self._refused = self._refused, []
+            self.group.note_refused(self, refused)
             self.group.settle(self)
 
     def rewind(self) -> None:
         """Go back to the last `settled`: the messages read since are read again."""
         if self._moved:
             self._moved = self.drafting = False
+            self._refused = []
             self.group.rewind(self)
             for shard in np.flatnonzero(self.mine.any(axis=1)).tolist():
                 self.wake(shard)

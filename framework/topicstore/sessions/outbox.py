@@ -1,0 +1,95 @@
+"""`Outbox`: the packets of a session that are committed and were not handed out yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from topicstore.pubsub.message_expiry import seconds_left
+
+from .credit import Permit
+from .delivery_batch import Packet, cut, single
+from .inflight import InflightWindow
+from .model import Publish, PubRel
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """Used under the dispatcher's lock. Those that were left by an earlier call are single packets."""
+
+    __slots__ = ("_clock", "_permit", "_window", "packets", "read_at", "revised", "waited")
+
+    def __init__(self, window: InflightWindow, permit: Permit, clock: Callable[[], int]) -> None:
+        self._window, self._permit, self._clock = window, permit, clock
+        self.packets: list[Packet] = []
+        self.read_at = 0
+        """When the messages were read: their expiry is told as of then."""
+        self.waited = False
+        """Whether the packets were left here by an earlier call."""
+        self.revised = False
+        """Whether what may be sent has changed since the packets came."""
+
+    def add(self, packets: Sequence[Packet]) -> None:
+        """Add packets that were just committed, or need no commit."""
+        self.packets += packets
+        self.waited = False
+
+    def take(self, limit: int, max_bytes: int | None) -> tuple[list[Packet], bool]:
+        """Return the packets that may be handed out, and whether packet ids of others are free now."""
+        taken, rest = cut(self.packets, limit, max_bytes)
+        self.packets, freed = [*rest], False
+        if self.waited:
+            unexpired, freed = self._unexpired(taken, self._clock())
+            taken = [*unexpired]
+        self.waited = True
+        return taken, freed
+
+    def put_back(self, packets: Sequence[Packet]) -> bool:
+        """Take back packets that were taken and not handed out; return whether packet ids of others are free now."""
+        now = self._clock()
+        unexpired, freed = self._unexpired(self.packets, now)
+        self.packets = [*single(packets), *unexpired]
+        self.read_at = now
+        return freed
+
+    def _unexpired(self, packets: Sequence[Packet], now: int) -> tuple[list[Publish | PubRel], bool]:
+        """Return packets that waited here, with what is left of their expiry, without those that expired.
+
+        Those that may have been sent on an earlier connection don't expire [MQTT-4.3.3-7].
+        """
+        left: list[Publish | PubRel] = []
+        freed = False
+        for packet in single(packets):
+            if isinstance(packet, PubRel) or packet.expiry is None:
+                left.append(packet)
+                continue
+            expiry = seconds_left(packet.expiry, self.read_at, now)
+            if expiry > 0 or packet.dup:
+                left.append(msgspec.structs.replace(packet, expiry=expiry))
+            elif packet.packet_id:
+                self._window.cancel(packet.packet_id)
+                freed = True
+        return left, freed
+
+    def revise(self) -> bool | None:
+        """Remove the packets that the client may not be sent any more; return whether there were any.
+
+        Returns None, and removes nothing, if that is not known yet.
+        """
+        packets = list(single(self.packets))
+        sent = [packet for packet in packets if isinstance(packet, Publish)]
+        answers = self._permit.answers([packet.message for packet in sent])
+        if answers is None:
+            return None
+        gone = {id(packet): packet for packet, answer in zip(sent, answers, strict=True) if not answer}
+        for packet in gone.values():
+            if packet.dup:  # the client may hold it
+                self._window.vanished(packet.packet_id)
+            elif packet.packet_id:
+                self._window.cancel(packet.packet_id)
+        self._permit.refused += len(gone)
+        self.packets = [packet for packet in packets if id(packet) not in gone]
+        self.revised = False
+        return bool(gone)
