@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -22,6 +22,7 @@ from topicstore.pubsub.filter_index import FilterIndex
 from topicstore.storage.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
 
+from .entrance import Around
 from .lookup import Lookup
 from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode
 from .session_state import SessionState
@@ -45,7 +46,7 @@ _Standings = Mapping[str, Mapping[str, Standing]]
 class Lagging:
     """Compares the sessions of one open database with its messages.
 
-    entered: returns a context manager that holds the sessions' lock, and raises if the database is closed.
+    entered: calls a function under the sessions' lock, and raises if the database is closed.
     storage: returns the database's shards.
     """
 
@@ -54,7 +55,7 @@ class Lagging:
         states: SessionState,
         groups: Groups,
         lookup: Lookup,
-        entered: Callable[[], AbstractContextManager[object]],
+        entered: Around,
         storage: Callable[[], Storage],
     ) -> None:
         self._states = states
@@ -94,9 +95,11 @@ class Lagging:
         states: StoredStandings = self._states if len(client_ids) < _MANY else _AllStandings(self._states)
         found: dict[str, Mapping[str, Standing]] = {}
         for client_id in client_ids:
-            with self._entered():
-                found[client_id] = standings(states, self._groups, client_id, self._lookup.live.get(client_id))
+            found[client_id] = self._entered(partial(self._standings_of, states, client_id))
         return found
+
+    def _standings_of(self, states: StoredStandings, client_id: str) -> Mapping[str, Standing]:
+        return standings(states, self._groups, client_id, self._lookup.live.get(client_id))
 
 
 class _AllStandings:

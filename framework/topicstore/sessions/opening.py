@@ -152,8 +152,7 @@ class Opening:
     def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
         """Return by client what returns its stored session, or raises the error of reading it."""
         try:
-            with self._context.entrance.released():
-                found = self._states.find_all(client_ids)
+            found = self._context.entrance.released(lambda: self._states.find_all(client_ids))
         except TopicstoreError:  # a damaged one holds up no others
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
@@ -194,8 +193,7 @@ class Opening:
             try:
                 if wills:
                     messages = [(client_id, will.message) for client_id, will in wills if will]
-                    with self._context.entrance.released():
-                        self._wills.store(shard, messages, writes)
+                    self._context.entrance.released(partial(self._wills.store, shard, messages, writes))
                 else:
                     self._states.write(shard, writes)
             except StateConflictError as conflict:

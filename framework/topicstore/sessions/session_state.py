@@ -8,7 +8,6 @@ engine write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 
 import attrs
@@ -20,6 +19,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.storage.keyed_messages import state_key
 
+from .entrance import Around
 from .inflight import InflightWindow
 from .model import SessionInfo
 from .records import (
@@ -74,14 +74,14 @@ def encode_session(client_id: str, record: SessionRecord) -> Found:
 class SessionState:
     """The stored sessions of one open database. Methods raise the errors of reading and writing state.
 
-    released: returns a context manager that gives the sessions' lock up. It is entered while an engine writes.
+    released: calls a function, with which an engine writes, without the sessions' lock.
     """
 
     def __init__(
         self,
         states: Sequence[ShardState],
         shard_of: Callable[[str], int],
-        released: Callable[[], AbstractContextManager[object]],
+        released: Around,
     ) -> None:
         self._released = released
         self.states = states
@@ -187,8 +187,7 @@ class SessionState:
 
     def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
         """Commit writes to a shard together."""
-        with self._released():
-            self.states[shard].write(writes)
+        self._released(lambda: self.states[shard].write(writes))
 
     def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
         """Commit writes to the shard of a client together."""
