@@ -39,8 +39,8 @@ class Handler:
             sys.setprofile(None)
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        around = (frame, frame.f_back)
-        collecting = any(one.f_globals.get("__name__") in ("weakref", "_weakrefset") for one in around if one is not None)
+        modules = [one.f_globals.get("__name__") for one in (frame, frame.f_back) if one is not None]
+        collecting = not {"weakref", "_weakrefset"}.isdisjoint(modules)
         generator = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
         if collecting or event not in ("call", "c_return") or generator:
             return  # there, an exception would not be raised, or pass over a ``finally``
