@@ -24,7 +24,7 @@ from topicstore.storage.storage import Storage
 
 from .entrance import Around
 from .lookup import Lookup
-from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode
+from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, owner_of
 from .session_state import SessionState
 from .shared.filters import is_shared
 from .shared.groups import Groups
@@ -106,27 +106,25 @@ class _AllStandings:
     """Where all stored sessions stand, read with one scan of each shard."""
 
     def __init__(self, states: SessionState) -> None:
-        self.states = states.states
+        self.states, self._old = states.states, states.old
         self._subscriptions: dict[str, list[tuple[int, SubscriptionRecord]]] = defaultdict(list)
         self._places: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for state in self.states:
             for key, value in state.scan(SUBSCRIPTION):
-                client_id, number = _owner(key)
-                self._subscriptions[client_id].append((number, decode(key, value, SubscriptionRecord)))
+                owner, number = owner_in(key, SUBSCRIPTION), int.from_bytes(key[-4:], "big")
+                self._subscriptions[owner].append((number, decode(key, value, SubscriptionRecord)))
             for key, value in state.scan(PLACE):
-                client_id, number = _owner(key)
-                self._places[client_id][number] = decode(key, value, tuple[int, list[int]])[1]
+                owner, number = owner_in(key, PLACE), int.from_bytes(key[-4:], "big")
+                self._places[owner][number] = decode(key, value, tuple[int, list[int]])[1]
 
     def subscriptions(self, client_id: str) -> Iterable[tuple[int, SubscriptionRecord]]:
-        return self._subscriptions.get(client_id, ())
+        return self._subscriptions.get(self._owner(client_id), ())
 
     def places(self, client_id: str) -> dict[int, list[int]]:
-        return self._places.get(client_id, {})
+        return self._places.get(self._owner(client_id), {})
 
-
-def _owner(key: bytes) -> tuple[str, int]:
-    """Return the client id and the number of a subscription's key, which begins with a prefix of three bytes."""
-    return key[3:-5].decode(), int.from_bytes(key[-4:], "big")
+    def _owner(self, client_id: str) -> str:
+        return client_id if client_id in self._old else owner_of(client_id).decode()
 
 
 def _lags(counter: LagCounter, standing: _Standings) -> dict[str, dict[str, Lag]]:

@@ -34,6 +34,7 @@ from .lagging import Lagging
 from .leaving import Leaving
 from .live_rows import Refused
 from .live_session import LiveSession
+from .long_keys import opened
 from .lookup import Lookup
 from .model import (
     Ended,
@@ -50,7 +51,6 @@ from .opening import Opening, checked
 from .pace import Pace
 from .publishing import publish
 from .session import Session, lives_of
-from .session_state import SessionState
 from .shared.collection import SharedSubscriptions
 from .shared.groups import Groups
 from .silences import Silences
@@ -89,7 +89,7 @@ class Sessions:
         self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
         self.entered = self._claims.entered
         """Says whether this thread is within a call of sessions that must end before they can be closed."""
-        self._states = SessionState(parts.states, parts.shard_of, self._entrance.released)
+        self._states = opened(parts, self._entrance.released)
         self._groups = Groups(self._states, self._dispatcher)
         self.groups = SharedSubscriptions(self._groups, self._entered)
         """The shared subscriptions, and how long their members may be slow or away before others take over."""

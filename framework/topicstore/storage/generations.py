@@ -144,9 +144,19 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
 
 def remove_dropped(storage: Storage) -> None:
     """Remove the messages of dropped generations; `reclaim_removed` frees their disk space."""
-    storage.ballast.given_up(storage.shards, lambda: [shard.remove_dropped() for shard in storage.shards])
+
+    def remove() -> None:
+        for shard in storage.shards:
+            shard.remove_dropped()
+
+    storage.ballast.given_up(storage.shards, remove)
 
 
 def reclaim_removed(storage: Storage) -> None:
     """Free the disk space of generations whose messages were removed. May take long."""
-    storage.ballast.given_up(storage.shards, lambda: [shard.reclaim_removed() for shard in storage.shards])
+
+    def reclaim() -> None:
+        for shard in storage.shards:
+            shard.reclaim_removed()
+
+    storage.ballast.given_up(storage.shards, reclaim)
