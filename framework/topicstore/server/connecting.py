@@ -86,7 +86,7 @@ class Terms:
         """Whether the client was given its client id."""
         return not self.packet.client_id
 
-    def connect(self, may_receive: Callable[[str], bool] | None) -> Connect:
+    def connect(self, may_receive: Callable[[str], bool] | None, user: str | None) -> Connect:
         """Return how the session is opened."""
         packet = self.packet
         will = None
@@ -107,6 +107,7 @@ class Terms:
             overlapping="once",
             in_memory=packet.clean_start and self.expiry == 0 and will is None,
             batch_size=self.batch_size,
+            user=user or "",
         )
 
     def settled(self) -> Terms:

@@ -366,7 +366,7 @@ class MqttConnection(asyncio.Protocol):
             self._user, permissions = admission.user, admission.permissions
             if not permissions.unrestricted:
                 self._permissions = permissions
-            how = terms.connect(permissions.may_receive)
+            how = terms.connect(permissions.may_receive, admission.user)
             self._serving.asked.connects.append((self, how, admission.forbidden))
             self._serving.kick()
 

@@ -40,6 +40,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     subscriptions: Count = 10_000
     """Filters of a client's session. One more is refused with 0x97, quota exceeded; in 3.1.1 with 0x80. Any number is
     told in packets of at most 65,536 filters; one with more ends the connection with 0x97."""
+    stored_sessions: Count = 1_000_000
+    """Sessions that may be stored, of connected and of absent clients; those that are kept in memory don't count. The
+    client of one more is refused with 0x97, quota exceeded; in 3.1.1 with 3, server unavailable."""
+    stored_sessions_per_user: Count | None = None
+    """Sessions of them that each user may have; clients without a user name count together. Without it there is no
+    limit. The client of one more is refused in the same way."""
     publish_rate: Count | None = None
     """Messages a second that a client may publish; without it there is no limit. What is done about more
     says ``over_rate``."""

@@ -93,6 +93,8 @@ class Sessions:
         self._groups = Groups(self._states, self._dispatcher)
         self.groups = SharedSubscriptions(self._groups, self._entered)
         """The shared subscriptions, and how long their members may be slow or away before others take over."""
+        self.bounds = self._states.counts.bounds
+        """How many sessions may be stored; its attributes may be set."""
         self.pace = Pace()
         """How often the periodic work of sessions is done; its attributes may be set."""
         self._clock, self._storage = parts.steady, parts.storage
@@ -145,6 +147,7 @@ class Sessions:
         overlapping: Overlapping = "each",
         in_memory: bool = False,
         batch_size: int | None = None,
+        user: str = "",
         on_end: Callable[[Session, Ended], None] | None = None,
     ) -> Session:
         """Open the session of a client, or create one; `Session.present` says which. It is committed on return.
@@ -174,12 +177,13 @@ class Sessions:
                          process dies. The messages that it is sent are stored as for any other session. It needs an
                          ``expiry_interval`` of 0, ``clean_start``, and no ``will``. From its first shared subscription
                          on it is a stored one, which still ends with the connection.
-        batch_size:      the most packets that it is handed in its turn, though others may be allowed more; None: any
-                         number.
+        batch_size:      the most packets that it is handed in its turn; None: as many as others.
+        user:            the user that a new session counts for; see `bounds`.
         on_end:          called once if the object ends other than by its own methods; it should return quickly.
 
         Section numbers are those of MQTT 5. An older `Session` object of the client is taken over and can't be used any
-        more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, and the errors of reading and writing state.
+        more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, `QuotaExceededError` if `bounds` permits no more stored
+        sessions, and the errors of reading and writing state.
         """
         how = Connect(
             client_id=client_id,
@@ -192,6 +196,7 @@ class Sessions:
             overlapping=overlapping,
             in_memory=in_memory,
             batch_size=batch_size,
+            user=user,
         )
         good, _ = checked([how], partial=False)
         return self._writing(lambda: self._opening.open_all(good, on_end))[0]
@@ -366,15 +371,7 @@ class Sessions:
 
     def expire(self, client_id: str) -> None:
         """End a client's session now, and its connection if it has one. Raises `SessionNotFoundError`."""
-        self._writing(lambda: self._expire_locked(client_id))
-
-    def _expire_locked(self, client_id: str) -> None:
-        found = self._lookup.found(client_id)
-        session = self._connections.live.get(client_id)
-        if session is not None:
-            self._opening.take_over([session], Ended.EXPIRED)
-        if session is None or session.stored:
-            self._timers.remove(found)
+        self._writing(lambda: self._opening.expire(self._lookup.found(client_id)))
 
     def close(self) -> None:
         """Commit everything and end all connections as if they were lost. `Database.close` calls it."""

@@ -43,6 +43,7 @@ from .records import (
     timer_key,
     timer_of,
 )
+from .stored_counts import StoredCounts
 
 __all__ = ["Found", "SessionState", "encode_session", "will_key"]
 
@@ -89,6 +90,7 @@ class SessionState:
         self.states = states
         """The states of all shards, by shard number."""
         self.shard_of = shard_of
+        self.counts = StoredCounts(self._users)
         self.old: frozenset[str] = frozenset()
         """The clients whose sessions are stored as releases did that had no digests in keys. Set once, at first."""
 
@@ -145,6 +147,11 @@ class SessionState:
             for key, value in state.scan(SESSION):
                 if not decode(key, value, SessionRecord).ending:
                     yield self.client_of(owner_in(key, SESSION))
+
+    def _users(self) -> Iterator[str]:
+        for state in self.states:
+            for key, value in state.scan(SESSION):
+                yield decode(key, value, SessionRecord).user
 
     def left_open(self, shard: int) -> Iterator[str]:
         """Yield the client ids of the sessions of a shard that were opened and not closed."""
@@ -263,6 +270,7 @@ class SessionState:
             self.write_for(found.client_id, [FrameworkWrite(keys.session, None, expect=found.stored), *writes])
         except StateConflictError:
             return False
+        self.counts.add(found.record.user, -1)
         return True
 
     def _parts(self, client_id: str) -> Iterator[bytes]:
