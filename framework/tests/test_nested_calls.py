@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import attrs
 import pytest
 import topicstore as ts
 from topicstore.sessions import PubRel
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.steps import Handler
 from topicstore_conformance.faults.threads import PATIENCE, begin
 
 pytestmark = pytest.mark.slow
@@ -78,42 +76,6 @@ def care(db: ts.Database) -> None:
 CALLS = [store, replay, follow, serve, write, queue, care]
 
 
-@attrs.define
-class Handler:
-    """Runs once within what this thread does: where Python runs handlers of signals, or collects garbage."""
-
-    handle: Callable[[], object]
-    step: int = -1
-    """When it runs, counted in calls of Python's functions and returns from C; -1: never."""
-    kinds: dict[tuple[str, ...], int] = attrs.field(factory=dict)
-    """The first step of each kind."""
-    steps: int = 0
-
-    def run(self, work: Callable[[], object]) -> None:
-        """Work; what finds the database closed may end it."""
-        profile = self._profile  # kept: when it has raised, Python forgets it, and may call it once more
-        sys.setprofile(profile)
-        try:
-            work()
-        except* ENDED:  # a writer's come in a group
-            if self.step < 0:
-                raise
-        finally:
-            sys.setprofile(None)
-
-    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        around = (frame, frame.f_back)
-        collecting = any(one.f_globals["__name__"] in ("weakref", "_weakrefset") for one in around if one is not None)
-        generator = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
-        if collecting or event not in ("call", "c_return") or generator:
-            return  # there, an exception would not be raised, or pass over a ``finally``
-        names = [frame.f_code.co_qualname, getattr(argument, "__name__", "")]
-        self.kinds.setdefault((event, *names, frame.f_back.f_code.co_qualname if frame.f_back else ""), self.steps)
-        if self.steps == self.step:
-            self.handle()
-        self.steps += 1
-
-
 @pytest.fixture(name="opened")
 def _opened(tmp_path: Path) -> Iterator[Callable[[str], ts.Database]]:
     numbers = iter(range(sys.maxsize))
@@ -142,7 +104,7 @@ def test_a_close_within_a_call(opened: Callable[[str], ts.Database], backend: st
     assert len(kinds) > 50
     for step in kinds[:: max(len(kinds) // tries(16, 80), 1)]:
         db = opened(backend)
-        handler = Handler(db.close, step)
+        handler = Handler(db.close, step, ENDED)
         begin(lambda db=db, handler=handler: handler.run(lambda: call(db))).result(PATIENCE)
         begin(db.close).result(PATIENCE)
         with pytest.raises(ts.DatabaseClosedError):
@@ -221,7 +183,9 @@ def test_a_writer_closed_within_a_put(opened: Callable[[str], ts.Database]) -> N
                 for message in STORED:
                     futures.append(writer.put(message))  # noqa: PERF401 - those before an error count, too
 
-            begin(lambda step=step, writer=writer, work=work: Handler(writer.close, step).run(work)).result(PATIENCE)
+            begin(lambda step=step, writer=writer, work=work: Handler(writer.close, step, ENDED).run(work)).result(
+                PATIENCE
+            )
             begin(writer.close).result(PATIENCE)
             assert all(future.result(0) for future in futures)
             with pytest.raises(ts.DatabaseClosedError):

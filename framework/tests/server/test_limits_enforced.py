@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import topicstore as ts
@@ -72,6 +73,24 @@ def test_names_that_are_too_long_are_refused(db: ts.Database, version: int) -> N
         for length, reason in ((1_024, 0), (1_025, refused[0])):
             with embedded.client(version=version) as client:
                 assert client.connect("x" * length).reason == reason
+
+
+@both
+@pytest.mark.parametrize("limits", [Limits(stored_sessions=2), Limits(stored_sessions_per_user=2)])
+def test_one_stored_session_too_many_is_refused(db: ts.Database, limits: Limits, version: int) -> None:
+    """Those that are stored can be resumed, and others kept in memory; when one has ended, there is room."""
+    kept = {"clean": False} | ({} if version == 4 else {"session_expiry_interval": 3600})
+    with limited(db, limits) as embedded:
+
+        def connected(client_id: str, **how: Any) -> int:
+            with embedded.client(version=version) as client:
+                return int(client.connect(client_id, **how).reason)
+
+        assert [0, 0] == [connected(client_id, **kept) for client_id in ("one", "two")]
+        assert connected("three", **kept) == (3 if version == 4 else 0x97)
+        assert [0, 0] == [connected("one", **kept), connected("four")]
+        db.sessions.expire("two")
+        assert connected("three", **kept) == 0
 
 
 @both

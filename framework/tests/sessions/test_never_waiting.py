@@ -381,11 +381,15 @@ def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
     """It is refused, as it can't wait: a signal handler may interrupt a call that the other thread waits for."""
     two = sessions.open("two")
     session.subscribe("+", 1, start="beginning")
-    with held(Feed, "_scan", session.deliver) as delivering, sessions._dispatcher.claims.of([two._live]):
+
+    def within() -> None:
         assert two.subscribe("x", 1).created
         for call in (session.deliver, sessions.tick):
             with pytest.raises(ts.NestedCallError):
                 call()
+
+    with held(Feed, "_scan", session.deliver) as delivering:
+        sessions._dispatcher.claims.of([two._live], within)
     assert delivering.result(PATIENCE)
 
 

@@ -42,6 +42,7 @@ def keep(db: ts.Database) -> None:
     one.deliver(limit=10)
     one.publish([ts.Message("a/3", b"z", "one", qos=2)], [7])
     db.sessions.open("two", expiry_interval=3600).disconnect()
+    db.sessions.open("long" * 20, expiry_interval=3600).disconnect()
     db.retention.run(db.clock() + 10**7)
 
 

@@ -33,6 +33,7 @@ from topicstore.sessions.delivery_batch import Packet, single
 from topicstore.sessions.inflight import MAX_PACKET_ID
 from topicstore.sessions.pace import Pace
 from topicstore.sessions.shared.collection import SharedSubscriptions
+from topicstore.sessions.stored_counts import StoredBounds
 
 from .face import Collection, Face, direct, iterated, threaded
 from .handover import Handover
@@ -168,6 +169,7 @@ class AsyncSessions(Collection[Sessions]):
         overlapping: Overlapping = "each",
         in_memory: bool = False,
         batch_size: int | None = None,
+        user: str = "",
         on_end: Callable[[AsyncSession, Ended], None] | None = None,
     ) -> AsyncSession:
         """Open the session of a client, or create one; see `Sessions.open`.
@@ -190,6 +192,7 @@ class AsyncSessions(Collection[Sessions]):
                 allow=allow,
                 overlapping=overlapping,
                 in_memory=in_memory,
+                user=user,
                 batch_size=batch_size,
                 on_end=ended,
             )
@@ -251,6 +254,11 @@ class AsyncSessions(Collection[Sessions]):
     def pace(self) -> Pace:
         """How often the periodic work of sessions is done; see `Sessions.pace`."""
         return self._find().pace
+
+    @property
+    def bounds(self) -> StoredBounds:
+        """How many sessions may be stored; see `Sessions.bounds`."""
+        return self._find().bounds
 
     checkpoint = threaded(Sessions.checkpoint)
     kick = threaded(Sessions.kick)

@@ -71,6 +71,11 @@ class ProcessLock(RLock):  # type: ignore[misc]  # RLock isn't final at run time
         """Return whether this thread holds the lock."""
         return bool(self._is_owned())  # type: ignore[attr-defined]  # as threading.Condition does
 
+    def retake(self) -> None:
+        """Take the lock, unless this thread holds it, and let Ctrl-C wait until that is done."""
+        if not self.owned():
+            self._acquire_restore((1, threading.get_ident()))  # type: ignore[attr-defined]  # as threading.Condition does
+
     def leave_to_parent(self) -> None:
         """Make the lock refuse to be taken, in this process and its children."""
         self.__class__ = _InheritedLock
@@ -83,6 +88,10 @@ class _InheritedLock(ProcessLock):  # type: ignore[misc]
         raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
 
     __enter__ = acquire
+
+    def retake(self) -> None:
+        if not self.owned():
+            self.acquire()
 
 
 def holds_lock() -> bool:

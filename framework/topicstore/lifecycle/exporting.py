@@ -163,13 +163,15 @@ def archive(
             shard.archive(number, location, slab.messages)
         return exported
 
-    with storage.ballast.given_up(storage.shards):
+    def archive_all() -> None:
         # One after the other, so that the space of each is free before the next needs some.
         for number in _told(numbers, progress):
             # The export would still hold messages that are deleted meanwhile.
-            slabs += holding((shard.rewriting for shard in storage.shards), partial(archive_one, number))
+            slabs.extend(holding((shard.rewriting for shard in storage.shards), partial(archive_one, number)))
             if storage.listener is not None:
                 storage.listener.forget()  # scans under way read the local slabs
+
+    storage.ballast.given_up(storage.shards, archive_all)
     return report_of(target, numbers, slabs, began)
 
 

@@ -105,6 +105,8 @@ class Broker:
     def _set(self, settings: ServerSettings) -> None:
         sessions, pace = self._sessions, self._sessions.pace
         sessions.store_qos0 = settings.protocol.store_qos0
+        sessions.bounds.in_all = settings.limits.stored_sessions
+        sessions.bounds.each_user = settings.limits.stored_sessions_per_user
         pace.longest_pause = float(settings.longest_pause)
         pace.checkpoint_interval = float(settings.durable_sessions.heartbeat_interval)
         self._sys = settings.protocol.sys_interval

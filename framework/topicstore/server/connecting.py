@@ -92,7 +92,7 @@ class Terms:
         """Whether the client was given its client id."""
         return not self.packet.client_id
 
-    def connect(self, allow: Allow | None) -> Connect:
+    def connect(self, allow: Allow | None, user: str | None) -> Connect:
         """Return how the session is opened; ``allow`` says which messages the client may be sent."""
         packet = self.packet
         will = None
@@ -113,6 +113,7 @@ class Terms:
             overlapping="once",
             in_memory=packet.clean_start and self.expiry == 0 and will is None,
             batch_size=self.batch_size,
+            user=user or "",
         )
 
     def settled(self) -> Terms:

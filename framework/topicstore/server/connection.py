@@ -361,7 +361,8 @@ class MqttConnection(asyncio.Protocol):
             self.end(ReasonCode.PACKET_TOO_LARGE, "the CONNACK is too large for the client [MQTT-3.1.2-24]")
         elif self._state == _State.OPENING:
             self._rights = rights = Rights(self._serving, self, admission, most)
-            self._serving.asked.connects.append((self, terms.connect(rights.allow), admission.forbidden))
+            how = terms.connect(rights.allow, admission.identity.user)
+            self._serving.asked.connects.append((self, how, admission.forbidden))
             self._serving.kick()
 
     def opened(self, result: Session | TopicstoreError) -> None:

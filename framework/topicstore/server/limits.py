@@ -45,6 +45,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     client identifier not valid; in 3.1.1 with 2, identifier rejected."""
     user_name_length: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 1_024
     """Bytes of a user name, in UTF-8. A longer one is refused with 0x86, bad user name or password; in 3.1.1 with 4."""
+    stored_sessions: Count = 1_000_000
+    """Sessions that may be stored, of connected and of absent clients; those that are kept in memory don't count. The
+    client of one more is refused with 0x97, quota exceeded; in 3.1.1 with 3, server unavailable."""
+    stored_sessions_per_user: Count | None = None
+    """Sessions of them that each user may have; clients without a user name count together. Without it there is no
+    limit. The client of one more is refused in the same way."""
     publish_rate: Count | None = None
     """Messages a second that a client may publish; without it there is no limit. What is done about more
     says ``over_rate``."""

@@ -20,9 +20,12 @@ def free_all(
 ) -> Acknowledged:
     """Free the packet ids of incoming PUBRELs; see `Sessions.pubrel`."""
     refused = _checked(ids, partial=partial)
-    with context.dispatcher.claims.of((), exchanges_of(lives, ids)):
+
+    def free() -> Acknowledged:
         check_sessions(context, lives, refused, partial=partial)
         return pubrel(context, lives, ids, refused, partial=partial)
+
+    return context.dispatcher.claims.of((), free, exchanges_of(lives, ids))
 
 
 def receive_all(

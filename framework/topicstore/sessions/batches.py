@@ -37,6 +37,8 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True):
     overlapping: Overlapping = "each"
     in_memory: bool = False
     batch_size: int | None = None
+    user: str = ""
+    """The user that a new session counts for; see `Sessions.bounds`."""
 
 
 @attrs.frozen(kw_only=True)

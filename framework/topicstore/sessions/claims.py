@@ -10,20 +10,22 @@ Acknowledgements, and what a storing thread notes, need no claim.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable
+from functools import partial
 from itertools import repeat
 from typing import Generic, TypeVar
 
 from topicstore.contract.errors import NestedCallError
 from topicstore.contract.forking import ProcessLock
+from topicstore.releasing import guarded
 
 from .entrance import Entrance
 
 __all__ = ["Claims"]
 
 R = TypeVar("R", bound=Hashable)
+T = TypeVar("T")
 
 
 class Claims(Generic[R]):
@@ -65,72 +67,82 @@ class Claims(Generic[R]):
         """Return whether this thread has claims or waits for some: that call must end before sessions are closed."""
         return threading.get_ident() in self._callers
 
-    @contextlib.contextmanager
-    def of(self, sessions: Collection[R], exchanges: Collection[tuple[R, int]] = ()) -> Iterator[None]:
-        """Hold the lock and the claims of some sessions and exchanges; for none it waits for no other call's."""
+    def of(self, sessions: Collection[R], work: Callable[[], T], exchanges: Collection[tuple[R, int]] = ()) -> T:
+        """Return what ``work`` returns under the lock, with the claims of some sessions and exchanges.
+
+        For none it waits for no other call's.
+        """
         keys: set[Hashable] = {*sessions, *exchanges}
         me, held = threading.get_ident(), self._lock.owned()
-        with self._entrance.enter():
+
+        def claimed() -> T:
             if not keys or self._nested(me, keys, held=held):
-                yield
-                return
+                return work()
             number = self._next()
-            try:
+
+            def take() -> T:
                 self._callers.add(me)
                 self._wait(number, keys)
                 self._taken.update(dict.fromkeys(keys, me))
                 self._hide(sessions)
-                yield
-            finally:
-                self._waiting.pop(number, None)
-                self._release(me, sessions, exchanges)
+                return work()
 
-    @contextlib.contextmanager
-    def all(self) -> Iterator[None]:
-        """Hold the lock and all claims, after those who have some. Later claims wait for it."""
+            return guarded(take, partial(self._release, number, me, sessions, exchanges))
+
+        return self._entrance.hold(claimed)
+
+    def all(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns under the lock, with all claims, after those who have some.
+
+        Later claims wait for it.
+        """
         me, held = threading.get_ident(), self._lock.owned()
-        with self._entrance.enter():
+
+        def claimed() -> T:
             if self._nested(me, None, held=held):
-                yield
-                return
+                return work()
             number = self._next()
-            try:
+
+            def take() -> T:
                 self._callers.add(me)
                 self._wait(number, None)
                 self._all = me
-                yield
-            finally:
-                self._waiting.pop(number, None)
-                self._release(me)
+                return work()
 
-    @contextlib.contextmanager
-    def piece(self) -> Iterator[Callable[[R], bool]]:
-        """Hold the lock for one piece of long work, after those who wait at this moment for the lock or for claims.
+            return guarded(take, partial(self._release, number, me))
 
-        Yields what claims a session for the rest of the piece, and returns False if another call has it.
+        return self._entrance.hold(claimed)
+
+    def piece(self, work: Callable[[Callable[[R], bool]], T]) -> T:
+        """Return what ``work``, one piece of long work, returns under the lock.
+
+        It comes after those who wait at this moment for the lock or for claims. ``work`` is called with what claims a
+        session for the rest of the piece, and returns False if another call has it.
         """
         me, held, mine = threading.get_ident(), self._lock.owned(), dict[R, None]()
-        self._entrance.pass_queue()
-        with self._entrance.enter():
+
+        def claim(session: R) -> bool:
+            if session not in self._taken:
+                mine[session] = None
+                self._taken[session] = me
+                self._hide((session,))
+            return session in mine
+
+        def claimed() -> T:
             if self._nested(me, (), held=held):
-                yield lambda session: self._taken.get(session, me) == me
-                return
+                return work(lambda session: self._taken.get(session, me) == me)
+            number = self._next()
 
-            def claim(session: R) -> bool:
-                if session not in self._taken:
-                    mine[session] = None
-                    self._taken[session] = me
-                    self._hide((session,))
-                return session in mine
-
-            before = self._next()
-            try:
+            def take() -> T:
                 self._callers.add(me)
-                while self._all is not None or any(number < before for number in self._waiting):
-                    self._changed.wait()
-                yield claim
-            finally:
-                self._release(me, mine)
+                while self._all is not None or any(earlier < number for earlier in self._waiting):
+                    self._wait_for_change()
+                return work(claim)
+
+            return guarded(take, partial(self._release, number, me, mine))
+
+        self._entrance.pass_queue()
+        return self._entrance.hold(claimed)
 
     def _nested(self, me: int, keys: Collection[Hashable] | None, *, held: bool) -> bool:
         """Return whether the call is within another one of its thread. Raises `NestedCallError`; see the class.
@@ -155,8 +167,11 @@ class Claims(Generic[R]):
         """Wait until no call has any of the claims, and none that came earlier waits for any."""
         self._waiting[number] = keys
         while self._all is not None or self._has_any(keys) or self._earlier_wants_any(number, keys):
-            self._changed.wait()
+            self._wait_for_change()
         del self._waiting[number]
+
+    def _wait_for_change(self) -> None:
+        guarded(self._changed.wait, self._lock.retake)  # an interrupted `wait` may not have taken the lock again
 
     def _has_any(self, keys: set[Hashable] | None) -> bool:
         return bool(self._taken) if keys is None else not self._taken.keys().isdisjoint(keys)
@@ -167,15 +182,11 @@ class Claims(Generic[R]):
             for earlier, wanted in self._waiting.items()
         )
 
-    def _release(self, me: int, sessions: Collection[R] = (), exchanges: Collection[tuple[R, int]] = ()) -> None:
-        """Release the claims of a thread, as far as it came to take them."""
-        try:
-            self._release_once(me, sessions, exchanges)
-        except BaseException:  # interrupted: other calls need the claims all the same
-            self._release_once(me, sessions, exchanges)
-            raise
-
-    def _release_once(self, me: int, sessions: Collection[R], exchanges: Collection[tuple[R, int]]) -> None:
+    def _release(
+        self, number: int, me: int, sessions: Collection[R] = (), exchanges: Collection[tuple[R, int]] = ()
+    ) -> None:
+        """Wait no longer, and release the claims of a thread, as far as it came to take them. May be repeated."""
+        self._waiting.pop(number, None)
         mine = [session for session in sessions if self._taken.get(session) == me]
         self._show(mine)
         for key in (*mine, *exchanges):

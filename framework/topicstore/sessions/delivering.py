@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import attrs
 
@@ -73,21 +74,28 @@ class Deliveries:
         turns: collections.deque[LiveSession] | None = None
         try:
             while turns is None or (turns and total > 0):
-                with self._dispatcher.claims.piece() as claim:
-                    self._check()
-                    if turns is None:
-                        turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
-                    before = len(taken)
-                    turns += self._piece_locked(
-                        self._claimed_locked(turns, claim), _Limits(each, total, max_bytes), taken
-                    )
+                before = len(taken)
+                limits = _Limits(each, total, max_bytes)
+                turns = self._dispatcher.claims.piece(partial(self._next_piece_locked, turns, limits, taken))
                 total -= sum(count_of(packets) for _, _, packets in taken[before:])
         except BaseException:
-            with self._dispatcher.entrance.enter():
-                for live, _, packets in taken:
-                    live.put_back(packets)
+            self._dispatcher.entrance.hold(lambda: _put_back_locked(taken))
             raise
         return [(session, packets) for _, session, packets in taken]
+
+    def _next_piece_locked(
+        self,
+        turns: collections.deque[LiveSession] | None,
+        limits: _Limits,
+        taken: list[tuple[LiveSession, Session, Packets]],
+        claim: Callable[[LiveSession], bool],
+    ) -> collections.deque[LiveSession]:
+        """Let the next sessions have their turn, of all if ``turns`` is None; return those that have another one."""
+        self._check()
+        if turns is None:
+            turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
+        turns += self._piece_locked(self._claimed_locked(turns, claim), limits, taken)
+        return turns
 
     def _claimed_locked(
         self, turns: collections.deque[LiveSession], claim: Callable[[LiveSession], bool]
@@ -135,6 +143,14 @@ class Deliveries:
                 elif live.unsent() < unsent:  # all that it was to send again has vanished, and newer messages may wait
                     again.append(live)
         return again
+
+
+def _put_back_locked(taken: list[tuple[LiveSession, Session, Packets]]) -> None:
+    """Have all that was taken handed out by a later call. May be repeated."""
+    while taken:
+        live, _, packets = taken[-1]
+        live.put_back(packets)
+        taken.pop()
 
 
 def _draft(live: LiveSession, limit: int, max_bytes: int | None) -> Draft | None:

@@ -307,8 +307,10 @@ class Dispatcher(Channels, Generic[R]):
     def _show_locked(self, released: Collection[R]) -> None:
         """Let sessions have a turn again, after the others."""
         for one in released:
-            if self._hidden.pop(one, False):
-                self.ready_locked(one)
+            if self._hidden.get(one):
+                self._ready[one] = None
+                self.bell.ring()
+            self._hidden.pop(one, None)  # last: a release that is interrupted is repeated
 
     def ready_locked(self, one: R) -> None:
         """Note that a session has something to do."""
@@ -379,8 +381,11 @@ class Dispatcher(Channels, Generic[R]):
 
     def _listen(self, end: float | None) -> bool:
         """Handle events, if the lock can be had before ``end``; return whether a session has something to do."""
-        with self.entrance.within(end) as entered:
+
+        def listen(held: bool) -> bool:
             self.check_open()
-            if entered:
+            if held:
                 self.listen_locked()
             return bool(self._ready)
+
+        return self.entrance.within(end, listen)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 
 from topicstore.pubsub.filter_index import FilterIndex
 
+from .entrance import Around
 from .records import SubscriptionRecord
 from .shared.filters import is_shared, read_filter
 
@@ -24,14 +24,14 @@ class DurableFilters:
 
     `read` and `wants` may be called from any thread.
 
-    alone: returns a context manager that holds the lock, and within which no other call changes subscriptions. A
-           call that has committed a change, and has not counted it yet, would have it counted twice.
+    alone: calls a function under the lock, while no other call changes subscriptions. A call that has committed a
+           change, and has not counted it yet, would have it counted twice.
     """
 
     def __init__(
         self,
         load: Callable[[], Iterable[SubscriptionRecord]],
-        alone: Callable[[], AbstractContextManager[object]],
+        alone: Around,
     ) -> None:
         self._load = load
         self._alone = alone
@@ -73,8 +73,7 @@ class DurableFilters:
     def read(self) -> None:
         """Read the filters, unless that was done. A call that holds claims must do so before it takes them."""
         if not self._loaded:
-            with self._alone():
-                self._read_locked()
+            self._alone(self._read_locked)
 
     def wants(self, topic: str, qos: int = 1) -> bool:
         """Say whether a message of this topic and QoS is stored for a durable subscription."""

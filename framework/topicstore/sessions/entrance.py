@@ -12,18 +12,28 @@ after it.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from topicstore.contract.forking import ProcessLock
 from topicstore.failures import do_all
+from topicstore.releasing import guarded
 
-__all__ = ["Entrance"]
+__all__ = ["Around", "Entrance"]
+
+T = TypeVar("T")
 
 _Call = tuple[str, Callable[[], object]]
+
+
+class Around(Protocol):
+    """Calls a function while a lock is held, or while it is given up, and returns what the function returns."""
+
+    def __call__(self, work: Callable[[], T], /) -> T:
+        """Call ``work``."""
 
 
 class _Thread(threading.local):
@@ -43,48 +53,45 @@ class Entrance:
         """Held while a thread waits for the lock. Work in pieces takes it only between them."""
         self._thread = _Thread()
 
-    @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """Hold the lock, then make the calls that became due in this thread.
+    def hold(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns under the lock, after the calls that became due in this thread.
 
-        It may be entered again by a thread that holds the lock, as when a signal handler or a plugin calls.
+        A thread that holds the lock may call it again, as when a signal handler or a plugin calls.
         """
-        nested = self._lock.owned()
-        self._thread.depth += 1
-        try:
-            if nested:
-                with self._lock:  # without the queue: somebody there may wait for this thread
-                    yield
-            else:
+        thread, lock, depth = self._thread, self._lock, self._thread.depth
+        nested = lock.owned()
+
+        def held() -> T:
+            thread.depth = depth + 1
+            if not nested:  # the queue is not for a nested call: a thread there may wait for this one
                 with self._queue:
-                    self._lock.acquire()
-                yield
+                    lock.acquire()
+            return work()
+
+        def leave() -> None:
+            thread.depth = depth
+            if not nested and lock.owned():
+                lock.release()
+
+        try:
+            return guarded(held, leave)
         finally:
-            self._thread.depth -= 1
-            if not nested and self._lock.owned():  # also if it was interrupted as soon as it had the lock
-                self._lock.release()
             self._call()
 
-    @contextlib.contextmanager
-    def released(self) -> Iterator[None]:
-        """Give the lock up while an engine reads or writes, and hold it again afterwards.
+    def released(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns without the lock, as when an engine reads or writes; then hold it again.
 
         Within another call of the same thread, which may rely on the lock, it is kept.
         """
-        if self._thread.depth != 1 or not self._lock.owned():
-            yield
-            return
-        try:
-            self._lock.release()
-            yield
-        finally:
-            try:
-                if not self._lock.owned():  # it may have been interrupted before it gave the lock up
-                    self._lock.acquire()
-            except BaseException:  # interrupted while it waited: the caller needs the lock all the same
-                if not self._lock.owned():
-                    self._lock.acquire()
-                raise
+        lock = self._lock
+        if self._thread.depth != 1 or not lock.owned():
+            return work()
+
+        def free() -> T:
+            lock.release()
+            return work()
+
+        return guarded(free, lock.retake)
 
     def pass_queue(self) -> None:
         """Return when those who waited for the lock at this moment have had it. Nothing, if this thread holds it."""
@@ -92,18 +99,21 @@ class Entrance:
             with self._queue:
                 pass
 
-    @contextlib.contextmanager
-    def within(self, end: float | None) -> Iterator[bool]:
-        """Hold the lock if it can be had before ``end``, a time of `time.monotonic`; yield whether it is held."""
-        if self._lock.owned():
-            yield True
-            return
-        try:
-            timeout = -1.0 if end is None else max(end - time.monotonic(), 0.0)
-            yield self._lock.acquire(timeout=timeout)
-        finally:
-            if self._lock.owned():  # also if it was interrupted as soon as it had the lock
-                self._lock.release()
+    def within(self, end: float | None, work: Callable[[bool], T]) -> T:
+        """Return what ``work`` returns under the lock, if that can be had before ``end``, a time of `time.monotonic`.
+
+        ``work`` is called with whether the lock is held.
+        """
+        lock = self._lock
+        if lock.owned():
+            return work(True)
+        timeout = -1.0 if end is None else max(end - time.monotonic(), 0.0)
+
+        def leave() -> None:
+            if lock.owned():
+                lock.release()
+
+        return guarded(lambda: work(lock.acquire(timeout=timeout)), leave)
 
     def afterwards(self, what: str, call: Callable[[], object]) -> None:
         """Have this thread, which holds the lock, call a program's callback after it has given up the lock.
@@ -116,11 +126,10 @@ class Entrance:
     def _call(self) -> None:
         calls = self._thread.calls
         if calls and not self._thread.depth and not self._lock.owned():
-            self._thread.calls = []
-            do_all([lambda what=what, call=call: _guarded(what, call) for what, call in calls], "failed")  # type: ignore[misc]
+            do_all([lambda: _shown(*calls.pop(0))] * len(calls), "failed")
 
 
-def _guarded(what: str, call: Callable[[], object]) -> None:
+def _shown(what: str, call: Callable[[], object]) -> None:
     try:
         call()
     except Exception as failure:  # noqa: BLE001 - whatever it is, it is shown, and not to the wrong caller

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -22,8 +22,9 @@ from topicstore.pubsub.filter_index import FilterIndex
 from topicstore.storage.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
 
+from .entrance import Around
 from .lookup import Lookup
-from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode
+from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, owner_of
 from .session_state import SessionState
 from .shared.filters import is_shared
 from .shared.groups import Groups
@@ -45,7 +46,7 @@ _Standings = Mapping[str, Mapping[str, Standing]]
 class Lagging:
     """Compares the sessions of one open database with its messages.
 
-    entered: returns a context manager that holds the sessions' lock, and raises if the database is closed.
+    entered: calls a function under the sessions' lock, and raises if the database is closed.
     storage: returns the database's shards.
     """
 
@@ -54,7 +55,7 @@ class Lagging:
         states: SessionState,
         groups: Groups,
         lookup: Lookup,
-        entered: Callable[[], AbstractContextManager[object]],
+        entered: Around,
         storage: Callable[[], Storage],
     ) -> None:
         self._states = states
@@ -94,36 +95,36 @@ class Lagging:
         states: StoredStandings = self._states if len(client_ids) < _MANY else _AllStandings(self._states)
         found: dict[str, Mapping[str, Standing]] = {}
         for client_id in client_ids:
-            with self._entered():
-                found[client_id] = standings(states, self._groups, client_id, self._lookup.live.get(client_id))
+            found[client_id] = self._entered(partial(self._standings_of, states, client_id))
         return found
+
+    def _standings_of(self, states: StoredStandings, client_id: str) -> Mapping[str, Standing]:
+        return standings(states, self._groups, client_id, self._lookup.live.get(client_id))
 
 
 class _AllStandings:
     """Where all stored sessions stand, read with one scan of each shard."""
 
     def __init__(self, states: SessionState) -> None:
-        self.states = states.states
+        self.states, self._old = states.states, states.old
         self._subscriptions: dict[str, list[tuple[int, SubscriptionRecord]]] = defaultdict(list)
         self._places: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for state in self.states:
             for key, value in state.scan(SUBSCRIPTION):
-                client_id, number = _owner(key)
-                self._subscriptions[client_id].append((number, decode(key, value, SubscriptionRecord)))
+                owner, number = owner_in(key, SUBSCRIPTION), int.from_bytes(key[-4:], "big")
+                self._subscriptions[owner].append((number, decode(key, value, SubscriptionRecord)))
             for key, value in state.scan(PLACE):
-                client_id, number = _owner(key)
-                self._places[client_id][number] = decode(key, value, tuple[int, list[int]])[1]
+                owner, number = owner_in(key, PLACE), int.from_bytes(key[-4:], "big")
+                self._places[owner][number] = decode(key, value, tuple[int, list[int]])[1]
 
     def subscriptions(self, client_id: str) -> Iterable[tuple[int, SubscriptionRecord]]:
-        return self._subscriptions.get(client_id, ())
+        return self._subscriptions.get(self._owner(client_id), ())
 
     def places(self, client_id: str) -> dict[int, list[int]]:
-        return self._places.get(client_id, {})
+        return self._places.get(self._owner(client_id), {})
 
-
-def _owner(key: bytes) -> tuple[str, int]:
-    """Return the client id and the number of a subscription's key, which begins with a prefix of three bytes."""
-    return key[3:-5].decode(), int.from_bytes(key[-4:], "big")
+    def _owner(self, client_id: str) -> str:
+        return client_id if client_id in self._old else owner_of(client_id).decode()
 
 
 def _lags(counter: LagCounter, standing: _Standings) -> dict[str, dict[str, Lag]]:

@@ -99,6 +99,23 @@ class Leaving:
             raise failure
         return results
 
+    def kick(self, client_id: str, found: Callable[[str], Found]) -> bool:
+        """End a connection as if it were lost, also one that a crash left open; return False if there is none.
+
+        found: returns the stored session of a client, or raises `SessionNotFoundError`.
+        """
+        session, states = self._connections.live.get(client_id), self._context.states
+        if session is not None:
+            for failure in self.end([session], Ended.KICKED, send_will=True).values():
+                raise failure
+            return True
+        there, now = found(client_id), self._clock()
+        if not there.record.connected:
+            return False
+        states.write_for(client_id, self._timers.lose(there, now))
+        self._timers.run(states.shard_of(client_id), now)
+        return True
+
     def _writes(self, session: LiveSession, after: Found, *, send_will: bool) -> list[StateWrite]:
         draft = session.last_draft()
         writes = self._context.states.change(session.client_id, session.found, after)

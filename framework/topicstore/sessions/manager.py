@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
+from typing import TypeVar
 
 from topicstore.contract.arguments import KEEP, Keep, seconds
 from topicstore.contract.batch import MessageBatch
@@ -33,6 +34,7 @@ from .lagging import Lagging
 from .leaving import Leaving
 from .live_rows import Refused
 from .live_session import LiveSession
+from .long_keys import opened
 from .lookup import Lookup
 from .model import (
     Ended,
@@ -49,7 +51,6 @@ from .opening import Opening, checked
 from .pace import Pace
 from .publishing import publish
 from .session import Session, lives_of
-from .session_state import SessionState
 from .shared.collection import SharedSubscriptions
 from .shared.groups import Groups
 from .silences import Silences
@@ -60,6 +61,8 @@ from .timers import Timers
 from .wills import Wills
 
 __all__ = ["Sessions"]
+
+T = TypeVar("T")
 
 
 class Sessions:
@@ -86,7 +89,9 @@ class Sessions:
         self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
         self.entered = self._claims.entered
         """Says whether this thread is within a call of sessions that must end before they can be closed."""
-        self._states = SessionState(parts.states, parts.shard_of, self._entrance.released)
+        self._states = opened(parts, self._entrance.released)
+        self.bounds = self._states.counts.bounds
+        """How many sessions may be stored; its attributes may be set."""
         self.pace = Pace()
         """How often the periodic work of sessions is done; its attributes may be set."""
         self._clock, self._storage = parts.steady, parts.storage
@@ -100,8 +105,7 @@ class Sessions:
         """The shared subscriptions, and how long their members may be slow or away before others take over."""
 
         def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
-            with self._entrance.released():
-                return parts.publish(messages, state, self._filters)
+            return self._entrance.released(lambda: parts.publish(messages, state, self._filters))
 
         self._context = SessionContext(
             dispatcher=self._dispatcher,
@@ -143,6 +147,7 @@ class Sessions:
         overlapping: Overlapping = "each",
         in_memory: bool = False,
         batch_size: int | None = None,
+        user: str = "",
         on_end: Callable[[Session, Ended], None] | None = None,
     ) -> Session:
         """Open the session of a client, or create one; `Session.present` says which. It is committed on return.
@@ -172,12 +177,13 @@ class Sessions:
                          process dies. The messages that it is sent are stored as for any other session. It needs an
                          ``expiry_interval`` of 0, ``clean_start``, and no ``will``. From its first shared subscription
                          on it is a stored one, which still ends with the connection.
-        batch_size:      the most packets that it is handed in its turn, though others may be allowed more; None: any
-                         number.
+        batch_size:      the most packets that it is handed in its turn; None: as many as others.
+        user:            the user that a new session counts for; see `bounds`.
         on_end:          called once if the object ends other than by its own methods; it should return quickly.
 
         Section numbers are those of MQTT 5. An older `Session` object of the client is taken over and can't be used any
-        more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, and the errors of reading and writing state.
+        more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, `QuotaExceededError` if `bounds` permits no more stored
+        sessions, and the errors of reading and writing state.
         """
         how = Connect(
             client_id=client_id,
@@ -190,11 +196,10 @@ class Sessions:
             overlapping=overlapping,
             in_memory=in_memory,
             batch_size=batch_size,
+            user=user,
         )
         good, _ = checked([how], partial=False)
-        with self._claims.all():
-            self._check_may_write()
-            return self._opening.open_all(good, on_end)[0]
+        return self._writing(lambda: self._opening.open_all(good, on_end))[0]
 
     def open_many(
         self,
@@ -214,11 +219,9 @@ class Sessions:
         first, because of ``clean_start`` or its expiry, is removed by commits of its own.
         """
         good, refused = checked(connects, partial=partial)
-        with self._claims.all():
-            self._check_may_write()
-            if not partial:
-                return list(self._opening.open_all(good, on_end))
-            outcome = refused | self._opening.open(good, on_end)
+        if not partial:
+            return list(self._writing(lambda: self._opening.open_all(good, on_end)))
+        outcome = refused | self._writing(lambda: self._opening.open(good, on_end))
         return [outcome[row] for row in sorted(outcome)]
 
     def connected(self, client_id: str) -> Session | None:
@@ -306,12 +309,13 @@ class Sessions:
 
         Raises the first error, after committing all that could be committed.
         """
-        with self._claims.all():
-            self._check_may_write()
+
+        def commit() -> list[TopicstoreError]:
             self._dispatcher.hear_locked()
-            failures = self._commits.checkpoint(list(self._dispatcher.dirty))
-        if failures:
-            raise failures[0]
+            return self._commits.checkpoint(list(self._dispatcher.dirty))
+
+        for failure in self._writing(commit):
+            raise failure
 
     # --- ending connections ---
 
@@ -324,8 +328,7 @@ class Sessions:
         expiry_interval: timedelta | float | Keep | None = KEEP,
     ) -> None:
         """Commit everything of a session, and the end of its connection, or raise."""
-        errors = self._leaving.end([session], why, send_will=send_will, expiry_interval=expiry_interval)
-        for failure in errors.values():
+        for failure in self._leaving.end([session], why, send_will=send_will, expiry_interval=expiry_interval).values():
             raise failure
 
     def disconnect(
@@ -345,10 +348,11 @@ class Sessions:
         A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
         """
         lives = lives_of(self._context, list(sessions))
-        with self._claims.all():
-            return self._leaving.end_rows(
+        return self._claims.all(
+            lambda: self._leaving.end_rows(
                 lives, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval, partial=partial
             )
+        )
 
     def lost(self, sessions: Iterable[Session], *, partial: bool = False) -> list[TopicstoreError | None]:
         """End connections that broke without a DISCONNECT, as `Session.lost` does, with one commit for each shard.
@@ -356,42 +360,22 @@ class Sessions:
         ``partial``, and the effect of a crash, are as in `disconnect`.
         """
         lives = lives_of(self._context, list(sessions))
-        with self._claims.all():
-            return self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial)
+        return self._claims.all(lambda: self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial))
 
     def kick(self, client_id: str) -> bool:
         """End the connection of a client's session as if it were lost; return False if it has none.
 
         A connection that a crash left open counts. Raises `SessionNotFoundError`.
         """
-        with self._claims.all():
-            self._check_may_write()
-            session = self._connections.live.get(client_id)
-            if session is not None:
-                self._end_locked(session, Ended.KICKED, send_will=True)
-                return True
-            found, now = self._lookup.found(client_id), self._clock()
-            if not found.record.connected:
-                return False
-            self._states.write_for(client_id, self._timers.lose(found, now))
-            self._timers.run(self._states.shard_of(client_id), now)
-            return True
+        return self._writing(lambda: self._leaving.kick(client_id, self._lookup.found))
 
     def expire(self, client_id: str) -> None:
         """End a client's session now, and its connection if it has one. Raises `SessionNotFoundError`."""
-        with self._claims.all():
-            self._check_may_write()
-            found = self._lookup.found(client_id)
-            session = self._connections.live.get(client_id)
-            if session is not None:
-                self._opening.take_over([session], Ended.EXPIRED)
-            if session is None or session.stored:
-                self._timers.remove(found)
+        self._writing(lambda: self._opening.expire(self._lookup.found(client_id)))
 
     def close(self) -> None:
         """Commit everything and end all connections as if they were lost. `Database.close` calls it."""
-        with self._claims.all():
-            release_all((self._note_clock_locked, self._close_locked, self._dispatcher.close))
+        self._claims.all(lambda: release_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
         lives = list(self._connections.live.values())
@@ -512,8 +496,7 @@ class Sessions:
         Here and below nobody is held up meanwhile. So a session may change while it is read.
         """
         self._check_open()
-        clients = self._lookup.clients()
-        return (info for client_id in clients if (info := self._info_of(client_id)) is not None)
+        return filter(None, map(self._info_of, self._lookup.clients()))
 
     def clients(self, *, connected: bool | None = None) -> list[str]:
         """Return the client ids of all sessions, or of those that are connected here or not, sorted."""
@@ -557,12 +540,24 @@ class Sessions:
         self._check_open()
         return self._lagging.longest(list(client_ids), limit)
 
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        with self._entrance.enter():
+    def _entered(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns under the lock, after what was noted so far was handled."""
+
+        def entered() -> T:
             self._check_open()
             self._dispatcher.listen_locked()
-            yield
+            return work()
+
+        return self._entrance.hold(entered)
+
+    def _writing(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns with all claims, if the database may be written."""
+
+        def claimed() -> T:
+            self._check_may_write()
+            return work()
+
+        return self._claims.all(claimed)
 
     def _info_of(self, client_id: str) -> SessionInfo | None:
         self._check_open()
@@ -582,10 +577,12 @@ class Sessions:
         that a tick or the closing preceded: time that really passes counts. While no process has the database open, the
         expiry of sessions and the delays of wills go by the time that has passed according to the wall clock.
         """
-        with self._claims.all():
-            self._check_may_write()
+
+        def tick() -> float:
             self._note_clock_locked()
             return self._timers.tick(self._clock())
+
+        return self._writing(tick)
 
     def _note_clock_locked(self) -> None:
         with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 
@@ -123,6 +123,14 @@ class Opening:
             over = self._connections.over
             do_all([partial(over, session, why, told=True) for session in sessions], "could not be told of their end")
 
+    def expire(self, found: Found) -> None:
+        """End a session now, and its connection if it has one."""
+        live = self._connections.live.get(found.client_id)
+        if live is not None:
+            self.take_over([live], Ended.EXPIRED)
+        if live is None or live.stored:
+            self._timers.remove(found)
+
     def _open_once(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, outcome: _Outcome) -> None:
         live = self._connections.live
         older = [live[how.client_id] for _, how in connects if how.client_id in live]
@@ -138,7 +146,7 @@ class Opening:
                 outcome[number] = error
             else:
                 (in_memory if how.in_memory else by_shard[self._states.shard_of(how.client_id)]).append(row)
-        written = [row for shard, rows in by_shard.items() for row in self._write(shard, rows, outcome)] + in_memory
+        written = self._write_all(by_shard, outcome) + in_memory
         self._context.dispatcher.listen_locked()  # earlier messages are not for these sessions
         try:
             for row in written:
@@ -149,11 +157,23 @@ class Opening:
         finally:  # what is stored as open, and isn't, would never expire
             self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in live)
 
+    def _write_all(self, by_shard: Mapping[int, Sequence[_Row]], outcome: _Outcome) -> list[_Row]:
+        """Commit openings; return those that are committed, which alone count from then on."""
+        written: list[_Row] = []
+        try:
+            for shard, rows in by_shard.items():
+                written += self._write(shard, rows, outcome)
+        finally:
+            done = {row.number for row in written}
+            for row in (row for rows in by_shard.values() for row in rows if row.number not in done):
+                if row.before is None:
+                    self._states.counts.add(row.how.user, -1)
+        return written
+
     def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
         """Return by client what returns its stored session, or raises the error of reading it."""
         try:
-            with self._context.entrance.released():
-                found = self._states.find_all(client_ids)
+            found = self._context.entrance.released(lambda: self._states.find_all(client_ids))
         except TopicstoreError:  # a damaged one holds up no others
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
@@ -163,6 +183,9 @@ class Opening:
         before, guard = (None, 0) if there is None else (there, there.record.guard)
         if there is not None:
             before = self._resumed(there, clean_start=how.clean_start)
+        if before is None and not how.in_memory:
+            self._states.counts.check(how.user)
+            self._states.counts.add(how.user, 1)  # at once: others of this call come next
         now = self._clock()
         record = SessionRecord(
             VERSION,
@@ -171,6 +194,7 @@ class Opening:
             connected=True,
             expiry_interval=interval_of(how.expiry_interval),
             will_delay=NEVER if how.will is None else _delay(how),
+            user=how.user if before is None else before.record.user,
         )
         after = Found(how.client_id, b"", record) if how.in_memory else encode_session(how.client_id, record)
         return _Row(number, how, before, after)
@@ -194,8 +218,7 @@ class Opening:
             try:
                 if wills:
                     messages = [(client_id, will.message) for client_id, will in wills if will]
-                    with self._context.entrance.released():
-                        self._wills.store(shard, messages, writes)
+                    self._context.entrance.released(partial(self._wills.store, shard, messages, writes))
                 else:
                     self._states.write(shard, writes)
             except StateConflictError as conflict:
@@ -263,6 +286,7 @@ def _check(how: Connect) -> None:
     if check_utf8(how.client_id, "client id", InvalidArgumentError) == "":
         raise InvalidArgumentError("a session's client id has at least one character")
     check_within("receive_maximum", how.receive_maximum, 1, MAX_PACKET_ID)
+    check_utf8(how.user, "user", InvalidArgumentError)
     if how.batch_size is not None:
         check_count("batch_size", how.batch_size)
     if how.overlapping not in ("each", "once"):

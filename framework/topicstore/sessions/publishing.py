@@ -40,10 +40,12 @@ def publish(
     """
     _check_rows(lives, messages, ids, refused, partial=partial)
     context.filters.read()
-    with context.dispatcher.claims.of((), exchanges_of(lives, ids, messages.qos)):
+
+    def claimed() -> PublishedRows:
         check_sessions(context, lives, refused, partial=partial)
-        with context.entrance.released():
-            return _publish(context, lives, messages, ids, refused, partial=partial)
+        return context.entrance.released(lambda: _publish(context, lives, messages, ids, refused, partial=partial))
+
+    return context.dispatcher.claims.of((), claimed, exchanges_of(lives, ids, messages.qos))
 
 
 def _publish(
@@ -121,8 +123,7 @@ def _refuse_overtaken(
     partial: bool,
 ) -> None:
     """Refuse the rows of the sessions that were opened elsewhere."""
-    with context.entrance.enter():
-        overtaken = context.commits.taken_over(new)
+    overtaken = context.entrance.hold(lambda: context.commits.taken_over(new))
     if not overtaken:
         raise conflict
     for taken in overtaken.values():

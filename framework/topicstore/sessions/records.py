@@ -1,12 +1,17 @@
 """The records that sessions keep in the state of a shard, and their stored form.
 
 All records of a session are in the shard of its client id. Every key begins with the byte 1
-(`topicstore.shard.state.FrameworkWrite`), which is left out here. Numbers in keys are big-endian; ``client`` and
-``filter`` are UTF-8 and hold no NUL. Every value is a checksum (`topicstore.contract.checksums`) and a msgpack array
+(`topicstore.shard.state.FrameworkWrite`), which is left out here. Numbers in keys are big-endian. ``client`` is the
+client id in UTF-8, which holds no NUL, or if that has more than 64 bytes, NUL and the 40 hexadecimal digits of its
+BLAKE2b digest of 20 bytes: an engine's index holds keys, and reading any of them would take as long as all are long.
+The session's own record then has version 2, and older releases refuse it. Databases of such releases have long client
+ids in their keys; the first opening of their sessions for writing replaces them (`topicstore.sessions.long_keys`).
+Every value is a checksum (`topicstore.contract.checksums`) and a msgpack array
 that begins with the version, which is 1 unless something else is said::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
                               write of the session is conditional on them, and each opening changes them.
+    "sd" client               the client id that a digest stands for: [1, client id]
     "sl" client               the session was opened and not closed: [1]. A crash leaves it there.
     "ss" client 00 number:4   a subscription: `SubscriptionRecord`
     "sc" client 00 number:4   its place: [1, [position by shard]]: everything up to it was delivered
@@ -31,6 +36,7 @@ it was free when that was written, but the earlier one had not been rewritten ye
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -54,7 +60,10 @@ __all__ = [
     "INCOMING",
     "LEASES",
     "LIVE",
+    "LONGEST",
     "MERGED",
+    "NAME",
+    "NAMED",
     "NEVER",
     "PLACE",
     "SESSION",
@@ -73,10 +82,11 @@ __all__ = [
     "StoredFlight",
     "SubscriptionRecord",
     "Timer",
-    "client_of",
     "copy_of",
     "decode",
     "decoder",
+    "owner_in",
+    "owner_of",
     "pack_ids",
     "pack_positions",
     "put",
@@ -90,10 +100,15 @@ __all__ = [
 VERSION = 1
 MERGED = 2
 """The version of a flight of overlapping subscriptions, `MergedFlightRecord`."""
+NAMED = 2
+"""The version of the `SessionRecord` of a client id that has a digest in the keys."""
+LONGEST = 64
+"""The most bytes of a client id that is itself in the keys."""
 NEVER = -1
 """Stored in place of a time that never comes."""
 
 SESSION = b"\1sr"
+NAME = b"\1sd"
 LIVE = b"\1sl"
 SUBSCRIPTION = b"\1ss"
 PLACE = b"\1sc"
@@ -110,6 +125,7 @@ WILL = b"w"
 
 T = TypeVar("T")
 
+_DIGEST = 20
 _ENCODER = msgspec.msgpack.Encoder()
 _CODECS: dict[Any, RecordCodec[Any]] = {}
 """The codecs by type of record."""
@@ -130,7 +146,8 @@ class Timer(NamedTuple):
     time: int
     kind: bytes
     """`EXPIRY` or `WILL`."""
-    client_id: str
+    owner: str
+    """See `owner_of`."""
 
 
 class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +168,8 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
     """When its will is published; -1: no will is pending."""
     ending: bool = False
     """Whether it has ended and its records are being removed."""
+    user: str = ""
+    """The user that opened it; empty: none was named."""
 
 
 class Era(msgspec.Struct, frozen=True, array_like=True):
@@ -243,13 +262,18 @@ class StoredFlight(MergedFlightRecord, frozen=True, array_like=True):
 
 
 class Keys:
-    """The keys of one session's state."""
+    """The keys of one session's state. ``old``: as releases wrote them that had no digests in keys."""
 
     __slots__ = ("_client", "client_id")
 
-    def __init__(self, client_id: str) -> None:
+    def __init__(self, client_id: str, *, old: bool = False) -> None:
         self.client_id = client_id
-        self._client = client_id.encode()
+        self._client = client_id.encode() if old else owner_of(client_id)
+
+    @property
+    def name(self) -> bytes | None:
+        """The key of the client id that the digest in the keys stands for; None if they have no digest."""
+        return NAME + self._client if self._client[:1] == b"\0" else None
 
     @property
     def session(self) -> bytes:
@@ -328,9 +352,21 @@ def timer_of(key: bytes) -> Timer:
     return Timer(int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode())
 
 
-def client_of(key: bytes, prefix: bytes) -> str:
-    """Return the client id in a key that begins with ``prefix``, up to a NUL if there is one."""
-    return key[len(prefix) :].partition(b"\0")[0].decode()
+def owner_of(client_id: str) -> bytes:
+    """Return what stands for a client id in keys: the client id itself, or NUL and a digest, which stands for itself.
+
+    The digest is a cryptographic one: nobody can choose a client id that has the digest of another one.
+    """
+    client = client_id.encode()
+    if len(client) <= LONGEST:
+        return client
+    return b"\0%b" % blake2b(client, digest_size=_DIGEST).hexdigest().encode()
+
+
+def owner_in(key: bytes, prefix: bytes) -> str:
+    """Return what stands for the client id in a key that begins with ``prefix``; see `owner_of`."""
+    owner = key[len(prefix) :]
+    return (owner[: 1 + 2 * _DIGEST] if owner[:1] == b"\0" else owner.partition(b"\0")[0]).decode()
 
 
 def put(key: bytes, value: Any) -> StateWrite:
@@ -347,9 +383,13 @@ def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
     """Return a stored value. Raises `CorruptionError` or `NewerFormatError`, naming the key."""
     codec = _CODECS.get(kind)
     if codec is None:
-        codec = _CODECS[kind] = RecordCodec(kind, MERGED if kind is StoredFlight else VERSION)
+        codec = _CODECS[kind] = RecordCodec(kind, _NEWEST.get(kind, VERSION))
     found: T = codec.decode(key, stored, f"state {key!r}")
     return found
+
+
+_NEWEST: dict[Any, int] = {StoredFlight: MERGED, SessionRecord: NAMED}
+"""The highest version by type of record, where it isn't `VERSION`."""
 
 
 def decoder(kind: type[Any]) -> Callable[[bytes, bytes], object]:
@@ -359,6 +399,7 @@ def decoder(kind: type[Any]) -> Callable[[bytes, bytes], object]:
 
 DECODERS: Decoders = {
     SESSION: decoder(SessionRecord),
+    NAME: decoder(tuple[int, str]),
     LIVE: decoder(tuple[int]),
     SUBSCRIPTION: decoder(SubscriptionRecord),
     PLACE: decoder(tuple[int, list[int]]),

@@ -128,9 +128,12 @@ class Session:
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """End a subscription; return whether there was one. The exchanges of messages in flight are completed."""
-        with self._context.dispatcher.claims.of([self._live]):
+
+        def claimed() -> bool:
             self._heard()
             return unsubscribe(self._context, self._live, topic_filter)
+
+        return self._context.dispatcher.claims.of([self._live], claimed)
 
     # --- delivering ---
 
@@ -152,23 +155,25 @@ class Session:
         Raises the errors of reading and committing; then nothing was handed out, and the call may be repeated.
         """
         check_max_bytes(max_bytes)
+        return self._context.dispatcher.claims.of([self._live], partial(self._deliver_locked, limit, max_bytes))
+
+    def _deliver_locked(self, limit: int, max_bytes: int | None) -> list[Publish | PubRel]:
         live = self._live
-        with self._context.dispatcher.claims.of([live]):
-            live.check()
-            self._context.dispatcher.listen_locked()
-            live.go_on()
-            while True:
-                try:
-                    draft = live.draft(limit, max_bytes)
-                    if draft is not None:
-                        self._context.commits.commit_one(draft)
-                    unsent = live.unsent()
-                    packets = single(live.take(limit, max_bytes))
-                except BaseException:
-                    live.rewind()
-                    raise
-                if packets or live.unsent() == unsent:
-                    return packets  # otherwise all that it was to send again has vanished, and newer messages may wait
+        live.check()
+        self._context.dispatcher.listen_locked()
+        live.go_on()
+        while True:
+            try:
+                draft = live.draft(limit, max_bytes)
+                if draft is not None:
+                    self._context.commits.commit_one(draft)
+                unsent = live.unsent()
+                packets = single(live.take(limit, max_bytes))
+            except BaseException:
+                live.rewind()
+                raise
+            if packets or live.unsent() == unsent:
+                return packets  # otherwise all that it was to send again has vanished, and newer messages may wait
 
     def pause(self) -> None:
         """Hand out nothing more, at no QoS, until `resume`: the client's socket is full. Never waits.
@@ -190,9 +195,12 @@ class Session:
 
         It is asked for every message that is not handed out yet, also for those that have packet ids.
         """
-        with self._context.dispatcher.claims.of([self._live]):
+
+        def restrict() -> None:
             self._live.check()
             self._live.restrict(allow)
+
+        self._context.dispatcher.claims.of([self._live], restrict)
 
     def ask_again(self) -> None:
         """Ask ``allow`` (`Sessions.open`) again for the messages of which it didn't know whether they may be sent.
@@ -277,10 +285,13 @@ class Session:
 
     def checkpoint(self) -> None:
         """Commit the acknowledgements received so far."""
-        with self._context.dispatcher.claims.of([self._live]):
+
+        def claimed() -> None:
             self._live.check()
             for failure in self._context.commits.checkpoint([self._live]):
                 raise failure
+
+        self._context.dispatcher.claims.of([self._live], claimed)
 
     def disconnect(self, *, send_will: bool = False, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
         """End the connection after a DISCONNECT: commit everything, and drop the will or publish it if ``send_will``.
@@ -288,15 +299,18 @@ class Session:
         expiry_interval: a timedelta or seconds, or None for never, in place of the value that the session was
                          opened with.
         """
-        with self._context.dispatcher.claims.all():
-            self._live.check()
-            self._context.end(self._live, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval)
+        self._end(Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval)
 
     def lost(self) -> None:
         """End the connection without a DISCONNECT: the will is published after its delay."""
-        with self._context.dispatcher.claims.all():
+        self._end(Ended.LOST, send_will=True)
+
+    def _end(self, why: Ended, *, send_will: bool, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
+        def claimed() -> None:
             self._live.check()
-            self._context.end(self._live, Ended.LOST, send_will=True)
+            self._context.end(self._live, why, send_will=send_will, expiry_interval=expiry_interval)
+
+        self._context.dispatcher.claims.all(claimed)
 
     # --- looking ---
 
@@ -319,8 +333,7 @@ class Session:
 
     def lag(self) -> dict[str, Lag]:
         """Return, by filter, how far the deliveries lag behind the stored messages; see `Sessions.lag`."""
-        with self._context.entrance.enter():
-            self._live.check()
+        self._context.entrance.hold(self._live.check)
         return self._context.lag(self.client_id)[self.client_id]
 
     def _heard(self) -> None:

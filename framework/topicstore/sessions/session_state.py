@@ -8,7 +8,6 @@ engine write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 
 import attrs
@@ -20,11 +19,14 @@ from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.storage.keyed_messages import state_key
 
+from .entrance import Around
 from .inflight import InflightWindow
 from .model import SessionInfo
 from .records import (
     EXPIRY,
     LIVE,
+    NAME,
+    NAMED,
     NEVER,
     SESSION,
     SUBSCRIPTION,
@@ -35,11 +37,13 @@ from .records import (
     SessionRecord,
     SubscriptionRecord,
     Timer,
-    client_of,
     decode,
+    owner_in,
     put,
+    timer_key,
     timer_of,
 )
+from .stored_counts import StoredCounts
 
 __all__ = ["Found", "SessionState", "encode_session", "will_key"]
 
@@ -62,31 +66,33 @@ class Found:
         return FrameworkWrite(key, self.stored, expect=self.stored)
 
 
-def _found(client_id: str, stored: bytes) -> Found:
-    return Found(client_id, stored, decode(Keys(client_id).session, stored, SessionRecord))
-
-
 def encode_session(client_id: str, record: SessionRecord) -> Found:
     """Return a session with the bytes by which it is to be stored."""
-    return Found(client_id, add_checksum(Keys(client_id).session, msgspec.msgpack.encode(record)), record)
+    keys = Keys(client_id)
+    if keys.name is not None:
+        record = msgspec.structs.replace(record, version=NAMED)
+    return Found(client_id, add_checksum(keys.session, msgspec.msgpack.encode(record)), record)
 
 
 class SessionState:
     """The stored sessions of one open database. Methods raise the errors of reading and writing state.
 
-    released: returns a context manager that gives the sessions' lock up. It is entered while an engine writes.
+    released: calls a function, with which an engine writes, without the sessions' lock.
     """
 
     def __init__(
         self,
         states: Sequence[ShardState],
         shard_of: Callable[[str], int],
-        released: Callable[[], AbstractContextManager[object]],
+        released: Around,
     ) -> None:
         self._released = released
         self.states = states
         """The states of all shards, by shard number."""
         self.shard_of = shard_of
+        self.counts = StoredCounts(self._users)
+        self.old: frozenset[str] = frozenset()
+        """The clients whose sessions are stored as releases did that had no digests in keys. Set once, at first."""
 
     # --- reading ---
 
@@ -97,7 +103,9 @@ class SessionState:
     def find_all(self, client_ids: Sequence[str]) -> list[Found | None]:
         """Return the session of each client, or None."""
         return [
-            None if stored is None else _found(client_id, stored)
+            None
+            if stored is None
+            else Found(client_id, stored, decode(self.keys_of(client_id).session, stored, SessionRecord))
             for client_id, stored in zip(client_ids, self._stored(client_ids), strict=True)
         ]
 
@@ -105,7 +113,7 @@ class SessionState:
         """Return the stored record of each client's session, with one read for each shard."""
         keys: dict[int, dict[str, bytes]] = {}
         for client_id in client_ids:
-            keys.setdefault(self.shard_of(client_id), {})[client_id] = Keys(client_id).session
+            keys.setdefault(self.shard_of(client_id), {})[client_id] = self.keys_of(client_id).session
         stored: dict[str, bytes | None] = {}
         for shard, some in keys.items():
             stored.update(zip(some, self.states[shard].get_many(list(some.values())), strict=True))
@@ -131,19 +139,37 @@ class SessionState:
         """Yield the client ids of all sessions, one shard after the other."""
         for state in self.states:
             for key, _ in state.scan(SESSION):
-                yield client_of(key, SESSION)
+                yield self.client_of(owner_in(key, SESSION))
 
     def lasting(self) -> Iterator[str]:
         """Yield the client ids of the sessions that aren't being removed, in one scan of each shard."""
         for state in self.states:
             for key, value in state.scan(SESSION):
                 if not decode(key, value, SessionRecord).ending:
-                    yield client_of(key, SESSION)
+                    yield self.client_of(owner_in(key, SESSION))
+
+    def _users(self) -> Iterator[str]:
+        for state in self.states:
+            for key, value in state.scan(SESSION):
+                yield decode(key, value, SessionRecord).user
 
     def left_open(self, shard: int) -> Iterator[str]:
         """Yield the client ids of the sessions of a shard that were opened and not closed."""
         for key, _ in self.states[shard].scan(LIVE):
-            yield client_of(key, LIVE)
+            yield self.client_of(owner_in(key, LIVE))
+
+    def client_of(self, owner: str) -> str:
+        """Return the client id that ``owner`` stands for; see `topicstore.sessions.records.owner_of`.
+
+        It is ``owner`` itself if that is a client id, and if its session has gone.
+        """
+        if owner[:1] == "\0":
+            key = NAME + owner.encode()
+            for state in self.states:
+                stored = state.get(key)
+                if stored is not None:
+                    return decode(key, stored, tuple[int, str])[1]
+        return owner
 
     def subscriptions(self, client_id: str) -> Iterator[tuple[int, SubscriptionRecord]]:
         """Yield the subscriptions of a session, with their numbers."""
@@ -168,7 +194,7 @@ class SessionState:
 
     def window(self, client_id: str) -> InflightWindow:
         """Return the messages that a session has in flight, all of them to be sent again."""
-        window = InflightWindow(Keys(client_id))
+        window = InflightWindow(self.keys_of(client_id))
         window.load(self.flights(client_id), self._of(client_id, "released"))
         return window
 
@@ -181,14 +207,17 @@ class SessionState:
         return {int.from_bytes(key[-2:], "big") for key, _ in self._of(client_id, "incoming")}
 
     def _of(self, client_id: str, part: str) -> Iterator[tuple[bytes, bytes]]:
-        return self.states[self.shard_of(client_id)].scan(Keys(client_id).prefixes()[part])
+        return self.states[self.shard_of(client_id)].scan(self.keys_of(client_id).prefixes()[part])
+
+    def keys_of(self, client_id: str) -> Keys:
+        """Return the keys under which a client's session is stored."""
+        return Keys(client_id, old=client_id in self.old)
 
     # --- changing ---
 
     def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
         """Commit writes to a shard together."""
-        with self._released():
-            self.states[shard].write(writes)
+        self._released(lambda: self.states[shard].write(writes))
 
     def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
         """Commit writes to the shard of a client together."""
@@ -211,6 +240,8 @@ class SessionState:
             writes.append(put(keys.live, (VERSION,)))
         elif was is not None and was.connected:
             writes.append(FrameworkWrite(keys.live, None))
+        if before is None and keys.name is not None:
+            writes.append(put(keys.name, (VERSION, client_id)))
         old = set() if was is None else _timers(keys, was)
         new = _timers(keys, after.record)
         writes += [FrameworkWrite(key, None) for key in old - new]
@@ -233,10 +264,13 @@ class SessionState:
                 begun = [msgspec.structs.replace(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
                 self.write_for(found.client_id, [*begun, *writes])
                 found = ending
-            writes += [FrameworkWrite(key, None) for key in (*_timers(keys, found.record), keys.live, will_key(keys))]
+            names = () if keys.name is None else (keys.name,)
+            last = (*_timers(keys, found.record), keys.live, will_key(keys), *names)
+            writes += [FrameworkWrite(key, None) for key in last]
             self.write_for(found.client_id, [FrameworkWrite(keys.session, None, expect=found.stored), *writes])
         except StateConflictError:
             return False
+        self.counts.add(found.record.user, -1)
         return True
 
     def _parts(self, client_id: str) -> Iterator[bytes]:
@@ -252,9 +286,10 @@ class SessionState:
         for key, _ in self.states[shard].scan(TIMER):
             yield timer_of(key)
 
-    def forget_timer(self, timer: Timer) -> None:
+    def forget_timer(self, shard: int, timer: Timer) -> None:
         """Remove a timer that no session's record names."""
-        self.write_for(timer.client_id, [FrameworkWrite(Keys(timer.client_id).timer(timer.time, timer.kind), None)])
+        key = timer_key(timer.time, timer.kind) + timer.owner.encode()
+        self.write(shard, [FrameworkWrite(key, None)])
 
 
 def will_key(keys: Keys) -> bytes:

@@ -343,8 +343,7 @@ class FeedSource(Source):
             run = self.run(shard, limit)
         else:
             passed = self._channel.passed
-            with self._channels.entrance.released():
-                run = self.run(shard, limit)
+            run = self._channels.entrance.released(lambda: self.run(shard, limit))
             if passed != self._channel.passed:  # it was not among those that were woken, for it did not wait yet
                 run = attrs.evolve(run, caught_up=False)
         end, stop = run.position, run.rows.stop

@@ -31,5 +31,6 @@ def store(context: SessionContext, session: LiveSession) -> None:
         writes += sending.everything()
     writes += put_all(list(map(session.keys.incoming, list(session.incoming))), (VERSION,))
     context.states.write_for(session.client_id, writes)
+    context.states.counts.add(found.record.user, 1)
     session.found, session.guard = found, found.guard
     session.window.stored = True

@@ -62,11 +62,14 @@ def subscribe_rows(
             if not partial:
                 raise
             refused[row] = error
-    with context.dispatcher.claims.of(dict.fromkeys(lives)):
+
+    def claimed() -> list[SubscribeResult | TopicstoreError]:
         check_sessions(context, lives, refused, partial=partial)
-        asked = {row: one for row, one in asked.items() if row not in refused}
-        outcome = refused | _subscribe(context, asked, start, partial=partial)
-    return [outcome[row] for row in range(len(lives))]
+        left = {row: one for row, one in asked.items() if row not in refused}
+        outcome = refused | _subscribe(context, left, start, partial=partial)
+        return [outcome[row] for row in range(len(lives))]
+
+    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
 
 
 def _subscribe(
@@ -102,8 +105,7 @@ def _subscribe_once(
 ) -> None:
     """Make or change subscriptions that all differ, with one commit for each shard."""
     changes: dict[int, _Change] = {}
-    with context.entrance.released():
-        any_retained = len(asked) == 1 or context.retained.any()  # one look for all, and for one the look for its own
+    any_retained = len(asked) == 1 or context.entrance.released(context.retained.any)  # one look for all, or its own
     asked = _stored_members(context, asked, outcome, partial=partial)
     try:
         for row, (session, topic_filter, options) in asked.items():
@@ -311,9 +313,7 @@ def _stored(
     ``replays``: whether it begins in the past.
     """
     sending = None
-    with context.entrance.released():
-        some = retained and context.retained.may_match(source.topic_filter)
-    if some:
+    if retained and context.entrance.released(lambda: context.retained.may_match(source.topic_filter)):
         sending = RetainedSource(session.keys, source, context.retained, replays=replays)
 
     def stored() -> None:

@@ -211,7 +211,7 @@ class Timers:
                 break
             last = timer
             try:
-                self._fire(timer)
+                self._fire(shard, timer)
             except TopicstoreError as failure:  # the others go on
                 failures.append(failure)
         else:
@@ -224,11 +224,11 @@ class Timers:
             self._expect_at(shard, now + _AGAIN)
         return failures
 
-    def _fire(self, timer: Timer) -> None:
-        found, expiry = self._states.find(timer.client_id), timer.kind == EXPIRY
+    def _fire(self, shard: int, timer: Timer) -> None:
+        found, expiry = self._states.find(self._states.client_of(timer.owner)), timer.kind == EXPIRY
         due = None if found is None else found.record.expires if expiry else found.record.will_due
         if found is None or due != timer.time:
-            self._states.forget_timer(timer)
+            self._states.forget_timer(shard, timer)
         elif expiry:
             self.remove(found)
         else:

@@ -41,7 +41,7 @@ class Epochs:
         if epoch == 1 or log.read_only:
             return
         latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
-        with log.moved_on:
+        with log.lock:
             while generation == self._generations.current and self._is_open_locked(position, epoch):
                 seconds = self._left_locked(epoch, latest)
                 if seconds <= 0 and (wait or log.failure is None):

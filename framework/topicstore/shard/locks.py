@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from topicstore.contract.errors import NestedCallError
 from topicstore.contract.forking import ProcessLock
+from topicstore.releasing import guarded
 
 __all__ = ["FairLock", "check_not_owned", "holding", "owned"]
 
@@ -65,23 +67,18 @@ def check_not_owned(lock: FairLock) -> None:
 def holding(locks: Iterable[FairLock], work: Callable[[], T]) -> T:
     """Take the locks in their order, which must be the same everywhere; return what ``work`` returns under them.
 
-    Raises `NestedCallError` if this thread holds one of them already. `contextlib.ExitStack` would leak a lock if
-    Ctrl-C came between taking and recording it; here it is recorded first. If Ctrl-C comes while the locks are
-    released, the others are released all the same. A context manager written in Python can't do that, because Ctrl-C
-    may come when its ``__exit__`` begins. See also https://github.com/python/cpython/issues/74174.
+    Raises `NestedCallError` if this thread holds one of them already. Ctrl-C releases all that were taken.
     """
     noted: list[FairLock] = []
-    try:
+
+    def held() -> T:
         for lock in locks:
             check_not_owned(lock)
-            noted.append(lock)
+            noted.append(lock)  # before it is taken: Ctrl-C may come in between
             lock.acquire()
         return work()
-    finally:
-        try:
-            _give_back(noted)
-        finally:
-            _give_back(noted)  # those that are left, if Ctrl-C has interrupted the first call
+
+    return guarded(held, partial(_give_back, noted))
 
 
 def _give_back(noted: list[FairLock]) -> None:

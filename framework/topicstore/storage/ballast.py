@@ -15,18 +15,22 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from topicstore.contract.descriptors import naming
 from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
 from topicstore.contract.forking import ProcessLock
+from topicstore.releasing import guarded
 from topicstore.shard.shard import Shard
 from topicstore.warning import warn_caller
 
 from .durable_files import open_own
 
 __all__ = ["Ballast", "give_up_ballast"]
+
+T = TypeVar("T")
 
 _NAME = "ballast"
 _PLENTY = 2
@@ -53,8 +57,8 @@ class Ballast:
         self._lock = ProcessLock()
         """Guards the file and ``_needed``. It is held while shards are looked at, so it must not be taken under their
         locks."""
-        self._needed = 0
-        """The number of operations that are using the reserved space at the moment."""
+        self._needed: set[object] = set()
+        """A mark of each operation that is using the reserved space at the moment."""
 
     def keep(self, shards: Sequence[Shard]) -> None:
         """Make the ballast as large as it should be, if there is plenty of space and no operation needs it now."""
@@ -63,18 +67,27 @@ class Ballast:
                 if not self._needed and len(shards[0].generations()) > 1:
                     self._make_locked(min(self._room, sum(shard.engine().info().disk_bytes for shard in shards)))
 
-    @contextlib.contextmanager
-    def given_up(self, shards: Sequence[Shard]) -> Iterator[None]:
-        """Remove the ballast for the time of a drop, if less space is free than that may need, and make it again."""
-        with self._lock, self._failure_told():
-            self._needed += 1
-            if self._room and shutil.disk_usage(self._directory).free < self._room:
-                give_up_ballast(self._directory)
-        try:
-            yield
-        finally:
+    def given_up(self, shards: Sequence[Shard], work: Callable[[], T]) -> T:
+        """Return what ``work``, such as a drop, returns without the ballast, and make that again.
+
+        The ballast is removed if less space is free than the work may need.
+        """
+        mark = object()
+
+        def needing() -> T:
+            with self._lock, self._failure_told():
+                self._needed.add(mark)
+                if self._room and shutil.disk_usage(self._directory).free < self._room:
+                    give_up_ballast(self._directory)
+            return work()
+
+        def leave() -> None:
             with self._lock:
-                self._needed -= 1
+                self._needed.discard(mark)
+
+        try:
+            return guarded(needing, leave)
+        finally:
             self.keep(shards)
 
     def _make_locked(self, size: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from topicstore.contract.topics import TopicFilter
+from topicstore.releasing import guarded
 from topicstore.shard.generations import check_local
 from topicstore.shard.shard import Shard
 
@@ -25,11 +27,10 @@ def delete(storage: Storage, topic_filter: TopicFilter, start: int, until: int |
     ]
     # All shards are checked before the first one deletes anything.
     check_local(found for shard, first, last in runs for found in shard.archived_in(first, last))
-    try:
-        return sum(shard.delete(topic_filter, first, last) for shard, first, last in runs)
-    finally:
-        if storage.listener is not None:
-            storage.listener.forget()
+    return guarded(
+        lambda: sum(shard.delete(topic_filter, first, last) for shard, first, last in runs),
+        partial(_forget_what_was_read, storage),
+    )
 
 
 def delete_local(
@@ -40,8 +41,12 @@ def delete_local(
     Without a filter, messages of all topics are deleted.
     """
     storage.check_may_write()
-    try:
-        return shard.delete_local(topic_filter, first, last, [*map(TopicFilter, spare)])
-    finally:
-        if storage.listener is not None:
-            storage.listener.forget()
+    spared = [*map(TopicFilter, spare)]
+    return guarded(
+        lambda: shard.delete_local(topic_filter, first, last, spared), partial(_forget_what_was_read, storage)
+    )
+
+
+def _forget_what_was_read(storage: Storage) -> None:
+    if storage.listener is not None:
+        storage.listener.forget()

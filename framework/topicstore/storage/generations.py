@@ -126,7 +126,7 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
             shard.check_droppable(generation)  # all are checked before the first one drops it
         return [shard.drop_generation(generation) for shard in storage.shards]
 
-    with storage.ballast.given_up(storage.shards):
+    def drop_and_remove() -> list[bool]:
         dropped = storage.locked(drop)
         if storage.listener is not None and any(dropped):
             storage.listener.dropped()
@@ -134,6 +134,9 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
         for shard in storage.shards if remove else ():
             shard.remove_dropped()
             shard.reclaim_removed()
+        return dropped
+
+    dropped = storage.ballast.given_up(storage.shards, drop_and_remove)
     if any(dropped):
         storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
     return any(dropped)
@@ -141,13 +144,19 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
 
 def remove_dropped(storage: Storage) -> None:
     """Remove the messages of dropped generations; `reclaim_removed` frees their disk space."""
-    with storage.ballast.given_up(storage.shards):
+
+    def remove() -> None:
         for shard in storage.shards:
             shard.remove_dropped()
+
+    storage.ballast.given_up(storage.shards, remove)
 
 
 def reclaim_removed(storage: Storage) -> None:
     """Free the disk space of generations whose messages were removed. May take long."""
-    with storage.ballast.given_up(storage.shards):
+
+    def reclaim() -> None:
         for shard in storage.shards:
             shard.reclaim_removed()
+
+    storage.ballast.given_up(storage.shards, reclaim)

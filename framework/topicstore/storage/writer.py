@@ -18,6 +18,7 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
 from topicstore.contract.forking import ProcessLock, holds_lock
 from topicstore.contract.model import Message, MessageId
+from topicstore.releasing import guarded
 
 from .storage import Storage
 
@@ -99,13 +100,14 @@ class Writer:
         self._storage = storage
         self._max_items = max_items
         self._interval = interval
-        self._changed = threading.Condition(ProcessLock())
+        self._lock = ProcessLock()
         """Guards the attributes below, up to ``_failed``."""
+        self._changed = threading.Condition(self._lock)
         self._buffer: list[_Item] = []
         self._oldest = 0.0
         """The time (`time.monotonic`) at which the first message in the buffer was put."""
         self._closed = False
-        self._failed: list[tuple[_StoredLater, Exception]] = []
+        self._failed: dict[_StoredLater, Exception] = {}
         """The messages that failed and whose failures the writer has not raised yet."""
         self._closing = Closing("writer")
         self._storing = ProcessLock()  # keeps batches in the order of their puts
@@ -131,7 +133,7 @@ class Writer:
         """
         future, full = self._take(message)
         if full:
-            with self._changed:
+            with self._lock:
                 self._changed.notify()
         return future
 
@@ -142,7 +144,7 @@ class Writer:
         except InvalidMessageError as bad:
             raise type(bad)(bad.reason) from bad
         future = _StoredLater()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise DatabaseClosedError("the writer is closed")
             if self._failed:
@@ -156,30 +158,38 @@ class Writer:
     def flush(self) -> None:
         """Store the buffered messages. Raises the unseen failures of these and earlier messages."""
         self._store_buffer()
-        with self._changed:
+        with self._lock:
             self._tell_locked()
 
     def _tell_locked(self) -> None:
         """Raise the unseen failures."""
-        failed, self._failed = self._failed, []
-        unseen = [error for future, error in failed if not future.seen]
+        failed, self._failed = self._failed, {}
+        unseen = [error for future, error in failed.items() if not future.seen]
         if unseen:
             raise ExceptionGroup(f"messages that were not stored: {len(unseen)}", list(dict.fromkeys(unseen)))
 
     def _store_buffer(self) -> None:
         """Store the buffered messages. Failures are set in the futures, and kept for the next `flush`."""
         outcomes: list[_Outcome] = []
-        try:
+
+        def store() -> None:
+            nonlocal outcomes
             with self._storing:
-                with self._changed:
-                    buffer, self._buffer = self._buffer, []
+                with self._lock:
+                    buffer = self._buffer
                     outcomes = [(future, None, _InterruptedError()) for _, future in buffer]
+                    self._buffer = []
                 outcomes = self._store([pair for pair in buffer if pair[1].set_running_or_notify_cancel()])
-        finally:
-            with self._changed:
-                self._failed += [(future, error) for future, _, error in outcomes if error is not None]
+
+        def resolve() -> None:
+            with self._lock:
+                self._failed |= {
+                    future: error for future, _, error in outcomes if error is not None and not future.done()
+                }
             # Outside the lock, because a thread that waits for a future may put again at once.
             _resolve_all(outcomes)
+
+        guarded(store, resolve)
 
     def _store(self, items: list[_Item]) -> list[_Outcome]:
         """Store messages. If one is refused, it is left out, and the others are stored without it."""
@@ -204,7 +214,7 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._closed and not self._due():
                     self._changed.wait(self._wait())
                 if self._closed:
@@ -229,7 +239,7 @@ class Writer:
             self._closing.run(self._close, within=holds_lock())
 
     def _close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
         if threading.current_thread() is not self._thread:  # a future's callback may close

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from datetime import timedelta
 
 from topicstore.contract.arguments import check_length
+from topicstore.sessions.entrance import Around
 from topicstore.sessions.model import GroupInfo
 
 from .groups import Groups
@@ -20,25 +20,22 @@ class SharedSubscriptions:
     All methods may be called from any thread.
     """
 
-    def __init__(self, groups: Groups, entered: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, groups: Groups, entered: Around) -> None:
         self._groups = groups
         self._entered = entered
-        """Returns a context manager that holds the sessions' lock, and raises if the database is closed."""
+        """Returns what a function returns under the sessions' lock, and raises if the database is closed."""
 
     def __iter__(self) -> Iterator[GroupInfo]:
         """Iterate over all shared subscriptions as of now, with their members, connected or not."""
-        with self._entered():
-            return iter(self._groups.infos())
+        return iter(self._entered(self._groups.infos))
 
     def __len__(self) -> int:
         """Return the number of shared subscriptions."""
-        with self._entered():
-            return len(self._groups.infos())
+        return len(self._entered(self._groups.infos))
 
     def __contains__(self, topic_filter: str) -> bool:
         """Return whether any session has this subscription, ``$share/<name>/<filter>``."""
-        with self._entered():
-            return self._groups.find(topic_filter) is not None
+        return self._entered(lambda: self._groups.find(topic_filter)) is not None
 
     def __repr__(self) -> str:
         return f"<SharedSubscriptions: slow after {self.slow_after} s, handed over after {self.handover_after} s>"

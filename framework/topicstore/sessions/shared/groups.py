@@ -72,7 +72,7 @@ class Groups:
         raise_places(group.places, decode(keys.group, stored, GroupRecord).places)
         taken: dict[tuple[int, int], int] = {}
         for key, value in home.scan(keys.members):
-            client_id = key[len(keys.members) :].decode()
+            client_id = self._states.client_of(key[len(keys.members) :].decode())
             number = decode(key, value, MemberRecord).number
             if self._is_member(client_id, number, text):
                 group.members[client_id] = Membership(number, self._channels.steady())
@@ -93,14 +93,14 @@ class Groups:
     def _is_member(self, client_id: str, number: int, text: str) -> bool:
         """Return whether the session has stored the subscription: a crash may have come before that."""
         found = self._states.find(client_id)
-        key = Keys(client_id).subscription(number)
+        key = self._states.keys_of(client_id).subscription(number)
         stored = self._state_of(client_id).get(key)
         if found is None or found.record.ending or stored is None:
             return False
         return decode(key, stored, SubscriptionRecord).topic_filter == text
 
     def _load_lease(self, group: Group, client_id: str, number: int, taken: dict[tuple[int, int], int]) -> None:
-        key = Keys(client_id).leases(number)
+        key = self._states.keys_of(client_id).leases(number)
         stored = self._state_of(client_id).get(key)
         if stored is not None:
             lease = decode(key, stored, LeaseRecord)

@@ -5,7 +5,7 @@ in all records of sessions (`topicstore.sessions.records`). ``group`` is the who
 In the shard that its hash selects (as that of a client id does)::
 
     "gr" group                            the group: `GroupRecord`
-    "gm" group 00 client                  a member: `MemberRecord`
+    "gm" group 00 client                  a member, named as in the keys of its session: `MemberRecord`
     "go" group 00 shard:4 position:8      messages that came back to the group, under the first position: `Returned`
 
 In the shard of a member's client id::
@@ -23,12 +23,13 @@ import msgspec
 import numpy as np
 
 from topicstore.contract.positions import Positions
-from topicstore.sessions.records import LEASES, VERSION, decoder, pack_positions, unpack_positions
+from topicstore.sessions.records import LEASES, VERSION, decoder, owner_of, pack_positions, unpack_positions
 from topicstore.shard.verification import Decoders
 
 __all__ = [
     "DECODERS",
     "GROUP",
+    "MEMBER",
     "GroupKeys",
     "GroupRecord",
     "LeaseRecord",
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 GROUP = b"\1gr"
-_MEMBER = b"\1gm"
+MEMBER = b"\1gm"
 _RETURNED = b"\1go"
 _HANDED = b"\1gh"
 
@@ -102,7 +103,7 @@ class GroupKeys:
     @property
     def members(self) -> bytes:
         """The prefix of the keys of members."""
-        return b"%b%b\0" % (_MEMBER, self._group)
+        return b"%b%b\0" % (MEMBER, self._group)
 
     @property
     def returned(self) -> bytes:
@@ -116,7 +117,7 @@ class GroupKeys:
 
     def member(self, client_id: str) -> bytes:
         """Return the key of a member."""
-        return self.members + client_id.encode()
+        return self.members + owner_of(client_id)
 
     def returned_at(self, shard: int, first: int) -> bytes:
         """Return the key of returned messages."""
@@ -148,7 +149,7 @@ def group_of(key: bytes) -> str:
 
 DECODERS: Decoders = {
     GROUP: decoder(GroupRecord),
-    _MEMBER: decoder(MemberRecord),
+    MEMBER: decoder(MemberRecord),
     _RETURNED: decoder(Returned),
     _HANDED: decoder(Returned),
     LEASES: decoder(LeaseRecord),

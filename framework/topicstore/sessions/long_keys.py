@@ -1,0 +1,123 @@
+"""Long client ids in keys, as older releases wrote them, are replaced by digests (`topicstore.sessions.records`).
+
+The session's own record comes last: if the process dies before, the next opening finds it and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from topicstore.contract.checksums import add_checksum, strip_checksum
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.state import StateWrite
+from topicstore.shard.state import FrameworkWrite, ShardState
+
+from .database_parts import DatabaseParts
+from .entrance import Around
+from .records import (
+    EXPIRY,
+    LONGEST,
+    NEVER,
+    SESSION,
+    VERSION,
+    WILL,
+    Keys,
+    SessionRecord,
+    decode,
+    owner_in,
+    owner_of,
+    put,
+)
+from .session_state import SessionState, encode_session, will_key
+from .shared.records import MEMBER
+
+__all__ = ["opened"]
+
+_BYTES = 4 << 20
+"""How many bytes one write has about."""
+
+
+def _clients(state: ShardState) -> list[str]:
+    """Return the client ids of the sessions of a shard that have them in their keys though they are long."""
+    return [owner_in(key, SESSION) for key, _ in state.scan(SESSION) if len(key) > len(SESSION) + LONGEST]
+
+
+def _replace_all(states: Sequence[ShardState]) -> None:
+    """Replace the keys of all sessions with long client ids, and of these as members of shared subscriptions."""
+    found = [(state, client_id) for state in states for client_id in _clients(state)]
+    for state in states if found else ():
+        _write_in_parts(state, _members(state))
+    for state, client_id in found:
+        _replace(state, client_id)
+
+
+def opened(parts: DatabaseParts, released: Around) -> SessionState:
+    """Return the stored sessions of a database, after replacing their long keys, if it may be written."""
+    states = SessionState(parts.states, parts.shard_of, released)
+    if parts.storage().mode is not None:  # it is only read
+        states.old = frozenset(client_id for state in parts.states for client_id in _clients(state))
+    else:
+        _replace_all(parts.states)
+    return states
+
+
+def _replace(state: ShardState, client_id: str) -> None:
+    old, new = Keys(client_id, old=True), Keys(client_id)
+    stored = state.get(old.session)
+    if stored is None or new.name is None:
+        return
+    state.write([put(new.name, (VERSION, client_id))])
+    prefixes = zip(old.prefixes().values(), new.prefixes().values(), strict=True)
+    _write_in_parts(
+        state,
+        (
+            write
+            for before, after in prefixes
+            for key, value in state.scan(before)
+            for write in _moved(key, value, after + key[len(before) :])
+        ),
+    )
+    record = decode(old.session, stored, SessionRecord)
+    single = [(old.live, new.live), (will_key(old), will_key(new))]
+    single += [
+        (old.timer(time, kind), new.timer(time, kind))
+        for time, kind in ((record.expires, EXPIRY), (record.will_due, WILL))
+        if time != NEVER
+    ]
+    last: list[StateWrite] = [
+        write
+        for before, after in single
+        if (value := state.get(before)) is not None
+        for write in _moved(before, value, after)
+    ]
+    session = encode_session(client_id, record).stored
+    state.write([*last, FrameworkWrite(new.session, session), FrameworkWrite(old.session, None, expect=stored)])
+
+
+def _members(state: ShardState) -> Iterator[StateWrite]:
+    for key, value in state.scan(MEMBER):
+        group, _, client = key.rpartition(b"\0")
+        if len(client) > LONGEST:
+            yield from _moved(key, value, b"%b\0%b" % (group, owner_of(client.decode())))
+
+
+def _moved(before: bytes, value: bytes, after: bytes) -> list[StateWrite]:
+    """Return the writes that store a value under another key; a damaged one stays as damaged as it is."""
+    try:
+        moved = add_checksum(after, strip_checksum(before, value))
+    except CorruptionError:
+        moved = value
+    return [FrameworkWrite(after, moved), FrameworkWrite(before, None)]
+
+
+def _write_in_parts(state: ShardState, writes: Iterable[StateWrite]) -> None:
+    part: list[StateWrite] = []
+    size = 0
+    for write in writes:
+        part.append(write)
+        size += len(write.key) + len(write.value or b"")
+        if size > _BYTES and write.value is None:  # a move is not divided
+            state.write(part)
+            part, size = [], 0
+    if part:
+        state.write(part)
