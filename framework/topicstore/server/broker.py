@@ -30,6 +30,8 @@ __all__ = ["Broker"]
 
 _SWEEP = 1.0
 """Seconds between two looks at connections from which nothing is read."""
+_TICK = 0.02
+"""Seconds that one turn of the store's thread spends on what depends on time; what is left goes on in the next."""
 _FAREWELL = 5.0
 """Seconds that clients have to read why the server ends."""
 
@@ -88,6 +90,7 @@ class Broker:
     def _set(self, settings: ServerSettings) -> None:
         sessions, pace = self._sessions, self._sessions.pace
         sessions.store_qos0 = settings.protocol.store_qos0
+        pace.longest_tick = _TICK
         pace.longest_pause = float(settings.longest_pause)
         pace.checkpoint_interval = float(settings.durable_sessions.heartbeat_interval)
         self._sys = settings.protocol.sys_interval

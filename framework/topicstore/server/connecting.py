@@ -22,8 +22,10 @@ from .protocol.reason import PacketError, ReasonCode
 from .reserved_topics import may_be_published
 from .settings import ProtocolSettings, ServerSettings
 
-__all__ = ["Terms"]
+__all__ = ["Terms", "sendable"]
 
+_AROUND = 16
+"""Bytes that a packet with a reason string has around it, or a few fewer."""
 _LONGEST_TEXT = 65_535
 """Bytes of a text (MQTT 5, section 1.5.4)."""
 
@@ -114,6 +116,16 @@ class Terms:
         packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)
 
+    def told(self, text: str, others: int = 0) -> str | None:
+        """Return a reason string for a packet with so many other bytes, if the client can and wants to be told.
+
+        A client may refuse them [MQTT-3.1.2-29], and the packet stays small enough for it.
+        """
+        packet, told = self.packet, sendable(text)
+        most = packet.maximum_packet_size
+        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
+        return told if packet.request_problem_information and fits else None
+
     def changed_expiry(self, seconds: int) -> float | None:
         """Return how long the session lasts if a DISCONNECT asks for it, as `expiry`. Raises `PacketError`."""
         if seconds and self.packet.session_expiry == 0:
@@ -148,6 +160,11 @@ class Terms:
             if len(text.encode()) <= _LONGEST_TEXT:  # with a client id of 64 KiB in it, it can't be sent
                 found["response_information"] = text
         return found
+
+
+def sendable(text: str) -> str:
+    """Return a reason string that fits into any packet."""
+    return text[:200].replace("\0", "")
 
 
 def _filled(text: str, names: dict[str, str]) -> str:

@@ -25,7 +25,7 @@ from .admission import Refused, admit
 from .answering import answer_publishes, answer_pubrels
 from .asked import Departure, PublishedPart
 from .channel import Channel
-from .connecting import Terms
+from .connecting import Terms, sendable
 from .inbound import Inbound, Pending, UndecidedError
 from .listeners.peer import Via
 from .outbound import Outbound, Shared
@@ -53,12 +53,14 @@ __all__ = ["MqttConnection"]
 
 _HOLD = 256 << 10
 """Bytes of a client that wait to be served, from which on nothing more is read from its socket."""
+_FILTERS = frozenset((0x82, 0xA2))
+"""The first bytes of SUBSCRIBE and UNSUBSCRIBE."""
 _BARRIERS = frozenset((0x82, 0xA2, 0xE0))
 """The first bytes of SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, before which what came is handed on."""
 _OTHERS = 300
 """Bytes that a CONNACK has at most, besides its reason string and an assigned client id."""
-_AROUND = 16
-"""Bytes that a packet with a reason string has around it, or a few fewer."""
+_LONG = 4 << 10
+"""Bytes of a SUBSCRIBE or UNSUBSCRIBE from which on it waits for its turn: it takes milliseconds to check."""
 
 _log = logging.getLogger("topicstore.server")
 
@@ -134,8 +136,7 @@ class MqttConnection(asyncio.Protocol):
         self._serving.add(self)
 
     def _never_connected(self) -> None:
-        self._channel.record.reason = "there was no CONNECT in time"
-        self._state = _State.OVER
+        self._channel.record.reason, self._state = "there was no CONNECT in time", _State.OVER
         self._channel.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -293,6 +294,10 @@ class MqttConnection(asyncio.Protocol):
             self._connect(first, body)
             self._channel.came(first >> 4)
             return
+        if first in _FILTERS and len(body) > _LONG:
+            self._barrier = body
+            self._serving.spawn(self, self._resubscribe_in_turn(first, body))
+            return
         packet = decode(self._terms.packet.version, first, body)
         if isinstance(packet, AckPacket):
             self._receipts = self._receipts or Receipts()
@@ -300,12 +305,9 @@ class MqttConnection(asyncio.Protocol):
             return
         if isinstance(packet, PingPacket):
             self._channel.write(encoding.PINGRESP, PINGRESP)
-        elif isinstance(packet, SubscribePacket):
+        elif isinstance(packet, SubscribePacket | UnsubscribePacket):
             self._barrier = packet
-            self._subscriptions.subscribe(packet)
-        elif isinstance(packet, UnsubscribePacket):
-            self._barrier = packet
-            self._subscriptions.unsubscribe(packet)
+            self._subscriptions.change(packet)
         elif isinstance(packet, DisconnectPacket):
             self._disconnect(packet)
         else:
@@ -403,13 +405,13 @@ class MqttConnection(asyncio.Protocol):
         self._outbound = Outbound(version, terms.packet.maximum_packet_size, terms.aliases)
         if limits.publish_rate is not None or limits.publish_bytes is not None:
             self._rate = Rate(limits.publish_rate, limits.publish_bytes)
-        known, most = session.status().subscriptions if session.present else (), terms.packet.maximum_packet_size
-        self._subscriptions = Subscriptions(serving, session, version, permissions, self, len(known), most)
+        known = session.status().subscriptions if session.present else ()
+        self._subscriptions = Subscriptions(serving, session, terms, permissions, self, len(known))
         self._channel.record.session_present = session.present
         told = None
         if missed := [one.topic_filter for one in known if one.dropped]:
             text = f"messages for {', '.join(missed)} may have been removed by retention before they could be sent"
-            told = self.told(text, _OTHERS)
+            told = self._terms.told(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, self._user, session.present, told), CONNACK)
         self._terms = terms.settled()
@@ -481,12 +483,24 @@ class MqttConnection(asyncio.Protocol):
 
     # --- its subscriptions ---
 
+    async def _resubscribe_in_turn(self, first: int, body: bytes) -> None:
+        """Handle a packet of many filters: in each round of the event loop one of all clients."""
+        async with self._serving.long_packets:
+            await asyncio.sleep(0)
+        try:
+            if self._state == _State.OPEN:
+                packet = decode(self._terms.packet.version, first, body)
+                self._subscriptions.change(cast("SubscribePacket | UnsubscribePacket", packet))
+                self._channel.came(first >> 4)
+        except PacketError as bad:
+            self._refuse(bad)
+
     def subscribed(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
         """Go on with a SUBSCRIBE, or answer it."""
         self._subscriptions.subscribed(results)
 
     def unsubscribed(self, results: Sequence[bool | TopicstoreError]) -> None:
-        """Answer an UNSUBSCRIBE."""
+        """Go on with an UNSUBSCRIBE, or answer it."""
         self._subscriptions.unsubscribed(results)
 
     def answer(self, data: bytes, kind: int, reason: int, granted: Sequence[str]) -> None:
@@ -537,7 +551,7 @@ class MqttConnection(asyncio.Protocol):
         self._channel.ends(bad.text, bad.reason)
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            told = _sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
+            told = sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
             self._channel.write(encoding.connack(bad.version, bad.reason, reason_string=told), CONNACK, bad.reason)
         self._shut()
 
@@ -549,7 +563,7 @@ class MqttConnection(asyncio.Protocol):
         if self._state >= _State.OVER:
             return
         self._channel.ends(text, reason)
-        told = self.told(text if shown is None else shown) if self._state != _State.NEW else None
+        told = self._terms.told(text if shown is None else shown) if self._state != _State.NEW else None
         if self._state == _State.OPENING:
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # a CONNACK can't say that (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
@@ -559,13 +573,6 @@ class MqttConnection(asyncio.Protocol):
             self._channel.write(encoding.disconnect(self._terms.packet.version, reason, told), DISCONNECT, reason)
         self._shut()
         self._lose()
-
-    def told(self, text: str, others: int = 0) -> str | None:
-        """Return a reason string, if the client wants to be told [MQTT-3.1.2-29] and the packet stays small enough."""
-        packet, told = self._terms.packet, _sendable(text)
-        most = packet.maximum_packet_size
-        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
-        return told if packet.request_problem_information and fits else None
 
     def _shut(self) -> None:
         self._state = _State.OVER
@@ -591,8 +598,3 @@ class MqttConnection(asyncio.Protocol):
         self._left = True
         self._serving.leave(self._session, self)
         return True
-
-
-def _sendable(text: str) -> str:
-    """Return a reason string that fits into any packet."""
-    return text[:200].replace("\0", "")

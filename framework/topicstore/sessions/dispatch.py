@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -49,6 +49,11 @@ class Attentive(Protocol):
 
 
 R = TypeVar("R", bound=Attentive)
+
+_FEW = 16
+"""Largest number of sources that are closed at once when their session ends."""
+_CLOSED = 500
+"""Number of sources that are closed in a piece, which takes a few milliseconds."""
 
 
 class Follower(Protocol):
@@ -277,6 +282,8 @@ class Dispatcher(Channels, Generic[R]):
         self._hidden: dict[R, bool] = {}
         """The sessions that are claimed, and whether they have something to do. Guarded by the lock."""
         self.claims = Claims(self.lock, self.entrance, self._hide_locked, self._show_locked)
+        self._closing: collections.deque[Iterator[None]] = collections.deque()
+        """What closes the sources of ended sessions, one a step. Guarded by the lock."""
         self._heard: collections.deque[R] = collections.deque()
         """The sessions that were acknowledged, paused or resumed since. Any thread appends to it, without a lock."""
         remember(self)
@@ -337,6 +344,23 @@ class Dispatcher(Channels, Generic[R]):
     def is_ready_locked(self, one: R) -> bool:
         """Return whether a session has something to do."""
         return one in self._ready
+
+    def close_locked(self, closing: Iterator[None], sources: int) -> None:
+        """Close the sources of an ended session, which are so many: now, or if they are many in pieces at ticks."""
+        if sources > _FEW:
+            self._closing.append(closing)
+        else:
+            for _ in closing:
+                pass
+
+    def close_piece_locked(self) -> bool:
+        """Close a piece of what is left to close; return whether more is left."""
+        left = _CLOSED
+        while self._closing and left:
+            left -= sum(1 for _ in islice(self._closing[0], left))
+            if left:
+                self._closing.popleft()
+        return bool(self._closing)
 
     def forget_locked(self, one: R) -> None:
         """Remove a session that has ended."""

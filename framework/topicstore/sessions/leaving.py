@@ -76,8 +76,9 @@ class Leaving:
                 "could not be told of their end",
             )
         finally:
+            until = self._timers.deadline()
             for shard in {self._context.states.shard_of(session.client_id) for session in stored}:
-                self._timers.run(shard, now)
+                self._timers.run(shard, now, until)
         return errors
 
     def end_rows(
