@@ -66,15 +66,9 @@ _log = logging.getLogger("topicstore.server")
 
 
 class _State(enum.IntEnum):
-    NEW = 0
-    """Nothing has come yet."""
-    OPENING = 1
-    """The CONNECT has come, and the CONNACK wasn't sent."""
-    OPEN = 2
-    LEAVING = 3
-    """The DISCONNECT has come."""
-    OVER = 4
-    """The last word was said; what still comes is dropped."""
+    """Nothing has come; the CONNACK wasn't sent; it is connected; its DISCONNECT has come; the last word was said."""
+
+    NEW, OPENING, OPEN, LEAVING, OVER = range(5)
 
 
 class MqttConnection(asyncio.Protocol):
@@ -315,8 +309,8 @@ class MqttConnection(asyncio.Protocol):
         self._channel.came(first >> 4, packet.reason if isinstance(packet, DisconnectPacket) else 0)
 
     def _unexpected(self, packet: ConnectPacket | AuthPacket) -> NoReturn:
-        second = isinstance(packet, ConnectPacket)
-        text = "one CONNECT [MQTT-3.1.0-2]" if second else "AUTH after a CONNECT with a method (MQTT 5, section 4.12)"
+        connect = isinstance(packet, ConnectPacket)
+        text = "one CONNECT [MQTT-3.1.0-2]" if connect else "AUTH after a CONNECT with a method (MQTT 5, section 4.12)"
         raise PacketError(ReasonCode.PROTOCOL_ERROR, f"a client sends {text}")
 
     def go_on(self) -> None:
@@ -580,6 +574,11 @@ class MqttConnection(asyncio.Protocol):
         self._throttled = False
         self._channel.shut()
         self._serving.shut(self)
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the client hasn't taken yet."""
+        return self._channel.unsent
 
     def abort(self) -> None:
         """Close the socket at once."""

@@ -89,7 +89,6 @@ def _collecting_rarely() -> Iterator[None]:
         thawing.cancel()
         gc.callbacks.remove(keep)
         gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 @contextlib.contextmanager

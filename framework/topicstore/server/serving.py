@@ -15,7 +15,7 @@ from .asked import Asked, Client, Row, Wanted
 from .protocol.reason import ReasonCode
 from .settings import ServerSettings
 from .sys_topics import Figures, Traffic
-from .turns import keep_turn, put_first
+from .turns import LAST_ROWS, ROWS, keep_turn, put_first
 
 __all__ = ["Serving"]
 
@@ -167,7 +167,7 @@ class Serving:
         asked, self.asked, self._following = self.asked, self._following, Asked()
         self._collect(asked.published_later if asked.resubscribing else asked.published)
         self.gathered = self.arrived = 0
-        put_first(self.asked, keep_turn(asked))
+        put_first(self.asked, keep_turn(asked, LAST_ROWS if self.draining else ROWS))
         if self.asked.changing:
             self.kick()
         if self.crowded:

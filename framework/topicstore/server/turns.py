@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 from .asked import Asked
 
-__all__ = ["ENDED", "ROWS", "SESSION", "keep_turn", "put_first"]
+__all__ = ["ENDED", "LAST_ROWS", "ROWS", "SESSION", "keep_turn", "put_first"]
 
 ROWS = 200
 """Filters, or what takes as long, that change in one turn: about 20 ms."""
+LAST_ROWS = 2_000
+"""As many as change in one turn of a server that ends."""
 SESSION = 4
 """Filters that take as long as the beginning or the end of a connection."""
 
@@ -26,7 +28,7 @@ ENDED = 8
 T = TypeVar("T")
 
 
-def keep_turn(asked: Asked, rows: int = ROWS) -> Asked:
+def keep_turn(asked: Asked, rows: int) -> Asked:
     """Leave in ``asked`` the changes of sessions that one turn serves, and return the others, in their order.
 
     Each kind of request gets rows in proportion to how many of it wait, and at least one request of each kind is
