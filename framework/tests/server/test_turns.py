@@ -11,13 +11,15 @@ import pytest
 import topicstore as ts
 from topicstore.server.asked import Answers, Asked
 from topicstore.server.store_hop import StoreHop
-from topicstore.server.turns import ENDED, ROWS, SESSION
+from topicstore.server.turns import ENDED, SESSION
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.raw_client import RawClient
 
 CLIENTS, FILTERS = 20, 300
+MOST = 250
+"""Filters that may change in one turn: what takes about 25 ms."""
 
 
 @attrs.frozen
@@ -70,7 +72,9 @@ def storm(embedded: Embedded, clients: list[RawClient], packets: list[bytes]) ->
     try:
         for client, packet in zip(clients, packets, strict=True):
             client.send(packet)
-        wait_until(lambda: _waiting(broker.serving.asked) == len(clients), "all requests wait for a turn")
+        wait_until(
+            lambda: _waiting(broker.serving.asked) >= len(clients) - 1, "all requests but the first wait for a turn"
+        )
     finally:
         opened.set()
 
@@ -89,7 +93,7 @@ def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database
                 assert len(client.expect(kind).reasons) == FILTERS
             portions = [{client: len(texts) for client, _, texts in _resubscribed(turn.asked)} for turn in turns]
             assert sum(sum(turn.values()) for turn in portions) == CLIENTS * FILTERS
-            assert max(sum(turn.values()) for turn in portions) <= ROWS
+            assert max(sum(turn.values()) for turn in portions) <= MOST
             assert {max(turn.values()) - min(turn.values()) for turn in portions if len(turn) == CLIENTS} == {0}
 
 
@@ -116,11 +120,11 @@ def test_a_turn_resumes_and_ends_a_bounded_part_of_the_sessions(db: ts.Database,
         broker = embedded.server._broker
         assert broker is not None
         wait_until(lambda: not broker.serving.sessions and not db.sessions.clients(connected=True), "all are lost")
-        assert max(len(turn.asked.lost) for turn in turns) * (SESSION + FILTERS // ENDED) <= ROWS + FILTERS // ENDED
+        assert max(len(turn.asked.lost) for turn in turns) * (SESSION + FILTERS // ENDED) <= MOST
         turns.clear()
         with crowd(embedded):
             for number in range(CLIENTS):
                 session = db.sessions.connected(f"crowd-{number}")
                 assert session is not None
                 assert session.filters == FILTERS
-        assert 0 < max(turn.followed for turn in turns) <= ROWS
+        assert 0 < max(turn.followed for turn in turns) <= MOST

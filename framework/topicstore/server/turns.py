@@ -15,8 +15,8 @@ from .asked import Asked
 
 __all__ = ["ENDED", "LAST_ROWS", "ROWS", "SESSION", "keep_turn", "put_first"]
 
-ROWS = 200
-"""Filters, or what takes as long, that change in one turn: about 20 ms."""
+ROWS = 100
+"""Filters, or what takes as long, that change in one turn: about 10 ms."""
 LAST_ROWS = 2_000
 """As many as change in one turn of a server that ends."""
 SESSION = 4

@@ -127,13 +127,12 @@ class Channel:
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Note messages that are stored nowhere, if a follower takes them."""
         if self.live:
-            size = sum(len(message.payload) for message in messages)
-            routed = _Routed(messages, self._channels.hub.watermarks(), self._channels.clock(), size)
+            routed = self._channels.routed(messages)
             dropped = []
             with self._channels.counting:
                 self._routed.append(routed)
                 self._count += len(messages)
-                self._bytes += size
+                self._bytes += routed.size
                 while self._follow_enough(self._routed[0]):
                     dropped.append(self._take())
             for gone in dropped:
@@ -209,6 +208,8 @@ class Channels:
         self._shards = shards
         self._channels: dict[str, Channel] = {}
         """The channels by filter. Guarded by `lock`."""
+        self._routed: _Routed | None = None
+        """What was routed last. It is replaced as a whole, without a lock."""
         self._noted: collections.deque[Channel] = collections.deque()
         """The channels with new events. Any thread appends to it, without a lock."""
 
@@ -229,6 +230,17 @@ class Channels:
         if not channel.users:
             self.hub.leave(channel.feed, channel)
             del self._channels[channel.feed.topic_filter.text]
+
+    def routed(self, messages: list[Message]) -> _Routed:
+        """Return published messages that are stored nowhere, the same for all channels that are passed the same list.
+
+        So the watermarks are read once, and not once for each filter. May be called in any thread, without the lock.
+        """
+        routed = self._routed
+        if routed is None or routed.messages is not messages:
+            size = sum(len(message.payload) for message in messages)
+            routed = self._routed = _Routed(messages, self.hub.watermarks(), self.clock(), size)
+        return routed
 
     def note(self, channel: Channel) -> None:
         """Note that a channel has new events. May be called in any thread, without the lock."""
