@@ -1,4 +1,4 @@
-"""What `make lint` can't say of the structure: how long modules are, and who imports the face."""
+"""What `make lint` can't say of the structure: who imports the face, and what plugins import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORK = ROOT / "framework" / "topicstore"
-LONGEST = 600
 ON_TOP = ("cli", "client", "files", "server", "spark", "__init__.py")
 """Programs on top of the face, and the face itself."""
 
@@ -25,9 +24,8 @@ def imported(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", sorted(FRAMEWORK.rglob("*.py")), ids=lambda file: str(file.relative_to(FRAMEWORK)))
-def test_a_module_is_short_and_does_not_look_up(file: Path) -> None:
-    """Nobody has to read more than 600 lines to know a module; nothing below the face imports it."""
-    assert len(file.read_text().splitlines()) <= LONGEST
+def test_a_module_does_not_look_up(file: Path) -> None:
+    """Nothing below the face imports it."""
     if file.relative_to(FRAMEWORK).parts[0] not in ON_TOP:
         assert "topicstore" not in set(imported(file))
 

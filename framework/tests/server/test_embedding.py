@@ -9,6 +9,8 @@ import pytest
 import topicstore as ts
 from topicstore.server import Address, ListenError, ListenerSettings, Server, ServerSettings
 from topicstore.server.asked import Answers, Asked
+from topicstore.server.limits import Limits
+from topicstore.server.quantities import Duration
 from topicstore.server.store_hop import StoreHop
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import Embedded
@@ -103,6 +105,37 @@ def test_a_server_ends_though_its_clients_never_rest(db: ts.Database, monkeypatc
         assert client.ended() == 0x8B
         client.close()
         draining.result(PATIENCE)
+
+
+def test_a_server_ends_though_a_client_reads_nothing(db: ts.Database, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits as long as `stop_timeout` says, stores the session, and logs how much was not sent."""
+    settings = ServerSettings(
+        listeners={"mqtt": ListenerSettings(listen=Address("127.0.0.1:0"))}, limits=Limits(stop_timeout=Duration(0.5))
+    )
+    with Embedded(db, settings) as embedded, embedded.client() as slow:
+        slow.connect("slow", keep=True)
+        slow.subscribe("big", options=1)
+        db.publish([ts.Message("big", bytes(1 << 20), "program", 1) for _ in range(16)])
+        broker = embedded.server._broker
+        assert broker is not None
+        (connection,) = broker.serving.connections
+        wait_until(lambda: connection.unsent, "the client's socket is full")
+        embedded.do(embedded.server.drain())
+    (info,) = db.sessions
+    assert (info.connected, info.in_flight > 0) == (False, True)
+    assert "clients have read all" in caplog.text
+
+
+def test_a_server_ends_though_a_client_that_has_read_all_closes_nothing(db: ts.Database) -> None:
+    """Only clients with something left to read have as long as `stop_timeout` says."""
+    settings = ServerSettings(
+        listeners={"mqtt": ListenerSettings(listen=Address("127.0.0.1:0"))},
+        limits=Limits(stop_timeout=Duration(9_999)),
+    )
+    with Embedded(db, settings) as embedded, embedded.client() as idle:
+        idle.connect("idle")
+        embedded.do(embedded.server.drain())
+        assert idle.expect("DISCONNECT").reason == 0x8B
 
 
 def test_a_will_is_published_when_the_server_ends(db: ts.Database) -> None:

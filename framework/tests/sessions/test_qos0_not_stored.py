@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
 import pytest
 import topicstore as ts
-from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.hub import Hub
+from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
 from topicstore.sessions.session_state import SessionState
 from topicstore_conformance.faults.clock import Clock
 
@@ -117,6 +120,23 @@ def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: 
     publish("2", qos=1)
     found = [(packet.qos, packet.subscription_identifiers) for packet in session.deliver()]  # type: ignore[union-attr]
     assert [(0, (1, 2)), (1, (1, 2))] == found
+
+
+def test_a_message_of_many_overlapping_subscriptions_is_looked_at_once(db: ts.Database, sessions: Sessions) -> None:
+    """However many filters of a session match: watermarks are read once, and no filter is compared with the topic."""
+    sessions.store_qos0 = False
+    session = sessions.open("client", overlapping="once")
+    filters = ["/".join(levels) for levels in itertools.product("a+", repeat=6)]
+    sessions.subscribe([(session, text, SubscribeOptions(0)) for text in filters])
+    session.deliver()
+    with (
+        patch.object(Hub, "watermarks", autospec=True, side_effect=Hub.watermarks) as watermarks,
+        patch.object(TopicFilter, "matches", autospec=True, side_effect=TopicFilter.matches) as matches,
+    ):
+        db.publish([ts.Message("a/a/a/a/a/a", b"1", "publisher", 0)])
+        assert [("1", 0)] == payloads(session.deliver())
+    assert watermarks.call_count == 1
+    assert matches.call_count == 0
 
 
 @pytest.mark.parametrize("overlapping", ["each", "once"])

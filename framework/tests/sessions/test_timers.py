@@ -40,7 +40,7 @@ def test_a_session_that_was_stored_as_open_and_is_not_expires(
         raise failure("not now")
 
     with monkeypatch.context() as patches:
-        patches.setattr(SessionState, "places", fail)
+        patches.setattr(SessionState, "followed", fail)
         with pytest.raises(failure):
             sessions.open("client", expiry_interval=10)
     other = sessions.open("other", expiry_interval=10)

@@ -76,6 +76,11 @@ class AsyncSession(Face[Session]):
         return self._session.keep_alive
 
     @property
+    def filters(self) -> int:
+        """How many subscriptions it has."""
+        return self._session.filters
+
+    @property
     def ended(self) -> Ended | None:
         """Why the object can't be used any more; None while it can."""
         return self._session.ended
@@ -281,6 +286,7 @@ class AsyncSessions(Collection[Sessions]):
         *,
         on_end: Callable[[AsyncSession, Ended], None] | None = None,
         partial: bool = False,
+        resume: bool = True,
     ) -> list[AsyncSession | TopicstoreError]:
         """Open sessions of many clients; see `Sessions.open_many`. ``on_end`` is called in the event loop.
 
@@ -289,13 +295,18 @@ class AsyncSessions(Collection[Sessions]):
         ended = self._told(on_end)
 
         def opened() -> list[Session | TopicstoreError]:
-            return self._find().open_many(connects, on_end=ended, partial=partial)
+            return self._find().open_many(connects, on_end=ended, partial=partial, resume=resume)
 
         def dropped(results: list[Session | TopicstoreError]) -> object:
             return self._find().disconnect([one for one in results if isinstance(one, Session)], partial=True)
 
         found = await self._threads.make(opened, dropped)
         return [self._face(one) if isinstance(one, Session) else one for one in found]
+
+    async def resume(self, sessions: Iterable[AsyncSession], limit: int) -> list[bool | TopicstoreError]:
+        """Follow more of the stored subscriptions of sessions that were opened without; see `Sessions.resume`."""
+        inner = [session.synchronous for session in sessions]
+        return await self._threads.run(lambda: self._find().resume(inner, limit))
 
     def _told(self, on_end: Callable[[AsyncSession, Ended], None] | None) -> Callable[[Session, Ended], None]:
         """Return what calls ``on_end`` in the running event loop."""
@@ -339,6 +350,13 @@ class AsyncSessions(Collection[Sessions]):
         """Make or change subscriptions, of one session or of many; see `Sessions.subscribe`."""
         inner = [(session.synchronous, text, options) for session, text, options in rows]
         return await self._threads.run(lambda: self._find().subscribe(inner, start=start, partial=partial))
+
+    async def unsubscribe(
+        self, rows: Iterable[tuple[AsyncSession, str]], *, partial: bool = False
+    ) -> list[bool | TopicstoreError]:
+        """End subscriptions, of one session or of many; see `Sessions.unsubscribe`."""
+        inner = [(session.synchronous, text) for session, text in rows]
+        return await self._threads.run(lambda: self._find().unsubscribe(inner, partial=partial))
 
     async def publish(
         self, rows: Iterable[tuple[AsyncSession, Message, int]], *, partial: bool = False

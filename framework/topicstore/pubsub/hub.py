@@ -185,7 +185,15 @@ class Hub:
             feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:
-        """Pass messages that are stored nowhere to the current listeners."""
+        """Pass messages that are stored nowhere to the current listeners.
+
+        Those of one topic are passed as one list, by which listeners know that what one of them has found out about it
+        holds for the others, too.
+        """
+        if messages and all(message.topic == messages[0].topic for message in messages):
+            for feed in self._routes.match(messages[0].topic):
+                feed.route(messages)
+            return
         routed: dict[Feed, list[Message]] = {}
         for message in messages:
             for feed in self._routes.match(message.topic):

@@ -82,6 +82,11 @@ class Asked:
         """Whether subscriptions change."""
         return bool(self.subscribes or self.unsubscribes)
 
+    @property
+    def changing(self) -> bool:
+        """Whether connections begin or end, or subscriptions change."""
+        return bool(self.resubscribing or self.connects or self.disconnects or self.lost)
+
     def clients(self) -> set[Client]:
         """Return everybody who asked for something and waits for an answer."""
         columns: tuple[Sequence[tuple[Any, ...]], ...] = (
@@ -123,7 +128,7 @@ class Answers:
     unknown: list[tuple[Client, list[int]]] = attrs.field(factory=list)
     """PUBRECs of packet ids that are in no exchange."""
     subscribed: list[tuple[Client, list[SubscribeResult | TopicstoreError]]] = attrs.field(factory=list)
-    unsubscribed: list[tuple[Client, list[bool | TopicstoreError]]] = attrs.field(factory=list)
+    unsubscribed: list[tuple[Client, Sequence[bool | TopicstoreError]]] = attrs.field(factory=list)
     departed: list[tuple[Client, TopicstoreError | None]] = attrs.field(factory=list)
     failed: list[tuple[Client, TopicstoreError]] = attrs.field(factory=list)
     """Clients for whom something failed for which the protocol has no answer; their connections end."""

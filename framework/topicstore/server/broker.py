@@ -32,8 +32,12 @@ _SWEEP = 1.0
 """Seconds between two looks at connections from which nothing is read."""
 _RENEWED = 50
 """Connections whose rights are found anew at a time."""
-_FAREWELL = 5.0
-"""Seconds that clients have to read why the server ends."""
+_TICK = 0.02
+"""Seconds that one turn of the store's thread spends on what depends on time; what is left goes on in the next."""
+_FAREWELL = 1.0
+"""Seconds that clients which have been sent all have to read why the server ends, and to close their sockets."""
+_PIECE = 200
+"""Number of connections that are ended in one round of the event loop."""
 
 _log = logging.getLogger("topicstore.server")
 
@@ -107,6 +111,7 @@ class Broker:
         sessions.store_qos0 = settings.protocol.store_qos0
         sessions.bounds.in_all = settings.limits.stored_sessions
         sessions.bounds.each_user = settings.limits.stored_sessions_per_user
+        pace.longest_tick = _TICK
         pace.longest_pause = float(settings.longest_pause)
         pace.checkpoint_interval = float(settings.durable_sessions.heartbeat_interval)
         self._sys = settings.protocol.sys_interval
@@ -185,12 +190,16 @@ class Broker:
         turn, self._turn = self._turn, self._loop.create_future()
         turn.set_result(None)
 
-    async def _serve_all(self) -> None:
-        """Return when all was served that was asked for until now, though clients go on asking."""
-        last = self._begun + 1  # the next hop takes what waits now
+    async def _serve_all(self, until: float) -> None:
+        """Return when all was served that was asked for until now, though clients go on asking, or at ``until``."""
+        last = self._begun + 1  # the next hop takes what waits now, or the first part of it
         self._kick()
-        while self._ended < last and not self._stopped:
-            await asyncio.shield(self._turn)
+        while (self._ended < last or self.serving.asked.changing) and not self._stopped:
+            left = until - self._loop.time()
+            if left <= 0:
+                _log.warning("the server ends before all requests of its clients were served")
+                return
+            await asyncio.wait((self._turn,), timeout=left)
 
     def _broken(self, asked: Asked, error: BaseException) -> None:
         """End the connections of a hop that failed as a whole; if the database is closed, end everything."""
@@ -286,22 +295,29 @@ class Broker:
 
     # --- the end ---
 
-    async def drain(self) -> None:
-        """Serve what was asked for, tell all clients that the server ends, and end their sessions' connections."""
+    async def drain(self, until: float) -> None:
+        """Serve what was asked for, tell all clients that the server ends, and end their sessions' connections.
+
+        At ``until``, a time of the event loop, what clients would have to do or to read is waited for no longer.
+        """
         serving = self.serving
         serving.draining = True
         if not self._stopped:
-            await self._serve_all()
-            for connection in list(serving.connections):
+            await self._serve_all(until)
+            for number, connection in enumerate(list(serving.connections)):
                 connection.end(ReasonCode.SERVER_SHUTTING_DOWN, "the server is shutting down")
-            await self._serve_all()
-            await self._farewell()
+                if number % _PIECE == _PIECE - 1:
+                    await asyncio.sleep(0)
+            await self._serve_all(until)
+            await self._farewell(until)
         await self.stop()
 
-    async def _farewell(self) -> None:
-        """Wait until all clients have closed their sockets, or had time to."""
-        end = self._loop.time() + _FAREWELL
-        while self.serving.connections and self._loop.time() < end:
+    async def _farewell(self, until: float) -> None:
+        """Wait until all clients have closed their sockets, or had time to; for those that have all not for long."""
+        grace = self._loop.time() + _FAREWELL
+        while self.serving.connections and (now := self._loop.time()) < until:
+            if now >= grace and not any(connection.unsent for connection in self.serving.connections):
+                return
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
@@ -314,8 +330,7 @@ class Broker:
         if self._due is not None:
             self._due.cancel()
         await self.serving.settle()
-        for connection in list(self.serving.connections):
-            connection.abort()
+        self._break_off()
         self._bell.__exit__(None, None, None)
         left, self.serving.sessions = list(self.serving.sessions), {}
         lost = self._loop.run_in_executor(self._thread, self._hop.abandon, left + self.serving.asked.lost)
@@ -323,3 +338,13 @@ class Broker:
         await lost
         if not self.ended.done():
             self.ended.cancel()
+
+    def _break_off(self) -> None:
+        """Close all sockets at once, and log how much was not sent."""
+        connections = list(self.serving.connections)
+        unsent = [size for connection in connections if (size := connection.unsent)]
+        if unsent:
+            text = "the server ends before %d clients have read all: %d bytes were not sent"
+            _log.warning(text, len(unsent), sum(unsent))
+        for connection in connections:
+            connection.abort()

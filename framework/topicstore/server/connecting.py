@@ -19,11 +19,14 @@ from .limits import Limits
 from .protocol import encoding
 from .protocol.packets import NEVER, ConnectPacket
 from .protocol.reason import PacketError, ReasonCode
+from .refusals import sendable
 from .reserved_topics import may_be_published
 from .settings import ProtocolSettings, ServerSettings
 
 __all__ = ["Terms"]
 
+_AROUND = 16
+"""Bytes that a packet with a reason string has around it, or a few fewer."""
 _LONGEST_TEXT = 65_535
 """Bytes of a text (MQTT 5, section 1.5.4)."""
 
@@ -120,6 +123,16 @@ class Terms:
         """Return the terms without what only the CONNECT needs: nobody's password is kept while it is connected."""
         packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)
+
+    def told(self, text: str, others: int = 0) -> str | None:
+        """Return a reason string for a packet with so many other bytes, if the client can and wants to be told.
+
+        A client may refuse them [MQTT-3.1.2-29], and the packet stays small enough for it.
+        """
+        packet, told = self.packet, sendable(text)
+        most = packet.maximum_packet_size
+        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
+        return told if packet.request_problem_information and fits else None
 
     def changed_expiry(self, seconds: int) -> float | None:
         """Return how long the session lasts if a DISCONNECT asks for it, as `expiry`. Raises `PacketError`."""

@@ -53,26 +53,22 @@ __all__ = ["MqttConnection"]
 
 _HOLD = 256 << 10
 """Bytes of a client that wait to be served, from which on nothing more is read from its socket."""
+_FILTERS = frozenset((0x82, 0xA2))
+"""The first bytes of SUBSCRIBE and UNSUBSCRIBE."""
 _BARRIERS = frozenset((0x82, 0xA2, 0xE0))
 """The first bytes of SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, before which what came is handed on."""
 _OTHERS = 300
 """Bytes that a CONNACK has at most, besides its reason string and an assigned client id."""
-_AROUND = 16
-"""Bytes that a packet with a reason string has around it, or a few fewer."""
+_LONG = 4 << 10
+"""Bytes of a SUBSCRIBE or UNSUBSCRIBE from which on it waits for its turn: it takes milliseconds to check."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class _State(enum.IntEnum):
-    NEW = 0
-    """Nothing has come yet."""
-    OPENING = 1
-    """The CONNECT has come, and the CONNACK wasn't sent."""
-    OPEN = 2
-    LEAVING = 3
-    """The DISCONNECT has come."""
-    OVER = 4
-    """The last word was said; what still comes is dropped."""
+    """Nothing has come; the CONNACK wasn't sent; it is connected; its DISCONNECT has come; the last word was said."""
+
+    NEW, OPENING, OPEN, LEAVING, OVER = range(5)
 
 
 class MqttConnection(asyncio.Protocol):
@@ -132,8 +128,7 @@ class MqttConnection(asyncio.Protocol):
         self._serving.add(self)
 
     def _never_connected(self) -> None:
-        self._channel.record.reason = "there was no CONNECT in time"
-        self._state = _State.OVER
+        self._channel.record.reason, self._state = "there was no CONNECT in time", _State.OVER
         self._channel.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -291,6 +286,10 @@ class MqttConnection(asyncio.Protocol):
             self._connect(first, body)
             self._channel.came(first >> 4)
             return
+        if first in _FILTERS and len(body) > _LONG:
+            self._barrier = body
+            self._serving.spawn(self, self._resubscribe_in_turn(first, body))
+            return
         packet = decode(self._terms.packet.version, first, body)
         if isinstance(packet, AckPacket):
             self._receipts = self._receipts or Receipts()
@@ -298,12 +297,9 @@ class MqttConnection(asyncio.Protocol):
             return
         if isinstance(packet, PingPacket):
             self._channel.write(encoding.PINGRESP, PINGRESP)
-        elif isinstance(packet, SubscribePacket):
+        elif isinstance(packet, SubscribePacket | UnsubscribePacket):
             self._barrier = packet
-            self._subscriptions.subscribe(packet)
-        elif isinstance(packet, UnsubscribePacket):
-            self._barrier = packet
-            self._subscriptions.unsubscribe(packet)
+            self._subscriptions.change(packet)
         elif isinstance(packet, DisconnectPacket):
             self._disconnect(packet)
         else:
@@ -311,8 +307,8 @@ class MqttConnection(asyncio.Protocol):
         self._channel.came(first >> 4, packet.reason if isinstance(packet, DisconnectPacket) else 0)
 
     def _unexpected(self, packet: ConnectPacket | AuthPacket) -> NoReturn:
-        second = isinstance(packet, ConnectPacket)
-        text = "one CONNECT [MQTT-3.1.0-2]" if second else "AUTH after a CONNECT with a method (MQTT 5, section 4.12)"
+        connect = isinstance(packet, ConnectPacket)
+        text = "one CONNECT [MQTT-3.1.0-2]" if connect else "AUTH after a CONNECT with a method (MQTT 5, section 4.12)"
         raise PacketError(ReasonCode.PROTOCOL_ERROR, f"a client sends {text}")
 
     def go_on(self) -> None:
@@ -399,13 +395,13 @@ class MqttConnection(asyncio.Protocol):
         self._outbound = Outbound(version, terms.packet.maximum_packet_size, terms.aliases)
         if limits.publish_rate is not None or limits.publish_bytes is not None:
             self._rate = Rate(limits.publish_rate, limits.publish_bytes)
-        known, most = session.status().subscriptions if session.present else (), terms.packet.maximum_packet_size
-        self._subscriptions = Subscriptions(serving, session, version, rights.permissions, self, len(known), most)
+        known = session.status().subscriptions if session.present else ()
+        self._subscriptions = Subscriptions(serving, session, terms, rights.permissions, self, len(known))
         self._channel.record.session_present = session.present
         told = None
         if missed := [one.topic_filter for one in known if one.dropped]:
             text = f"messages for {', '.join(missed)} may have been removed by retention before they could be sent"
-            told = self.told(text, _OTHERS)
+            told = self._terms.told(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, rights.user, session.present, told), CONNACK)
         self._terms = terms.settled()
@@ -487,12 +483,24 @@ class MqttConnection(asyncio.Protocol):
 
     # --- its subscriptions ---
 
+    async def _resubscribe_in_turn(self, first: int, body: bytes) -> None:
+        """Handle a packet of many filters: in each round of the event loop one of all clients."""
+        async with self._serving.long_packets:
+            await asyncio.sleep(0)
+        try:
+            if self._state == _State.OPEN:
+                packet = decode(self._terms.packet.version, first, body)
+                self._subscriptions.change(cast("SubscribePacket | UnsubscribePacket", packet))
+                self._channel.came(first >> 4)
+        except PacketError as bad:
+            self._refuse(bad)
+
     def subscribed(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
         """Go on with a SUBSCRIBE, or answer it."""
         self._subscriptions.subscribed(results)
 
     def unsubscribed(self, results: Sequence[bool | TopicstoreError]) -> None:
-        """Answer an UNSUBSCRIBE."""
+        """Go on with an UNSUBSCRIBE, or answer it."""
         self._subscriptions.unsubscribed(results)
 
     def answer(self, data: bytes, kind: int, reason: int, granted: Sequence[str]) -> None:
@@ -554,7 +562,7 @@ class MqttConnection(asyncio.Protocol):
         if self._state >= _State.OVER:
             return
         self._channel.ends(text, reason)
-        told = self.told(text if shown is None else shown) if self._state != _State.NEW else None
+        told = self._terms.told(text if shown is None else shown) if self._state != _State.NEW else None
         if self._state == _State.OPENING:
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # a CONNACK can't say that (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
@@ -565,19 +573,17 @@ class MqttConnection(asyncio.Protocol):
         self._shut()
         self._lose()
 
-    def told(self, text: str, others: int = 0) -> str | None:
-        """Return a reason string, if the client wants to be told [MQTT-3.1.2-29] and the packet stays small enough."""
-        packet, told = self._terms.packet, sendable(text)
-        most = packet.maximum_packet_size
-        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
-        return told if packet.request_problem_information and fits else None
-
     def _shut(self) -> None:
         self._state = _State.OVER
         self._waiting = self._receipts = None
         self._throttled = False
         self._channel.shut()
         self._serving.shut(self)
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the client hasn't taken yet."""
+        return self._channel.unsent
 
     def abort(self) -> None:
         """Close the socket at once."""

@@ -63,6 +63,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The time within which a connection has to bring its CONNECT, and before that, the handshakes of TLS and of
     WebSocket. Later the connection is closed; there is no packet yet in which a reason could be sent. As long again may
     it take to find out who the client is and what it may do; then it is refused with 0x88, server unavailable."""
+    stop_timeout: Duration = Duration(5)
+    """How long the server waits for clients in all when it ends: until their requests are served, those of MQTT have
+    read why it ends and closed their connections, and those of HTTP have read their responses. Then all connections are
+    broken off, and the log says how much was not sent. Sessions and wills are stored in any case."""
 
     def __post_init__(self) -> None:
         if self.packet_size > _LARGEST_PACKET:

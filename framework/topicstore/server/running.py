@@ -21,6 +21,11 @@ __all__ = ["INTERRUPTED", "serve"]
 INTERRUPTED = 130
 """The exit code after a second signal, which ends the program at once."""
 
+_FULL = 2
+"""The oldest generation of the garbage collector."""
+_THAWED = 86_400.0
+"""Seconds after which a full collection looks at everything again."""
+
 _log = logging.getLogger("topicstore.server")
 
 
@@ -40,8 +45,7 @@ async def serve(
     """
     async with Server(db, settings, read=read, storages=storages) as server:
         over = asyncio.Event()
-        with _signals(over, server):
-            _collect_rarely()
+        with _signals(over, server), _collecting_rarely():
             ready(server)
             failing = asyncio.ensure_future(server.wait())
             ending = asyncio.ensure_future(over.wait())
@@ -57,14 +61,34 @@ async def serve(
                 await asyncio.gather(failing, ending, return_exceptions=True)
 
 
-def _collect_rarely() -> None:
+@contextlib.contextmanager
+def _collecting_rarely() -> Iterator[None]:
     """Let the garbage collector look at less, and less often: it costs a third of the time of a busy server.
 
-    What lives for long, connections and sessions, is in no circles; what does is found all the same, some time later.
+    What lives for long, connections, sessions and subscriptions, is in no circles. A full collection of millions of
+    them would hold up everybody for seconds: so what one collection has left is not looked at by the next. Once a day
+    all is, for the circles that have formed since.
     """
+
+    def keep(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == _FULL:
+            gc.freeze()
+
+    async def thaw() -> None:
+        while True:
+            await asyncio.sleep(_THAWED)
+            gc.unfreeze()
+
+    before, thawing = gc.get_threshold(), asyncio.ensure_future(thaw())
+    gc.callbacks.append(keep)
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(5_000, 5, 2)
+    try:
+        yield
+    finally:
+        thawing.cancel()
+        gc.callbacks.remove(keep)
+        gc.set_threshold(*before)
 
 
 @contextlib.contextmanager

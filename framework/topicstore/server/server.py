@@ -29,6 +29,9 @@ from .sys_topics import Traffic
 
 __all__ = ["Server"]
 
+_LEAST = 0.1
+"""Seconds that requests of HTTP have to end, though MQTT's clients have taken all the time."""
+
 _log = logging.getLogger("topicstore.server")
 
 
@@ -250,18 +253,21 @@ class Server:
     async def drain(self) -> None:
         """Accept no more connections, complete what was requested, send DISCONNECT to the clients, and end.
 
-        May be called again.
+        Clients are waited for as long as `Limits.stop_timeout` says, those of MQTT and of HTTP together; then their
+        connections are broken off. May be called again.
 
         Sessions last as long as their clients have asked for; wills are published, as after any end that is not the
         client's own (MQTT 5, section 3.1.2.5).
         """
-        await self._end(Broker.drain)
+        until = asyncio.get_running_loop().time() + self._settings.limits.stop_timeout
+        await self._end(lambda broker: broker.drain(until), until)
 
     async def stop(self) -> None:
         """End at once, as if every connection had broken; what was acknowledged is stored."""
-        await self._end(Broker.stop)
+        await self._end(Broker.stop, 0.0)
 
-    async def _end(self, end: Callable[[Broker], Awaitable[None]]) -> None:
+    async def _end(self, end: Callable[[Broker], Awaitable[None]], until: float) -> None:
+        """End all parts; ``until``: the time of the event loop until which clients are waited for."""
         for listener in self._listeners:
             listener.stop()
         accesses, self._retired = [*self._retired, *filter(None, [self._access])], []
@@ -270,12 +276,17 @@ class Server:
             for access in accesses:
                 last.push_async_callback(_close, access)
             if self._http is not None:
-                last.push_async_callback(asyncio.to_thread, self._http.stop)
+                last.push_async_callback(self._end_http, self._http, until)
             if self._announcement is not None:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
+
+    @staticmethod
+    async def _end_http(http: HttpServer, until: float) -> None:
+        patience = max(until - asyncio.get_running_loop().time(), _LEAST)
+        await asyncio.to_thread(http.stop, patience)
 
     async def _end_broker(self, end: Callable[[Broker], Awaitable[None]]) -> None:
         broker, self._broker = self._broker, None

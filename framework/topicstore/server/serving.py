@@ -15,6 +15,7 @@ from .asked import Asked, Client, Row, Wanted
 from .protocol.reason import ReasonCode
 from .settings import ServerSettings
 from .sys_topics import Figures, Traffic
+from .turns import LAST_ROWS, ROWS, keep_turn, put_first
 
 __all__ = ["Serving"]
 
@@ -65,6 +66,8 @@ class Serving:
         """How many messages these are."""
         self.on_kick: Callable[[], object] = lambda: None
         """Called when there is something for the next hop."""
+        self.long_packets = asyncio.Lock()
+        """Held by the connection whose SUBSCRIBE or UNSUBSCRIBE of many filters is the next to be checked."""
         self._counts = counts
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -138,7 +141,10 @@ class Serving:
                 other.flow()
 
     def subscribe(self, connection: Client, session: Session, wanted: list[Wanted]) -> None:
-        """Ask for subscriptions. They hold for all that is published by whomever from now on."""
+        """Ask for subscriptions, which a connection is told of portion by portion.
+
+        They hold for all that is published by whomever from now on, unless they have to wait for other clients' turns.
+        """
         self._change_of(connection).subscribes.append((connection, session, wanted))
         self.kick()
 
@@ -151,8 +157,8 @@ class Serving:
         """Return the hop that has to change a connection's subscriptions.
 
         What came before the first change of a hop is published before it. What comes later is published after all of
-        its changes; a client that has published in between by itself waits for the next hop, so that its own requests
-        keep their order.
+        its changes, though not after those that are too many for it; a client that has published in between by itself
+        waits for the next hop, so that its own requests keep their order.
         """
         if not self.asked.resubscribing:
             self._collect(self.asked.published)
@@ -166,11 +172,12 @@ class Serving:
         self.publishing = {}
 
     def take(self) -> Asked:
-        """Return what goes over now, and begin anew."""
+        """Return what goes over now, at most a turn of changes, and begin anew."""
         asked, self.asked, self._following = self.asked, self._following, Asked()
         self._collect(asked.published_later if asked.resubscribing else asked.published)
         self.gathered = self.arrived = 0
-        if self.asked.resubscribing:
+        put_first(self.asked, keep_turn(asked, LAST_ROWS if self.draining else ROWS))
+        if self.asked.changing:
             self.kick()
         if self.crowded:
             self.crowded = False

@@ -22,6 +22,7 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.sessions import Ended, Session, Start, SubscribeResult
 
 from .asked import Answers, Asked, Client, Departure, PublishedPart, Row, Wanted
+from .turns import ROWS, SESSION
 
 __all__ = ["StoreHop"]
 
@@ -50,6 +51,8 @@ class StoreHop:
         """The thread in which a hop is under way, by `threading.get_ident`; 0 if none is."""
         self.connected = 0
         """How many clients are connected; set by the event loop."""
+        self._resuming: list[tuple[Client, Session, list[str]]] = []
+        """Sessions that are opened and not resumed yet, with the filters that their clients may no longer have."""
 
     def serve(self, asked: Asked) -> Answers:
         """Serve what was asked for.
@@ -85,7 +88,10 @@ class StoreHop:
                 serve(asked, answers)
         if asked.lost:
             self._lost(asked.lost)
+        if self._resuming:
+            self._resume(answers)
         self._deliver(answers)
+        answers.more |= bool(self._resuming)
         return answers
 
     def _deliver(self, answers: Answers) -> None:
@@ -121,30 +127,45 @@ class StoreHop:
             return None
 
     def _connect(self, asked: Asked, answers: Answers) -> None:
-        clients = [client for client, _, _ in asked.connects]
         connects = [connect for _, connect, _ in asked.connects]
         try:
-            results = self._sessions.open_many(connects, on_end=self._on_end, partial=True)
+            results = self._sessions.open_many(connects, on_end=self._on_end, partial=True, resume=False)
         except TopicstoreError as failed:
             results = [failed] * len(connects)
-        for row, (_, _, forbidden) in enumerate(asked.connects):
-            if forbidden:
-                results[row] = self._without(results[row], forbidden)
-        answers.opened = list(zip(clients, results, strict=True))
+        for (client, _, forbidden), result in zip(asked.connects, results, strict=True):
+            if isinstance(result, Session) and result.present and result.ended is None:
+                self._resuming.append((client, result, forbidden))
+            else:
+                answers.opened.append((client, result))
         silences = [connect.keep_alive for connect in connects if connect.keep_alive]
         if silences:
             self._due = min(self._due, time.monotonic() + 1.5 * min(map(float, silences)))  # type: ignore[arg-type]
 
-    def _without(self, opened: Session | TopicstoreError, filters: list[str]) -> Session | TopicstoreError:
+    def _resume(self, answers: Answers) -> None:
+        """Follow a turn's part of the stored subscriptions of opened sessions; answer the clients that have all."""
+        turn = self._resuming[: ROWS // SESSION]
+        results = self._sessions.resume([session for _, session, _ in turn], ROWS)
+        left = []
+        for one, result in zip(turn, results, strict=True):
+            client, session, forbidden = one
+            if result is False:
+                left.append(one)
+            elif isinstance(result, TopicstoreError) and session.ended is None:
+                self._lost([session])
+                answers.opened.append((client, result))
+            else:
+                answers.opened.append((client, self._without(session, forbidden) if forbidden else session))
+        self._resuming[: len(turn)] = []
+        self._resuming += left  # behind those that had no part
+
+    def _without(self, session: Session, filters: list[str]) -> Session | TopicstoreError:
         """End subscriptions of a session that was opened, before anything is delivered; if that fails, it is lost."""
-        if isinstance(opened, Session):
-            try:
-                for topic_filter in filters:
-                    opened.unsubscribe(topic_filter)
-            except TopicstoreError as failed:
-                self._lost([opened])
-                return failed
-        return opened
+        try:
+            self._sessions.unsubscribe([(session, topic_filter) for topic_filter in filters])
+        except TopicstoreError as failed:
+            self._lost([session])
+            return failed
+        return session
 
     def _disconnect(self, asked: Asked, answers: Answers) -> None:
         alike: defaultdict[tuple[bool, float | Keep | None], list[int]] = defaultdict(list)
@@ -180,9 +201,10 @@ class StoreHop:
 
     def abandon(self, sessions: list[Session]) -> None:
         """End the connections that are left when the server ends; if the database is closed, it has done so."""
-        if sessions:
+        left = [*sessions, *(session for _, session, _ in self._resuming)]
+        if left:
             with contextlib.suppress(ts.DatabaseClosedError):
-                self._lost(sessions)
+                self._lost(left)
 
     # --- what clients publish ---
 
@@ -284,14 +306,17 @@ class StoreHop:
             return [failed] * len(rows)
 
     def _unsubscribe(self, asked: Asked, answers: Answers) -> None:
-        for client, session, filters in asked.unsubscribes:
-            results: list[bool | TopicstoreError] = []
-            for topic_filter in filters:
-                try:
-                    results.append(session.unsubscribe(topic_filter))
-                except TopicstoreError as failed:
-                    results.append(failed)
-            answers.unsubscribed.append((client, results))
+        rows = [(session, topic_filter) for _, session, filters in asked.unsubscribes for topic_filter in filters]
+        results: Sequence[bool | TopicstoreError]
+        try:
+            results = self._sessions.unsubscribe(rows, partial=True)
+        except TopicstoreError as failed:
+            self._tell("unsubscribing", failed)
+            results = [failed] * len(rows)
+        at = 0
+        for client, _, filters in asked.unsubscribes:
+            answers.unsubscribed.append((client, results[at : at + len(filters)]))
+            at += len(filters)
 
     # --- what depends on time, and what fails ---
 

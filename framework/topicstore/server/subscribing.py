@@ -19,9 +19,6 @@ from .sys_topics import is_sys_filter
 
 __all__ = ["Subscribing", "Unsubscribing"]
 
-_PORTION = 250
-"""Filters that go over with one hop."""
-
 
 @attrs.define
 class _Line:
@@ -37,11 +34,13 @@ class _Line:
 class Subscribing:
     """One SUBSCRIBE until its SUBACK."""
 
-    __slots__ = ("_lines", "_results", "packet_id", "version")
+    __slots__ = ("_lines", "_results", "packet_id", "version", "wanted")
 
     def __init__(self, version: int, packet: SubscribePacket, levels: int) -> None:
         """``levels``: how many levels a filter may have. Raises `PacketError`."""
         self.version, self.packet_id = version, packet.packet_id
+        self.wanted: list[Wanted] = []
+        """What the session is asked for, once `limit` was called."""
         self._results: list[SubscribeResult | TopicstoreError] = []
         start = next((value for name, value in packet.user_properties if name == START_PROPERTY), None)
         self._lines = [
@@ -67,18 +66,12 @@ class Subscribing:
         for line, topic_filter in lines:
             if topic_filter in refused:
                 line.reason = ReasonCode.QUOTA_EXCEEDED
+        self.wanted = [line.wanted for line in self._lines if line.reason is None and line.wanted is not None]
 
-    def next(self) -> list[Wanted]:
-        """Return what the session is to be asked for next; nothing when all was asked for.
-
-        It is a portion, so that others are served in between, however many filters a packet has.
-        """
-        wanted = [line.wanted for line in self._lines if line.reason is None and line.wanted is not None]
-        return wanted[len(self._results) : len(self._results) + _PORTION]
-
-    def done(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
-        """Note what became of a portion."""
+    def done(self, results: Sequence[SubscribeResult | TopicstoreError]) -> bool:
+        """Note what became of the next portion of what is wanted; return whether it was the last."""
         self._results += results
+        return len(self._results) == len(self.wanted)
 
     @property
     def failure(self) -> TopicstoreError | None:
@@ -108,20 +101,23 @@ class Subscribing:
 class Unsubscribing:
     """One UNSUBSCRIBE until its UNSUBACK."""
 
-    __slots__ = ("_filters", "packet_id", "version")
+    __slots__ = ("_filters", "_results", "filters", "packet_id", "version")
 
     def __init__(self, version: int, packet: UnsubscribePacket) -> None:
         self.version, self.packet_id = version, packet.packet_id
         self._filters = [_stripped(text) for text in packet.filters]
-
-    @property
-    def filters(self) -> list[str]:
+        self.filters = [text for text in self._filters if text is not None]
         """The filters that the session is to give up."""
-        return [text for text in self._filters if text is not None]
+        self._results: list[bool | TopicstoreError] = []
 
-    def codes(self, results: Sequence[bool | TopicstoreError]) -> list[int]:
-        """Return the codes of the UNSUBACK; ``results``: what became of the `filters`."""
-        left = iter(results)
+    def done(self, results: Sequence[bool | TopicstoreError]) -> bool:
+        """Note what became of the next portion of the `filters`; return whether it was the last."""
+        self._results += results
+        return len(self._results) == len(self.filters)
+
+    def codes(self) -> list[int]:
+        """Return the codes of the UNSUBACK, when all portions are done."""
+        left = iter(self._results)
         codes: list[int] = []
         for text in self._filters:
             result = ReasonCode.TOPIC_FILTER_INVALID if text is None else next(left)

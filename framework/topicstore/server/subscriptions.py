@@ -9,6 +9,7 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.sessions import Session, SubscribeResult
 
 from .access.permissions import Permissions
+from .connecting import Terms
 from .packet_types import SUBACK, UNSUBACK
 from .protocol import encoding
 from .protocol.packets import SubscribePacket, UnsubscribePacket
@@ -30,9 +31,6 @@ class Subscriber(Protocol):
         granted:      the filters of which the client is told what there is now.
         """
 
-    def told(self, text: str, others: int) -> str | None:
-        """Return a reason string for a packet with so many other bytes, if the client can and wants to be told."""
-
     def end(self, reason: ReasonCode, text: str) -> None:
         """End the connection."""
 
@@ -40,32 +38,36 @@ class Subscriber(Protocol):
 class Subscriptions:
     """Used in the event loop only. A packet is passed on when the one before it was answered."""
 
-    __slots__ = ("_client", "_count", "_current", "_largest", "_serving", "_session", "_version", "permissions")
+    __slots__ = ("_client", "_count", "_current", "_serving", "_session", "_terms", "_version", "permissions")
 
     def __init__(
         self,
         serving: Serving,
         session: Session,
-        version: int,
+        terms: Terms,
         permissions: Permissions | None,
         client: Subscriber,
         count: int,
-        largest: int | None,
     ) -> None:
         """Make it for one connection.
 
         permissions: what the client may do; None: everything.
         count:       how many filters the session has.
-        largest:     the client's maximum packet size; None: any.
         """
-        self._serving, self._session, self._version = serving, session, version
-        self.permissions, self._client, self._largest = permissions, client, largest
+        self._serving, self._session, self._terms, self._version = serving, session, terms, terms.packet.version
+        self.permissions, self._client = permissions, client
         self._count = count
         """About how many filters the session has, never fewer."""
         self._current: Subscribing | Unsubscribing | None = None
 
-    def subscribe(self, packet: SubscribePacket) -> None:
-        """Take a SUBSCRIBE. Raises `PacketError`."""
+    def change(self, packet: SubscribePacket | UnsubscribePacket) -> None:
+        """Take a SUBSCRIBE or an UNSUBSCRIBE. Raises `PacketError`."""
+        if isinstance(packet, SubscribePacket):
+            self._subscribe(packet)
+        else:
+            self._unsubscribe(packet)
+
+    def _subscribe(self, packet: SubscribePacket) -> None:
         self._check_answer(len(packet.filters))
         subscribing = Subscribing(self._version, packet, self._serving.limits.topic_levels)
         permissions = self.permissions
@@ -79,8 +81,9 @@ class Subscriptions:
 
     def _check_answer(self, filters: int) -> None:
         """Raise `PacketError` if the answer for so many filters would be larger than the client allows."""
-        if self._largest is not None and encoding.answer_size(filters) > self._largest:
-            text = f"the answer for {filters} filters has more than {self._largest} bytes [MQTT-3.1.2-24]"
+        largest = self._terms.packet.maximum_packet_size
+        if largest is not None and encoding.answer_size(filters) > largest:
+            text = f"the answer for {filters} filters has more than {largest} bytes [MQTT-3.1.2-24]"
             raise PacketError(ReasonCode.PACKET_TOO_LARGE, text)
 
     async def _decide(self, subscribing: Subscribing, permissions: Permissions) -> None:
@@ -91,7 +94,10 @@ class Subscriptions:
         subscribing.limit(self._excess)
         self._count += len(subscribing.open)
         self._current = subscribing
-        self._ask(subscribing)
+        if subscribing.wanted:
+            self._serving.subscribe(self._client, self._session, subscribing.wanted)
+        else:
+            self.subscribed([])
 
     def _excess(self, filters: list[str]) -> set[str]:
         """Return those of some filters that the session has no room for; there is room for those that it has."""
@@ -106,27 +112,18 @@ class Subscriptions:
                 (known if len(known) < most else excess).add(text)
         return excess
 
-    def _ask(self, subscribing: Subscribing) -> None:
-        """Ask for the next portion of a packet's filters, or answer it if there are no more."""
-        wanted = subscribing.next()
-        if wanted:
-            self._serving.subscribe(self._client, self._session, wanted)
-            return
-        told_why = self._serving.settings.authorization.refused_subscription == "not authorized"
-        codes = subscribing.codes(ReasonCode.NOT_AUTHORIZED if told_why else ReasonCode.UNSPECIFIED_ERROR)
-        failure = subscribing.failure
-        told = None if failure is None else self._client.told(text_of(failure), len(codes))
-        data = encoding.suback(self._version, subscribing.packet_id, codes, told)
-        self._client.answer(data, SUBACK, _worst(codes), subscribing.granted())
-
     def subscribed(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
-        """Go on with a SUBSCRIBE of which a portion was asked for."""
-        if isinstance(self._current, Subscribing):
-            self._current.done(results)
-            self._ask(self._current)
+        """Note what became of a portion of a SUBSCRIBE, and answer it if that was the last."""
+        subscribing = self._current
+        if isinstance(subscribing, Subscribing) and subscribing.done(results):
+            told_why = self._serving.settings.authorization.refused_subscription == "not authorized"
+            codes = subscribing.codes(ReasonCode.NOT_AUTHORIZED if told_why else ReasonCode.UNSPECIFIED_ERROR)
+            failure = subscribing.failure
+            told = None if failure is None else self._terms.told(text_of(failure), len(codes))
+            data = encoding.suback(self._version, subscribing.packet_id, codes, told)
+            self._client.answer(data, SUBACK, _worst(codes), subscribing.granted())
 
-    def unsubscribe(self, packet: UnsubscribePacket) -> None:
-        """Take an UNSUBSCRIBE. Raises `PacketError`."""
+    def _unsubscribe(self, packet: UnsubscribePacket) -> None:
         self._check_answer(len(packet.filters))
         self._current = unsubscribing = Unsubscribing(self._version, packet)
         if unsubscribing.filters:
@@ -135,10 +132,11 @@ class Subscriptions:
             self.unsubscribed([])
 
     def unsubscribed(self, results: Sequence[bool | TopicstoreError]) -> None:
-        """Answer an UNSUBSCRIBE."""
-        if isinstance(self._current, Unsubscribing):
-            codes = self._current.codes(results)
-            data = encoding.unsuback(self._version, self._current.packet_id, codes)
+        """Note what became of a portion of an UNSUBSCRIBE, and answer it if that was the last."""
+        unsubscribing = self._current
+        if isinstance(unsubscribing, Unsubscribing) and unsubscribing.done(results):
+            codes = unsubscribing.codes()
+            data = encoding.unsuback(self._version, unsubscribing.packet_id, codes)
             self._client.answer(data, UNSUBACK, _worst(codes), [])
 
 

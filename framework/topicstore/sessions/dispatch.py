@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -49,6 +49,11 @@ class Attentive(Protocol):
 
 
 R = TypeVar("R", bound=Attentive)
+
+_FEW = 16
+"""Largest number of sources that are closed at once when their session ends."""
+_CLOSED = 500
+"""Number of sources that are closed in a piece, which takes a few milliseconds."""
 
 
 class Follower(Protocol):
@@ -122,13 +127,12 @@ class Channel:
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Note messages that are stored nowhere, if a follower takes them."""
         if self.live:
-            size = sum(len(message.payload) for message in messages)
-            routed = _Routed(messages, self._channels.hub.watermarks(), self._channels.clock(), size)
+            routed = self._channels.routed(messages)
             dropped = []
             with self._channels.counting:
                 self._routed.append(routed)
                 self._count += len(messages)
-                self._bytes += size
+                self._bytes += routed.size
                 while self._follow_enough(self._routed[0]):
                     dropped.append(self._take())
             for gone in dropped:
@@ -204,6 +208,8 @@ class Channels:
         self._shards = shards
         self._channels: dict[str, Channel] = {}
         """The channels by filter. Guarded by `lock`."""
+        self._routed: _Routed | None = None
+        """What was routed last. It is replaced as a whole, without a lock."""
         self._noted: collections.deque[Channel] = collections.deque()
         """The channels with new events. Any thread appends to it, without a lock."""
 
@@ -224,6 +230,17 @@ class Channels:
         if not channel.users:
             self.hub.leave(channel.feed, channel)
             del self._channels[channel.feed.topic_filter.text]
+
+    def routed(self, messages: list[Message]) -> _Routed:
+        """Return published messages that are stored nowhere, the same for all channels that are passed the same list.
+
+        So the watermarks are read once, and not once for each filter. May be called in any thread, without the lock.
+        """
+        routed = self._routed
+        if routed is None or routed.messages is not messages:
+            size = sum(len(message.payload) for message in messages)
+            routed = self._routed = _Routed(messages, self.hub.watermarks(), self.clock(), size)
+        return routed
 
     def note(self, channel: Channel) -> None:
         """Note that a channel has new events. May be called in any thread, without the lock."""
@@ -277,6 +294,8 @@ class Dispatcher(Channels, Generic[R]):
         self._hidden: dict[R, bool] = {}
         """The sessions that are claimed, and whether they have something to do. Guarded by the lock."""
         self.claims = Claims(self.lock, self.entrance, self._hide_locked, self._show_locked)
+        self._closing: collections.deque[Iterator[None]] = collections.deque()
+        """What closes the sources of ended sessions, one a step. Guarded by the lock."""
         self._heard: collections.deque[R] = collections.deque()
         """The sessions that were acknowledged, paused or resumed since. Any thread appends to it, without a lock."""
         remember(self)
@@ -339,6 +358,23 @@ class Dispatcher(Channels, Generic[R]):
     def is_ready_locked(self, one: R) -> bool:
         """Return whether a session has something to do."""
         return one in self._ready
+
+    def close_locked(self, closing: Iterator[None], sources: int) -> None:
+        """Close the sources of an ended session, which are so many: now, or if they are many in pieces at ticks."""
+        if sources > _FEW:
+            self._closing.append(closing)
+        else:
+            for _ in closing:
+                pass
+
+    def close_piece_locked(self) -> bool:
+        """Close a piece of what is left to close; return whether more is left."""
+        left = _CLOSED
+        while self._closing and left:
+            left -= sum(1 for _ in islice(self._closing[0], left))
+            if left:
+                self._closing.popleft()
+        return bool(self._closing)
 
     def forget_locked(self, one: R) -> None:
         """Remove a session that has ended."""

@@ -9,7 +9,7 @@ from topicstore.pubsub.filter_index import FilterIndex
 
 from .entrance import Around
 from .records import SubscriptionRecord
-from .shared.filters import is_shared, read_filter
+from .shared_filters import is_shared, read_filter
 
 __all__ = ["DurableFilters", "is_durable"]
 

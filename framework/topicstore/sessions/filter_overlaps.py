@@ -120,6 +120,26 @@ class FilterOverlaps(Generic[V]):
                 if found is not None and (depth or hidden or level[:1] != "$"):
                     left.append((found, depth + 1))
 
+    def matching(self, topic: str) -> list[V]:
+        """Return the values of the filters that match a valid topic, in no particular order."""
+        self._look()
+        found: list[V] = []
+        nodes, hidden = [self._root], topic[0] == "$"  # which no wildcard in the first level matches [MQTT-4.7.2-1]
+        for level in topic.split("/"):
+            following: list[_Node[V]] = []
+            for node in nodes:
+                if node.open_ended is not None and not hidden:
+                    found.append(node.open_ended)
+                children = node.children
+                if level in children:
+                    following.append(children[level])
+                if "+" in children and not hidden:
+                    following.append(children["+"])
+            nodes, hidden = following, False
+        for node in nodes:
+            found += node.values()  # "a/#" also matches "a" (MQTT 5, section 4.7.1.2)
+        return found
+
 
 def _path(topic_filter: TopicFilter) -> tuple[list[str], bool]:
     """Return the levels of a filter before a ``#`` at its end, and whether it has one."""

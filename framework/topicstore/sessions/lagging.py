@@ -26,8 +26,8 @@ from .entrance import Around
 from .lookup import Lookup
 from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, owner_of
 from .session_state import SessionState
-from .shared.filters import is_shared
 from .shared.groups import Groups
+from .shared_filters import is_shared
 from .standings import Standing, StoredStandings, standings
 
 __all__ = ["Lagging"]

@@ -76,8 +76,9 @@ class Leaving:
                 "could not be told of their end",
             )
         finally:
+            until = self._timers.deadline()
             for shard in {self._context.states.shard_of(session.client_id) for session in stored}:
-                self._timers.run(shard, now)
+                self._timers.run(shard, now, until)
         return errors
 
     def end_rows(
@@ -113,7 +114,7 @@ class Leaving:
         if not there.record.connected:
             return False
         states.write_for(client_id, self._timers.lose(there, now))
-        self._timers.run(states.shard_of(client_id), now)
+        self._timers.run(states.shard_of(client_id), now, self._timers.deadline())
         return True
 
     def _writes(self, session: LiveSession, after: Found, *, send_will: bool) -> list[StateWrite]:

@@ -7,7 +7,7 @@ it fails, everything is read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import attrs
@@ -29,7 +29,7 @@ from .resending import delivery_again, read_again
 from .retained_source import RetainedSource
 from .session_state import Found
 from .shared.source import SharedSource
-from .sources import FeedSource, Source
+from .sources import FeedSource, Source, closing
 
 __all__ = ["Draft", "LiveSession"]
 
@@ -62,8 +62,7 @@ class Draft:
 class LiveSession:
     """The internals of a session whose client is connected; programs hold its `Session`.
 
-    All of it is used under the dispatcher's lock, except what says that it needs none: that is what a server calls in
-    its event loop.
+    All of it is used under the dispatcher's lock, except what needs none, which a server calls in its event loop.
     """
 
     __slots__ = (
@@ -94,6 +93,7 @@ class LiveSession:
         "paused_since",
         "permit",
         "receive_maximum",
+        "resuming",
         "retained",
         "seen",
         "sources",
@@ -139,7 +139,7 @@ class LiveSession:
         """The time since which the window has been full without an acknowledgement; None if it isn't."""
         self.ended: Ended | None = None
         self.failure: TopicstoreError | None = None
-        """Why something can't be read or committed at the moment, which will be tried again; None if nothing failed."""
+        """Why something can't be read or committed, which will be tried again; None if nothing failed."""
         self.sources: dict[str, FeedSource | SharedSource] = {}
         """The subscriptions by filter. Changed by `topicstore.sessions.subscribing`, as are the next two."""
         self.retained: dict[int, RetainedSource] = {}
@@ -148,6 +148,8 @@ class LiveSession:
         """The subscriptions that overlap, if a message that matches several of them is delivered once."""
         self.numbers = 0
         """The number of the next subscription."""
+        self.resuming: Iterator[int] | None = None
+        """Follows the stored subscriptions, one a step; None once all are followed. Until then nothing is delivered."""
         self._dispatcher = dispatcher
         self._filters = filters
         self._read_retained = read_retained
@@ -167,7 +169,7 @@ class LiveSession:
         self._held = False
         """Whether it lost its turn because it is held back."""
         self._size: float | None = None
-        """The average size of the payloads that were read last, if bytes are limited; None: it isn't known."""
+        """The average size of the payloads that were read last, if bytes are limited; None: unknown."""
 
     @property
     def stored(self) -> bool:
@@ -179,17 +181,14 @@ class LiveSession:
     def draft(self, limit: int, max_bytes: int | None = None) -> Draft | None:
         """Read the next deliveries, as far as there is room; return None if there is nothing to commit.
 
-        Those of a session that is kept in memory may be taken then.
-
-        max_bytes: about how many bytes the payloads may have; None: any number.
-
-        Raises `InvalidArgumentError` if it can't be said what is allowed; then call `rewind`.
+        Those of a session that is kept in memory may be taken then. ``max_bytes``: about how many bytes the payloads
+        may have. Raises `InvalidArgumentError` if it can't be said what is allowed; then call `rewind`.
         """
         window = self.window
         portions: list[Portion] = []
         sources: list[Source] = []
         self.effort, refused = 0, self.permit.refused
-        if self.held_since is not None:
+        if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return None
         waiting = self._outbox.packets or (window.resend and self._room())  # what needs no room is sent without any
@@ -374,7 +373,7 @@ class LiveSession:
         outbox = self._outbox
         if outbox.revised and self.held_since is None and outbox.revise():
             self.touched()
-        if self.held_since is not None:
+        if self.held_since is not None or self.resuming is not None:
             outbox.waited = True
             self._become_ready()
             return []
@@ -441,14 +440,14 @@ class LiveSession:
     # --- its turn ---
 
     def _room(self) -> int:
-        """Return how many messages may be sent before the client's receive maximum is reached (MQTT 5, section 4.9)."""
+        """Return how many messages may be sent until the client's receive maximum is reached (MQTT 5, section 4.9)."""
         return self.window.room(self.receive_maximum)
 
     def ask(self) -> None:
         """Become ready if there is something to do and room for it; otherwise wait for an event that changes this."""
         if self._stalled:
             return
-        if self.held_since is not None:
+        if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return
         window = self.window
@@ -467,13 +466,17 @@ class LiveSession:
 
     def wake(self, source: Source) -> None:
         """Note that a source has something to read."""
+        if self.ended is not None:  # and the source is not closed yet
+            return
         self._behind[source] = None
         if not (self._stalled or (self._blocked and source.limited)):
             self._become_ready()
 
     def _become_ready(self) -> None:
-        """Become ready, or once it is no longer held back."""
-        if self.held_since is None:
+        """Become ready, or once it is resumed and no longer held back."""
+        if self.resuming is not None:
+            self._dispatcher.idle_locked(self)  # its last step asks again
+        elif self.held_since is None:
             self._dispatcher.ready_locked(self)
         else:
             self._held = True
@@ -511,7 +514,7 @@ class LiveSession:
     # --- what is to be committed some time ---
 
     def acknowledged(self) -> None:
-        """Note an acknowledgement: there may be room now, and there is something to commit. Needs no lock."""
+        """Note an acknowledgement: there may be room, and there is something to commit. Needs no lock."""
         self.stuck_since = None
         self._note()
 
@@ -576,12 +579,10 @@ class LiveSession:
         """End this object, which can't be used after that."""
         self.ended = why
         self._dispatcher.forget_locked(self)
-        if not self.stored:  # those of a stored session are followed until that ends
-            for one in self.sources.values():
-                if one.limited:
-                    self._filters.remove_locked(one.topic_filter.text)
-        for source in (*self.sources.values(), *self.retained.values()):
-            source.close()
+        self.resuming = None
+        uncount = None if self.stored else self._filters.remove_locked  # stored sessions are counted until they end
+        sources = [*self.sources.values(), *self.retained.values()]
+        self._dispatcher.close_locked(closing(sources, uncount), len(sources))
         self.sources.clear()
         self.retained.clear()
         self.overlapping = None

@@ -55,7 +55,7 @@ from .shared.collection import SharedSubscriptions
 from .shared.groups import Groups
 from .silences import Silences
 from .starts import Start
-from .subscribing import subscribe_rows
+from .subscribing import resume_rows, subscribe_rows, unsubscribe_rows
 from .takeover import Connections
 from .timers import Timers
 from .wills import Wills
@@ -186,18 +186,10 @@ class Sessions:
         sessions, and the errors of reading and writing state.
         """
         how = Connect(
-            client_id=client_id,
-            clean_start=clean_start,
-            expiry_interval=expiry_interval,
-            receive_maximum=receive_maximum,
-            keep_alive=keep_alive,
-            will=will,
-            allow=allow,
-            overlapping=overlapping,
-            in_memory=in_memory,
-            batch_size=batch_size,
-            user=user,
-        )
+            client_id=client_id, clean_start=clean_start, expiry_interval=expiry_interval, will=will, allow=allow,
+            receive_maximum=receive_maximum, keep_alive=keep_alive, overlapping=overlapping, in_memory=in_memory,
+            batch_size=batch_size, user=user
+        )  # fmt: skip
         good, _ = checked([how], partial=False)
         return self._writing(lambda: self._opening.open_all(good, on_end))[0]
 
@@ -207,12 +199,14 @@ class Sessions:
         *,
         on_end: Callable[[Session, Ended], None] | None = None,
         partial: bool = False,
+        resume: bool = True,
     ) -> list[Session | TopicstoreError]:
         """Open sessions of many clients, as `open` does, with one commit for each shard; return them by row.
 
         partial: open those that can be opened; the result of a row that can't is its error. Without it, the first error
                  is raised: an invalid argument before anything is done, any other after the connections of those that
                  were opened have ended as if they were lost.
+        resume:  False, with ``partial``, leaves it to `resume` to follow the stored subscriptions.
 
         In each shard all openings are one engine write; if the process dies in between, those of some shards are
         committed. A client that occurs again is opened after those before it, and takes over. A session that is ended
@@ -221,8 +215,15 @@ class Sessions:
         good, refused = checked(connects, partial=partial)
         if not partial:
             return list(self._writing(lambda: self._opening.open_all(good, on_end)))
-        outcome = refused | self._writing(lambda: self._opening.open(good, on_end))
+        outcome = refused | self._writing(lambda: self._opening.open(good, on_end, resume=resume))
         return [outcome[row] for row in sorted(outcome)]
+
+    def resume(self, sessions: Iterable[Session], limit: int) -> list[bool | TopicstoreError]:
+        """Follow about ``limit`` more of the stored subscriptions of sessions for which `open_many` left that to this.
+
+        Return by row whether none is left, or why it can't be resumed and has to end. Until then it delivers nothing.
+        """
+        return resume_rows(self._context, lives_of(self._context, list(sessions)), limit)
 
     def connected(self, client_id: str) -> Session | None:
         """Return the `Session` of a client that is connected, or None. Never waits."""
@@ -281,9 +282,8 @@ class Sessions:
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Return True once there is something to deliver, or False if there is nothing after ``timeout``.
 
-        ``timeout`` is a timedelta or seconds; None means that it waits without limit. Raises `DatabaseClosedError` if
-        the database is closed, before or during the wait. It may return True for messages that another thread takes at
-        the same time, or that are for a session that is paused at the same time.
+        ``timeout`` is a timedelta or seconds; None: no limit. Raises `DatabaseClosedError` if the database is closed
+        meanwhile. It may return True for messages that another thread takes, or whose session is paused meanwhile.
         """
         return self._dispatcher.wait(seconds(timeout))
 
@@ -294,10 +294,9 @@ class Sessions:
     def notify(self, call: Callable[[], object]) -> contextlib.AbstractContextManager[object]:
         """Return a context manager; while it is entered, ``call`` is called when there may be something to deliver.
 
-        It is for a server that delivers by turns anyway, and would look twice with `wait_async`. It is called in any
-        thread, also by the methods that never wait, as an acknowledgement that makes room, and often under a lock: so
-        it must return at once and not raise, and should do no more than note it, as ``loop.call_soon_threadsafe`` does.
-        `wait` with a timeout of 0 then says whether there is something. It is called when the database is closed, too.
+        It is for a server that delivers by turns, and would look twice with `wait_async`. It is called in any thread,
+        also by the methods that never wait, often under a lock, and when the database is closed: so it must return at
+        once and not raise, as ``loop.call_soon_threadsafe`` does. `wait(0)` then says whether there is something.
         """
         self._dispatcher.check_open()
         return ListeningCall(self._dispatcher.bell, call)
@@ -355,17 +354,14 @@ class Sessions:
         )
 
     def lost(self, sessions: Iterable[Session], *, partial: bool = False) -> list[TopicstoreError | None]:
-        """End connections that broke without a DISCONNECT, as `Session.lost` does, with one commit for each shard.
-
-        ``partial``, and the effect of a crash, are as in `disconnect`.
-        """
+        """End connections that broke without a DISCONNECT, as `Session.lost` does, otherwise as `disconnect` does."""
         lives = lives_of(self._context, list(sessions))
         return self._claims.all(lambda: self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial))
 
     def kick(self, client_id: str) -> bool:
-        """End the connection of a client's session as if it were lost; return False if it has none.
+        """End the connection of a client's session as if it were lost, also if a crash left it open.
 
-        A connection that a crash left open counts. Raises `SessionNotFoundError`.
+        Return False if it has none. Raises `SessionNotFoundError`.
         """
         return self._writing(lambda: self._leaving.kick(client_id, self._lookup.found))
 
@@ -407,6 +403,14 @@ class Sessions:
         wanted = [(text, options) for _, text, options in given]
         return subscribe_rows(self._context, lives, wanted, start, partial=partial)
 
+    def unsubscribe(
+        self, rows: Iterable[tuple[Session, str]], *, partial: bool = False
+    ) -> list[bool | TopicstoreError]:
+        """End subscriptions as `Session.unsubscribe` does, otherwise as `subscribe`; return by row if there was one."""
+        given = list(rows)
+        lives = lives_of(self._context, [session for session, _ in given])
+        return unsubscribe_rows(self._context, lives, [text for _, text in given], partial=partial)
+
     def publish(self, rows: Iterable[tuple[Session, Message, int]], *, partial: bool = False) -> PublishedRows:
         """Publish messages of many clients, as `Session.publish` does, with one commit for each shard.
 
@@ -416,8 +420,8 @@ class Sessions:
                  `InvalidMessageError` is the row.
 
         Messages of one client keep their order. In each shard, the messages and packet ids of all sessions are one
-        engine write; if the process dies in between, those of some shards are stored, and those of the others are not,
-        and nothing was acknowledged: a client then sends its messages again, and those of QoS 2 are stored once.
+        engine write; if the process dies in between, those of some shards are stored, and nothing was acknowledged: a
+        client then sends its messages again, and those of QoS 2 are stored once.
 
         When it returns, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
         concern the whole batch, such as `QuotaExceededError`; then nothing was stored, unless a shard failed in its
@@ -436,8 +440,7 @@ class Sessions:
         """Publish messages of many clients that are given as columns, as `publish` does, without an object for each.
 
         sessions:   the session of each row, which may occur often.
-        batch:      the messages, each of the client of its row's session. A server that cuts topics and payloads out of
-                    its buffers makes it by the constructor of `MessageBatch`; the messages are checked here.
+        batch:      the messages, each of the client of its row's session; they are checked here.
         packet_ids: the packet id of each row at QoS 2; 0 for a message without one.
 
         Otherwise all is as `publish` says. Raises `InvalidArgumentError` if there are not as many sessions and packet
@@ -468,8 +471,7 @@ class Sessions:
         """Record PUBRECs of messages of QoS 2 from many clients, as `Session.pubrec` does.
 
         rows:    a session and a packet id.
-        partial: refuse the rows of sessions that have ended, and record the others. Without it, the error is raised,
-                 and nothing was recorded.
+        partial: refuse the rows of sessions that have ended. Without it, the error is raised, and nothing was recorded.
 
         The next `deliver` commits those of all sessions, with one commit for each shard, and returns the `PubRel`s.
         """
@@ -483,7 +485,7 @@ class Sessions:
     def counts(self) -> SessionCounts:
         """Return counts of the connected sessions, for statistics such as ``$SYS`` topics.
 
-        It is computed from what is in memory, and never waits; it takes about a microsecond for each session.
+        It never waits, and takes about a microsecond for each session.
         """
         self._dispatcher.check_open()
         return self._lookup.counts(self._dispatcher.missed)
@@ -491,9 +493,7 @@ class Sessions:
     def __iter__(self) -> Iterator[SessionInfo]:
         """Iterate over all sessions, as they are stored or kept in memory, sorted by client id.
 
-        Each is read when it is reached.
-
-        Here and below nobody is held up meanwhile. So a session may change while it is read.
+        Each is read when it is reached. Here and below nobody is held up meanwhile: a session may change.
         """
         self._check_open()
         return filter(None, map(self._info_of, self._lookup.clients()))
@@ -522,9 +522,8 @@ class Sessions:
         """Return, by client id and filter, how far the deliveries of sessions lag behind the stored messages.
 
         Without arguments it covers all sessions. For a session that isn't connected here, the committed deliveries
-        count. Messages in flight count as delivered; waiting retained messages and messages that are stored nowhere
-        don't count; expired messages count although they will be skipped. The lag of a shared subscription is that of
-        the whole group, not of one member.
+        count. Messages in flight count as delivered; waiting retained messages and those stored nowhere don't count;
+        expired messages do. The lag of a shared subscription is that of the whole group, not of one member.
 
         This reads: up to 10,000 messages of each filter and shard are counted, and further ones estimated.
         Raises `SessionNotFoundError`, and the errors of reading.
@@ -571,11 +570,11 @@ class Sessions:
 
         Wills are published, sessions end, the connections of silent clients are ended, acknowledgements are committed,
         and failed work is tried again. None of it happens early. A failure doesn't hold up the rest; it is raised at
-        the end, several failures as an `ExceptionGroup`, and a call a second later tries again.
+        the end, several failures as an `ExceptionGroup`, and a call a second later tries again. `pace` bounds a call.
 
-        Setting the wall clock while the database is open has no effect on any of this, neither then nor after a restart
-        that a tick or the closing preceded: time that really passes counts. While no process has the database open, the
-        expiry of sessions and the delays of wills go by the time that has passed according to the wall clock.
+        Setting the wall clock while the database is open has no effect on this, nor after a restart that a tick or the
+        closing preceded: time that really passes counts. While no process has the database open, the expiry of sessions
+        and the delays of wills go by the wall clock.
         """
 
         def tick() -> float:

@@ -33,7 +33,7 @@ from .session import Session, lives_of
 from .session_clock import microseconds
 from .session_state import Found, encode_session, will_key
 from .silences import Silences
-from .subscribing import resume
+from .subscribing import begin_resuming, resume
 from .takeover import Connections
 from .timers import Timers
 from .wills import Wills
@@ -82,10 +82,11 @@ class Opening:
         self._leaving = leaving
         self._clock = clock
 
-    def open(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd) -> _Outcome:
+    def open(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, *, resume: bool) -> _Outcome:
         """Open sessions, given with the numbers of their rows, that passed `checked`; return what became of each.
 
-        A client that occurs again is opened after those before it, and takes over.
+        A client that occurs again is opened after those before it, and takes over. ``resume``: whether the stored
+        subscriptions are followed at once.
         """
         outcome: _Outcome = {}
         left = list(connects)
@@ -96,13 +97,13 @@ class Opening:
             for number, how in left:
                 (again if how.client_id in clients else now).append((number, how))
                 clients.add(how.client_id)
-            self._open_once(now, on_end, outcome)
+            self._open_once(now, on_end, outcome, resume=resume)
             left = again
         return outcome
 
     def open_all(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd) -> list[Session]:
         """Open all of the sessions, or raise the first error after the connections of those opened have ended."""
-        outcome = sorted(self.open(connects, on_end).items(), key=itemgetter(0))
+        outcome = sorted(self.open(connects, on_end, resume=True).items(), key=itemgetter(0))
         opened = [session for _, session in outcome if isinstance(session, Session)]
         for _, failure in outcome:
             if isinstance(failure, TopicstoreError):
@@ -131,7 +132,9 @@ class Opening:
         if live is None or live.stored:
             self._timers.remove(found)
 
-    def _open_once(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, outcome: _Outcome) -> None:
+    def _open_once(
+        self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, outcome: _Outcome, *, resume: bool
+    ) -> None:
         live = self._connections.live
         older = [live[how.client_id] for _, how in connects if how.client_id in live]
         if older:
@@ -151,7 +154,7 @@ class Opening:
         try:
             for row in written:
                 try:
-                    outcome[row.number] = self._begin(row, on_end)
+                    outcome[row.number] = self._begin(row, on_end, whole=resume)
                 except TopicstoreError as error:
                     outcome[row.number] = error
         finally:  # what is stored as open, and isn't, would never expire
@@ -250,7 +253,7 @@ class Opening:
             writes.append(FrameworkWrite(will_key(Keys(client_id)), None))
         return writes
 
-    def _begin(self, row: _Row, on_end: OnEnd) -> Session:
+    def _begin(self, row: _Row, on_end: OnEnd, *, whole: bool) -> Session:
         """Make the object of a session that is stored as open. What is new has nothing that would have to be read."""
         client_id, present = row.how.client_id, row.before is not None
         new = InflightWindow(Keys(client_id), stored=not row.how.in_memory)
@@ -271,7 +274,9 @@ class Opening:
         session = Session(self._context, live, present=present, on_end=on_end)
         if present:
             try:
-                resume(self._context, live)
+                begin_resuming(self._context, live)
+                if whole:
+                    resume(live)
             except BaseException:
                 live.end(Ended.LOST)  # leaves the filters that it follows by now
                 raise

@@ -213,14 +213,22 @@ class OverlappingSources(Source):
 
     def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
         """Take messages stored nowhere that one of the subscriptions matches."""
+        fresh = False
         for message in messages:
-            _, expected = self._copies.get(id(message), (None, set()))
-            if source in expected:
-                expected.discard(source)
-                if not expected:
+            copies = self._copies.get(id(message))
+            if copies is not None and source in copies[1]:
+                copies[1].discard(source)
+                if not copies[1]:
                     self._forget_copies(message)
             else:
                 self._take(source, message, marks, now)
+                fresh = True
+        if fresh:
+            self._keep_bounds(messages)
+            self._ready(self)
+
+    def _keep_bounds(self, messages: list[Message]) -> None:
+        """Drop the oldest messages that are too many, and expect no more copies of so many than may wait."""
         for dropped in self._live.drop():
             for member in dropped.matching:
                 member.count_missed(1)
@@ -228,7 +236,6 @@ class OverlappingSources(Source):
         most = LIVE_BYTES + sum(len(message.payload) for message in messages)
         while len(self._copies) > LIVE or self._copied > most:  # of a channel that was left, or had too many
             self._forget_copies(next(iter(self._copies.values()))[0])
-        self._ready(self)
 
     def _forget_copies(self, message: Message) -> None:
         """Expect no copies of a message any more."""
@@ -236,12 +243,8 @@ class OverlappingSources(Source):
         self._copied -= len(message.payload)
 
     def _take(self, source: FeedSource, message: Message, marks: list[int], now: int) -> None:
-        matching = [
-            member
-            for member in self._members
-            if member.takes(message) and (member is source or member.topic_filter.matches(message.topic))
-        ]
-        matching.sort(key=_number)
+        found = {source: None, **dict.fromkeys(self._filters.matching(message.topic))}
+        matching = sorted([member for member in found if member.takes(message)], key=_number)
         if len(matching) > 1:
             if id(message) not in self._copies:  # else the same object was published twice
                 self._copied += len(message.payload)

@@ -27,3 +27,5 @@ class Pace:
     """The most that `Sessions.tick` returns: the longest time between two looks if nothing happens."""
     checkpoint_interval: float = attrs.field(default=15.0, validator=_check)
     """How long acknowledgements wait to be committed, if nothing else commits them."""
+    longest_tick: float = attrs.field(default=_LONGEST, validator=_check)
+    """After how long `Sessions.tick` leaves wills, the ends of sessions and silent clients to the next call."""

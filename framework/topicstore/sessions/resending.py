@@ -10,7 +10,7 @@ from topicstore.pubsub.message_expiry import left_of
 from .database_parts import RetainedMessages
 from .inflight import Flight
 from .model import Publish
-from .shared.filters import read_filter
+from .shared_filters import read_filter
 
 __all__ = ["delivery_again", "read_again"]
 

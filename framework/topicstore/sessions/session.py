@@ -22,7 +22,7 @@ from .live_session import LiveSession
 from .model import Ended, Publish, PubRel, SessionStatus, SubscribeOptions, SubscribeResult
 from .publishing import publish
 from .starts import Start
-from .subscribing import status_of, subscribe_rows, unsubscribe
+from .subscribing import status_of, subscribe_rows, unsubscribe_rows
 
 __all__ = ["Session", "lives_of"]
 
@@ -74,6 +74,11 @@ class Session:
     def keep_alive(self) -> float:
         """Keep-alive in seconds: a client that is silent for one and a half times as long is lost; 0: no limit."""
         return self._live.keep_alive
+
+    @property
+    def filters(self) -> int:
+        """How many subscriptions it has; the sessions that end together are chosen by it."""
+        return len(self._live.sources)
 
     @property
     def ended(self) -> Ended | None:
@@ -128,12 +133,8 @@ class Session:
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """End a subscription; return whether there was one. The exchanges of messages in flight are completed."""
-
-        def claimed() -> bool:
-            self._heard()
-            return unsubscribe(self._context, self._live, topic_filter)
-
-        return self._context.dispatcher.claims.of([self._live], claimed)
+        (there_was,) = unsubscribe_rows(self._context, [self._live], [topic_filter], partial=False)
+        return bool(there_was)
 
     # --- delivering ---
 

@@ -8,6 +8,7 @@ engine write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import attrs
@@ -49,6 +50,11 @@ __all__ = ["Found", "SessionState", "encode_session", "will_key"]
 
 _CHUNK = 1_000
 """Number of keys removed in one write."""
+
+
+Followed = tuple[SubscriptionRecord, list[int] | None, str | None]
+"""A stored subscription, its place if it has one, and the topic up to which retained messages were sent, if some are
+left."""
 
 
 @attrs.frozen
@@ -187,10 +193,17 @@ class SessionState:
         found = self._of(client_id, "places")
         return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, list[int]])[1] for key, value in found}
 
-    def retained(self, client_id: str) -> dict[int, str]:
-        """Return, by number of subscription, the topic up to which retained messages were sent."""
-        found = self._of(client_id, "retained")
-        return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, str])[1] for key, value in found}
+    def followed(self, client_id: str) -> dict[int, Callable[[], Followed]]:
+        """Return, by number, what returns a stored subscription of a session, which is decoded then."""
+        parts = [
+            {int.from_bytes(key[-4:], "big"): (key, value) for key, value in self._of(client_id, part)}
+            for part in ("subscriptions", "places", "retained")
+        ]
+        records, places, sent = parts
+        return {
+            number: partial(_followed, record, places.get(number), sent.get(number))
+            for number, record in records.items()
+        }
 
     def window(self, client_id: str) -> InflightWindow:
         """Return the messages that a session has in flight, all of them to be sent again."""
@@ -290,6 +303,16 @@ class SessionState:
         """Remove a timer that no session's record names."""
         key = timer_key(timer.time, timer.kind) + timer.owner.encode()
         self.write(shard, [FrameworkWrite(key, None)])
+
+
+def _followed(
+    record: tuple[bytes, bytes], place: tuple[bytes, bytes] | None, sent: tuple[bytes, bytes] | None
+) -> Followed:
+    return (
+        decode(*record, SubscriptionRecord),
+        None if place is None else decode(*place, tuple[int, list[int]])[1],
+        None if sent is None else decode(*sent, tuple[int, str])[1],
+    )
 
 
 def will_key(keys: Keys) -> bytes:

@@ -7,7 +7,7 @@ A `Source` reads on from its place, and returns the writes that store the place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from .model import SubscribeOptions
 from .portions import Portion, portion_of, rows_until
 from .records import VERSION, Era, Keys, SubscriptionRecord, put
 
-__all__ = ["FeedSource", "Live", "Source", "Union"]
+__all__ = ["FeedSource", "Live", "Source", "Union", "closing"]
 
 Live = tuple[int, list[int], int, Message, SubscribeOptions]
 """A message stored nowhere: its publisher's shard, by shard the highest position that was visible when it was published
@@ -462,3 +462,12 @@ class FeedSource(Source):
 
 def _payload_size(live: Live) -> int:
     return len(live[3].payload)
+
+
+def closing(sources: Sequence[Source], uncount: Callable[[str], object] | None) -> Iterator[None]:
+    """Close sources of an ended session, and yield after each; ``uncount``: called with the filters of packet ids."""
+    for source in sources:
+        if uncount is not None and source.limited and isinstance(source, FeedSource):
+            uncount(source.topic_filter.text)
+        source.close()
+        yield

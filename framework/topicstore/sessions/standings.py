@@ -19,10 +19,10 @@ from topicstore.storage.lag import Lag, LagCounter, Wanted
 from .live_session import LiveSession
 from .model import SubscribeOptions
 from .records import SubscriptionRecord
-from .shared.filters import is_shared, read_filter
 from .shared.group import Group
 from .shared.groups import Groups
 from .shared.slices import slice_of
+from .shared_filters import is_shared, read_filter
 from .sources import FeedSource
 
 __all__ = ["Standing", "StoredStandings", "standings"]

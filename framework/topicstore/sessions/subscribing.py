@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -19,14 +19,16 @@ from .live_session import LiveSession
 from .model import SessionSubscription, SubscribeOptions, SubscribeResult
 from .records import Era
 from .retained_source import RetainedSource
-from .shared.filters import is_shared
 from .shared.source import SharedSource
+from .shared_filters import is_shared
 from .sources import FeedSource
 from .starts import Start, places_of
 from .storing import store
 
-__all__ = ["resume", "status_of", "subscribe_rows", "unsubscribe"]
+__all__ = ["begin_resuming", "resume", "resume_rows", "status_of", "subscribe_rows", "unsubscribe_rows"]
 
+_READ = 20
+"""Number of stored subscriptions that are read in the time in which one is followed."""
 
 _Asked = tuple[LiveSession, TopicFilter, SubscribeOptions]
 """A subscription to make or to change: the session, the filter and the options."""
@@ -66,6 +68,8 @@ def subscribe_rows(
     def claimed() -> list[SubscribeResult | TopicstoreError]:
         check_sessions(context, lives, refused, partial=partial)
         left = {row: one for row, one in asked.items() if row not in refused}
+        for live, _, _ in left.values():
+            resume(live)
         outcome = refused | _subscribe(context, left, start, partial=partial)
         return [outcome[row] for row in range(len(lives))]
 
@@ -177,18 +181,66 @@ def _prepare(
     return _add(context, session, topic_filter, options, start, retained=retained)
 
 
-def unsubscribe(context: SessionContext, session: LiveSession, topic_filter: str) -> bool:
-    """End a subscription; return whether there was one."""
-    source = session.sources.get(topic_filter)
-    if source is None:
-        return False
-    number, keys = source.number, session.keys
-    kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
-    if isinstance(source, SharedSource):
-        source.group.save()  # stores its places, before they are removed here
-    _commit(context, session, [FrameworkWrite(key(number), None) for key in kinds])
+def unsubscribe_rows(
+    context: SessionContext, lives: Sequence[LiveSession], filters: Sequence[str], *, partial: bool
+) -> list[bool | TopicstoreError]:
+    """End subscriptions with one commit for each shard; say by row whether there was one. Takes the lock.
+
+    Without ``partial`` the first error is raised, after the subscriptions of the sessions that didn't fail have ended.
+    """
+    refused: Refused = {}
+
+    def claimed() -> list[bool | TopicstoreError]:
+        check_sessions(context, lives, refused, partial=partial)
+        outcome: dict[int, bool | TopicstoreError] = {**refused}
+        ending: dict[LiveSession, dict[str, FeedSource | SharedSource]] = {}
+        for row, (session, topic_filter) in enumerate(zip(lives, filters, strict=True)):
+            if row not in refused:
+                resume(session)
+                source = session.sources.get(topic_filter)
+                outcome[row] = source is not None and topic_filter not in ending.get(session, ())
+                if source is not None:
+                    ending.setdefault(session, {})[topic_filter] = source
+        errors = _end(context, ending)
+        for failure in () if partial else errors.values():
+            raise failure
+        there = [outcome[row] for row in range(len(lives))]
+        return [errors.get(live, one) if one is True else one for live, one in zip(lives, there, strict=True)]
+
+    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+
+
+def _end(
+    context: SessionContext, ending: Mapping[LiveSession, Mapping[str, FeedSource | SharedSource]]
+) -> dict[LiveSession, TopicstoreError]:
+    """End subscriptions, by session and filter; return the errors of the sessions of which none has ended."""
+    writes: dict[LiveSession, list[StateWrite]] = {}
+    errors: dict[LiveSession, TopicstoreError] = {}
+    for session, sources in ending.items():
+        keys = session.keys
+        try:
+            for source in sources.values():
+                if isinstance(source, SharedSource):
+                    source.group.save()  # stores its places, before they are removed here
+        except TopicstoreError as failure:
+            errors[session] = failure
+        else:
+            kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
+            gone = [FrameworkWrite(key(source.number), None) for source in sources.values() for key in kinds]
+            writes[session] = [session.guard, *gone]
+    errors |= context.commits.together(writes)
+    for session, sources in ending.items():
+        for topic_filter, source in () if session in errors else sources.items():
+            _forget(context, session, topic_filter, source)
+    return errors
+
+
+def _forget(
+    context: SessionContext, session: LiveSession, topic_filter: str, source: FeedSource | SharedSource
+) -> None:
+    """Follow a subscription no longer, once its end is committed."""
     session.sources.pop(topic_filter)
-    for gone in (source, session.retained.pop(number, None)):
+    for gone in (source, session.retained.pop(source.number, None)):
         if gone is not None:
             session.forget(gone)
             gone.close()
@@ -196,7 +248,6 @@ def unsubscribe(context: SessionContext, session: LiveSession, topic_filter: str
         context.groups.leave(source.group, session.client_id)
     if source.limited or isinstance(source, SharedSource):
         context.filters.remove_locked(topic_filter)
-    return True
 
 
 def _add(
@@ -334,40 +385,77 @@ def _send(session: LiveSession, sending: RetainedSource) -> None:
     session.wake(sending)
 
 
-def resume(context: SessionContext, session: LiveSession) -> None:
-    """Load the stored subscriptions, once, when the session is opened."""
+def begin_resuming(context: SessionContext, session: LiveSession) -> None:
+    """Leave it to `resume` to follow the stored subscriptions of a session, which delivers nothing until then."""
+    session.resuming = _resuming(context, session)
+
+
+def resume(session: LiveSession, limit: int | None = None) -> int:
+    """Follow about ``limit`` of the stored subscriptions that are left, None: all; return how many that was.
+
+    After an error the session can't be resumed any more.
+    """
+    done = 0
+    while session.resuming is not None and (limit is None or done < limit):
+        done += next(session.resuming)
+    return done
+
+
+def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: int) -> list[bool | TopicstoreError]:
+    """Follow about ``limit`` more of the subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
+    refused: Refused = {}
+
+    def claimed() -> list[bool | TopicstoreError]:
+        check_sessions(context, lives, refused, partial=True)
+        outcome: list[bool | TopicstoreError] = []
+        left, share = limit, max(limit // max(len(lives), 1), 1)
+        for row, live in enumerate(lives):
+            try:
+                if row not in refused and left > 0:
+                    left -= resume(live, min(share, left))
+                outcome.append(refused.get(row) or live.resuming is None)
+            except TopicstoreError as failure:
+                outcome.append(failure)
+        return outcome
+
+    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+
+
+def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
+    """Follow the stored subscriptions, and yield after each; yield how many of them would have taken as long."""
     states, marks = context.states, context.dispatcher.hub.watermarks()
     ends = context.dispatcher.hub.last_positions()
-    places, sent = states.places(session.client_id), states.retained(session.client_id)
-    for number, record in states.subscriptions(session.client_id):
+    stored = states.followed(session.client_id)
+    for number in stored:
         session.numbers = number + 1
+    yield len(stored) // _READ + 1
+    for number, following in stored.items():
+        record, place, sent = following()
         text, options = record.topic_filter, record.eras[-1].options
         if is_shared(text):
             shared = context.groups.join(session.keys, number, text, options, marks, session.wake)
             session.sources[text] = shared
             shared.group.attach(shared)
-            continue
-        source = _source(context, session, number, TopicFilter(text), record.eras)
-        place = places.get(number, marks) if source.limited else marks
-        source.start(list(map(min, place, ends)))
-        source.settled()
-        session.sources[text] = source
-        session.merge_overlapping(source)
-        if number in sent:
-            context.retained.may_match(source.topic_filter)  # an opening fails if they can't be read, and is repeated
-            behind = sent[number]
-            _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=behind))
+        else:
+            source = _source(context, session, number, TopicFilter(text), record.eras)
+            begun = marks if place is None or not source.limited else place
+            source.start(list(map(min, begun, ends)))
+            source.settled()
+            session.sources[text] = source
+            session.merge_overlapping(source)
+            if sent is not None:
+                context.retained.may_match(source.topic_filter)  # it fails if they can't be read, and is repeated
+                _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=sent))
+        yield 1
+    session.resuming = None
     session.ask()
+    yield 0
 
 
 def _source(
     context: SessionContext, session: LiveSession, number: int, topic_filter: TopicFilter, eras: tuple[Era, ...]
 ) -> FeedSource:
     return FeedSource(context.dispatcher, session.keys, number, topic_filter, eras, session.wake)
-
-
-def _commit(context: SessionContext, session: LiveSession, writes: list[StateWrite]) -> None:
-    context.commits.write(session, [session.guard, *writes])
 
 
 def status_of(source: FeedSource | SharedSource) -> SessionSubscription:

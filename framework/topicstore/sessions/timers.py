@@ -6,6 +6,7 @@ All of this is done by `Timers.tick`, at the time that it is given, which never 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -29,7 +30,7 @@ from .wills import Wills, disconnected
 __all__ = ["Timers"]
 
 _CHUNK = 1_000
-"""Number of sessions left open by a crash that one tick recovers in each shard."""
+"""Number of sessions left open by a crash that one tick recovers in each shard, and of timers that it fires there."""
 _AGAIN = 1_000_000
 """Microseconds after which what failed is tried again."""
 
@@ -65,22 +66,26 @@ class Timers:
         self._passed: list[Timer | None] = [None for _ in shards]
         """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None
+        self._closing = False
+        """Whether sources of ended sessions are left to close."""
 
     def tick(self, now: int) -> float:
         """Do everything that is due at ``now``; return after how many seconds to call again.
 
         When everything was tried, raises the errors as `topicstore.failures.do_all` does.
         """
+        until = self.deadline()
         self._dispatcher.hear_locked()
         failed = list(self._dispatcher.failed)
         self._dispatcher.failed.clear()
         steps: list[Callable[[], object]] = [session.try_again for session in failed]
         for shard in range(len(self._next_timer)):
-            steps += [partial(self._recover, shard, now), partial(self._run_all, shard, now)]
+            steps += [partial(self._recover, shard, now), partial(self._run_all, shard, now, until)]
         steps += [
-            partial(self._end_silent, now),
+            partial(self._end_silent, now, until),
             partial(self._context.groups.tick, now, self._connections.stuck_since),
             partial(self._checkpoint_in_time, now),
+            self._close_piece,
         ]
         do_all(steps, "failed")
         return self._pause(now)
@@ -88,9 +93,13 @@ class Timers:
     def _pause(self, now: int) -> float:
         longest = round(self._pace.longest_pause * 1e6)
         times = (*self._next_timer, self._checkpoint_due, self._silences.next_time())
-        waiting = [time for time in times if time is not None]
+        waiting = [due for due in times if due is not None]
+        waiting += [now] if self._closing else []
         waiting += [left.due for left in self._left_open if left is not None]
         return min(max(min(waiting, default=now + longest) - now, 0), longest) / 1e6
+
+    def _close_piece(self) -> None:
+        self._closing = self._dispatcher.close_piece_locked()
 
     def _checkpoint_in_time(self, now: int) -> None:
         if not self._dispatcher.dirty:
@@ -103,14 +112,18 @@ class Timers:
 
     # --- silent clients ---
 
-    def _end_silent(self, now: int) -> None:
-        while (session := self._silences.silent(now)) is not None:
+    def _end_silent(self, now: int, until: float) -> None:
+        while time.monotonic() < until and (session := self._silences.silent(now)) is not None:
             try:
                 self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
             except TopicstoreError as failure:
                 session.failed(failure)
                 if session.ended is None:
                     self._silences.watch(session, now + _AGAIN)
+
+    def deadline(self) -> float:
+        """Return the time, of `time.monotonic`, from which on what is due is left to the next call."""
+        return time.monotonic() + self._pace.longest_tick
 
     # --- what a crash, or a failure, left open ---
 
@@ -173,19 +186,19 @@ class Timers:
     def expect(self, found: Found) -> None:
         """Note the timers of a session that was stored."""
         shard = self._states.shard_of(found.client_id)
-        for time in (found.record.expires, found.record.will_due):
-            if time != NEVER:
-                self._expect_at(shard, time)
+        for due in (found.record.expires, found.record.will_due):
+            if due != NEVER:
+                self._expect_at(shard, due)
 
-    def _expect_at(self, shard: int, time: int) -> None:
+    def _expect_at(self, shard: int, due: int) -> None:
         following = self._next_timer[shard]
-        self._next_timer[shard] = time if following is None else min(following, time)
+        self._next_timer[shard] = due if following is None else min(following, due)
 
-    def _run_all(self, shard: int, now: int) -> None:
-        raise_all(self.run(shard, now), "failed")
+    def _run_all(self, shard: int, now: int, until: float) -> None:
+        raise_all(self.run(shard, now, until), "failed")
 
-    def run(self, shard: int, now: int) -> list[TopicstoreError]:
-        """Fire the stored timers of a shard that are due, and find the next one.
+    def run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
+        """Fire the stored timers of a shard that are due, at least one but none after `deadline`, and find the next.
 
         Returns the errors of timers; `tick` raises them, and tries again. Raises the errors of reading timers.
         """
@@ -194,32 +207,31 @@ class Timers:
             return []
         self._next_timer[shard] = None
         try:
-            return self._run(shard, now)
+            return self._run(shard, now, until)
         except BaseException:  # the timers can't be read
             self._expect_at(shard, now + _AGAIN)
             raise
 
-    def _run(self, shard: int, now: int) -> list[TopicstoreError]:
+    def _run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
         """Fire a bounded number of timers, behind those that the call before ended with."""
         failures: list[TopicstoreError] = []
         passed, self._passed[shard] = self._passed[shard], None
         timers = (timer for timer in self._states.timers(shard) if passed is None or timer > passed)
         last = passed
-        for timer in islice(timers, _CHUNK):
+        for fired, timer in enumerate(timers):
             if timer.time > now:
                 self._expect_at(shard, timer.time)
+                break
+            if fired == _CHUNK or (fired and time.monotonic() >= until):
+                self._passed[shard] = last  # else so many failing timers would keep the others from their turn
+                if len(failures) < fired:
+                    self._expect_at(shard, timer.time)
                 break
             last = timer
             try:
                 self._fire(shard, timer)
             except TopicstoreError as failure:  # the others go on
                 failures.append(failure)
-        else:
-            for timer in timers:
-                self._passed[shard] = last  # else so many failing timers would keep the others from their turn
-                if len(failures) < _CHUNK:
-                    self._expect_at(shard, timer.time)
-                break
         if failures or passed is not None:
             self._expect_at(shard, now + _AGAIN)
         return failures

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -37,11 +38,13 @@ __all__ = ["HttpServer"]
 
 _THREADS = 8
 """How many calls of the database run at the same time; others wait."""
-_FAREWELL = 5
-"""Seconds that requests have to end when the server ends."""
+_FAREWELL = 5.0
+"""Seconds that requests have to end, if whoever ends the server doesn't say."""
 _BACKLOG = 1_024
 _LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - nothing is bound by this
 """Where this machine reaches what listens on all addresses."""
+
+_log = logging.getLogger("topicstore.server")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -83,6 +86,10 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, give requests time to end, and break off what is left."""
         await super().shutdown(sockets)
+        unsent = [size for one in self.server_state.connections if (size := one.transport.get_write_buffer_size())]
+        if unsent:
+            text = "the server ends before %d clients of HTTP have read all: %d bytes were not sent"
+            _log.warning(text, len(unsent), sum(unsent))
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -114,6 +121,8 @@ class HttpServer:
         self._taken = Taken()
         self._taken.add(self.context.threads.shutdown)
         self._taken.add(self.context.jobs.join)
+        self._patience = _FAREWELL
+        """Seconds that requests have to end."""
         self._certificate: Certificate | None = None
         self._announcement: Announcement | None = None
 
@@ -144,7 +153,7 @@ class HttpServer:
                 self._announce(self._certificate)
 
     def _serve(self, bound: socket.socket) -> None:
-        config = uvicorn.Config(
+        config: Any = uvicorn.Config(
             by_sent_path(application(self.context)),
             http=connections(self._settings.connections, self._settings.request_timeout),
             ws="none",
@@ -154,13 +163,13 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=_FAREWELL,
         )
         server = _Uvicorn(config, bound, self._certificate, self.context.threads)
         thread = threading.Thread(target=_run, args=(server,), name="topicstore-http", daemon=True)
         thread.start()
 
         def end() -> None:
+            config.timeout_graceful_shutdown = self._patience
             server.should_exit = True
             thread.join()
 
@@ -204,8 +213,12 @@ class HttpServer:
             self.context.stopping.set()
             release_all((self.context.jobs.stop, *self.context.on_stop))  # who is woken takes itself off the list
 
-    def stop(self) -> None:
-        """Give requests that are there time to end, and return when all is released. May be called again."""
+    def stop(self, patience: float = _FAREWELL) -> None:
+        """Give requests that are there ``patience`` seconds to end, and return when all is released.
+
+        May be called again.
+        """
+        self._patience = patience
         try:
             self.begin_stop()
         finally:

@@ -21,10 +21,10 @@ from topicstore.pubsub.read_cache import Run
 from topicstore.sessions.dispatch import Channel, Channels
 from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.records import VERSION, decode, put
+from topicstore.sessions.shared_filters import SharedFilter
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .assignment import moves
-from .filters import SharedFilter
 from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned
 from .slices import ABOVE_ALL, SLICES, Places, Slices, pack_places, slices_of_locked
 

@@ -15,10 +15,10 @@ from topicstore.sessions.inflight import InflightWindow
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
 from topicstore.sessions.session_state import Found, SessionState, encode_session
+from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.sessions.sources import Source
 from topicstore.shard.state import FrameworkWrite, ShardState
 
-from .filters import is_shared, parse_shared
 from .group import Group, Member, Membership
 from .records import GROUP, GroupKeys, GroupRecord, LeaseRecord, MemberRecord, group_of, returned
 from .slices import raise_places

@@ -1,0 +1,130 @@
+"""Nobody waits for a stranger's requests: a turn of the store's thread serves a bounded part of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import attrs
+import pytest
+import topicstore as ts
+from topicstore.server.asked import Answers, Asked
+from topicstore.server.store_hop import StoreHop
+from topicstore.server.turns import ENDED, SESSION
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.raw_client import RawClient
+
+CLIENTS, FILTERS = 20, 300
+MOST = 250
+"""Filters that may change in one turn: what takes about 25 ms."""
+
+
+@attrs.frozen
+class Turn:
+    """What a turn was asked, and how many more filters the connected sessions have after it than before."""
+
+    asked: Asked
+    followed: int
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
+    """The turns of the store's thread, in order."""
+    found: list[Turn] = []
+    serve = StoreHop.serve
+
+    def noted(hop: StoreHop, asked: Asked) -> Answers:
+        before = _followed(hop)
+        answers = serve(hop, asked)
+        found.append(Turn(asked, _followed(hop) - before))
+        return answers
+
+    monkeypatch.setattr(StoreHop, "serve", noted)
+    return found
+
+
+def _followed(hop: StoreHop) -> int:
+    return sum(session.filters for session in hop._sessions._connections.sessions.values())
+
+
+@contextmanager
+def crowd(embedded: Embedded) -> Iterator[list[RawClient]]:
+    """Clients whose sessions stay, without any subscription."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(embedded.client()) for _ in range(CLIENTS)]
+        for number, client in enumerate(clients):
+            client.connect(f"crowd-{number}", keep=True)
+        yield clients
+
+
+def filters(number: int) -> list[str]:
+    return [f"crowd/{number}/{row}/+" for row in range(FILTERS)]
+
+
+def storm(embedded: Embedded, clients: list[RawClient], packets: list[bytes]) -> None:
+    """Have all clients' packets wait for the same turn."""
+    broker, opened = embedded.server._broker, threading.Event()
+    assert broker is not None
+    broker._thread.submit(opened.wait, PATIENCE)
+    try:
+        for client, packet in zip(clients, packets, strict=True):
+            client.send(packet)
+        wait_until(
+            lambda: _waiting(broker.serving.asked) >= len(clients) - 1, "all requests but the first wait for a turn"
+        )
+    finally:
+        opened.set()
+
+
+def _waiting(asked: Asked) -> int:
+    return len(asked.subscribes) + len(asked.unsubscribes)
+
+
+def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database, turns: list[Turn]) -> None:
+    """Every client that waits has its part of each turn, and each packet one answer, also for its end."""
+    with Embedded(db) as embedded, crowd(embedded) as clients:
+        for make, kind in ((_subscribe, "SUBACK"), (_unsubscribe, "UNSUBACK")):
+            turns.clear()
+            storm(embedded, clients, [make(number) for number in range(CLIENTS)])
+            for client in clients:
+                assert len(client.expect(kind).reasons) == FILTERS
+            portions = [{client: len(texts) for client, _, texts in _resubscribed(turn.asked)} for turn in turns]
+            assert sum(sum(turn.values()) for turn in portions) == CLIENTS * FILTERS
+            assert max(sum(turn.values()) for turn in portions) <= MOST
+            assert {max(turn.values()) - min(turn.values()) for turn in portions if len(turn) == CLIENTS} == {0}
+
+
+def _subscribe(number: int) -> bytes:
+    return wire.subscribe(7, [(text, 1) for text in filters(number)])
+
+
+def _unsubscribe(number: int) -> bytes:
+    return wire.unsubscribe(8, filters(number))
+
+
+def _resubscribed(asked: Asked) -> list[tuple[object, object, list[object]]]:
+    return [*asked.subscribes, *asked.unsubscribes]
+
+
+def test_a_turn_resumes_and_ends_a_bounded_part_of_the_sessions(db: ts.Database, turns: list[Turn]) -> None:
+    """A client's CONNACK comes when it has all of its subscriptions again, however many there are."""
+    with Embedded(db) as embedded:
+        with crowd(embedded) as clients:
+            for number, client in enumerate(clients):
+                client.send(_subscribe(number))
+                client.expect("SUBACK")
+            turns.clear()
+        broker = embedded.server._broker
+        assert broker is not None
+        wait_until(lambda: not broker.serving.sessions and not db.sessions.clients(connected=True), "all are lost")
+        assert max(len(turn.asked.lost) for turn in turns) * (SESSION + FILTERS // ENDED) <= MOST
+        turns.clear()
+        with crowd(embedded):
+            for number in range(CLIENTS):
+                session = db.sessions.connected(f"crowd-{number}")
+                assert session is not None
+                assert session.filters == FILTERS
+        assert 0 < max(turn.followed for turn in turns) <= MOST
