@@ -22,10 +22,13 @@ from .protocol.reason import PacketError, ReasonCode
 from .reserved_topics import may_be_published
 from .settings import ProtocolSettings, ServerSettings
 
-__all__ = ["Terms"]
+__all__ = ["Terms", "sendable"]
 
 _LONGEST_TEXT = 65_535
 """Bytes of a text (MQTT 5, section 1.5.4)."""
+
+_AROUND = 16
+"""Bytes that a packet with a reason string has around it, or a few fewer."""
 
 
 @attrs.frozen
@@ -109,6 +112,16 @@ class Terms:
             batch_size=self.batch_size,
         )
 
+    def told(self, text: str, others: int) -> str | None:
+        """Return a reason string, if the client wants to be told [MQTT-3.1.2-29] and the packet stays small enough.
+
+        ``others``: the bytes that the packet has besides.
+        """
+        packet, told = self.packet, sendable(text)
+        most = packet.maximum_packet_size
+        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
+        return told if packet.request_problem_information and fits else None
+
     def settled(self) -> Terms:
         """Return the terms without what only the CONNECT needs: nobody's password is kept while it is connected."""
         packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
@@ -148,6 +161,11 @@ class Terms:
             if len(text.encode()) <= _LONGEST_TEXT:  # with a client id of 64 KiB in it, it can't be sent
                 found["response_information"] = text
         return found
+
+
+def sendable(text: str) -> str:
+    """Return a reason string that fits into any packet."""
+    return text[:200].replace("\0", "")
 
 
 def _filled(text: str, names: dict[str, str]) -> str:

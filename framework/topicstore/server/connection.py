@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 from collections.abc import Sequence
 from typing import NoReturn, cast
@@ -25,7 +24,8 @@ from .admission import Refused, admit
 from .answering import answer_publishes, answer_pubrels
 from .asked import Departure, PublishedPart
 from .channel import Channel
-from .connecting import Terms
+from .connecting import Terms, sendable
+from .connection_state import State
 from .inbound import Inbound, Pending, UndecidedError
 from .listeners.peer import Via
 from .outbound import Outbound, Shared
@@ -48,6 +48,7 @@ from .receipts import Receipts, complete
 from .refusals import reason_of, reason_of_end, text_of
 from .serving import Serving
 from .subscriptions import Subscriptions
+from .unfinished_packet import UnfinishedPacket
 
 __all__ = ["MqttConnection"]
 
@@ -57,22 +58,8 @@ _BARRIERS = frozenset((0x82, 0xA2, 0xE0))
 """The first bytes of SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, before which what came is handed on."""
 _OTHERS = 300
 """Bytes that a CONNACK has at most, besides its reason string and an assigned client id."""
-_AROUND = 16
-"""Bytes that a packet with a reason string has around it, or a few fewer."""
 
 _log = logging.getLogger("topicstore.server")
-
-
-class _State(enum.IntEnum):
-    NEW = 0
-    """Nothing has come yet."""
-    OPENING = 1
-    """The CONNECT has come, and the CONNACK wasn't sent."""
-    OPEN = 2
-    LEAVING = 3
-    """The DISCONNECT has come."""
-    OVER = 4
-    """The last word was said; what still comes is dropped."""
 
 
 class MqttConnection(asyncio.Protocol):
@@ -96,6 +83,7 @@ class MqttConnection(asyncio.Protocol):
         "_subscriptions",
         "_terms",
         "_throttled",
+        "_unfinished",
         "_unserved",
         "_user",
         "_via",
@@ -105,7 +93,7 @@ class MqttConnection(asyncio.Protocol):
     def __init__(self, serving: Serving, via: Via) -> None:
         self._serving, self._via = serving, via
         self._reader = FrameReader(serving.limits.packet_size)
-        self._state = _State.NEW
+        self._state = State.NEW
         self._session: Session | None = None
         self._left = False
         """Whether the end of the session's connection was asked for, or was told."""
@@ -130,18 +118,19 @@ class MqttConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the CONNECT, not for ever."""
         self._channel = Channel(self._serving, cast("asyncio.Transport", transport), self._via)
+        self._unfinished = UnfinishedPacket(self._serving, self, self._reader, self._channel)
         self._channel.later(self._serving.limits.connect_timeout, self._never_connected)
         self._serving.add(self)
 
     def _never_connected(self) -> None:
         self._channel.record.reason = "there was no CONNECT in time"
-        self._state = _State.OVER
+        self._state = State.OVER
         self._channel.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take packets."""
         self._channel.arrived(len(data))
-        if self._state >= _State.LEAVING:
+        if self._state >= State.LEAVING:
             return
         try:
             frames = self._reader.feed(data)
@@ -150,15 +139,20 @@ class MqttConnection(asyncio.Protocol):
             self._refuse(bad)
             return
         if frames:
-            self._unserved += len(data)
-            self._serving.arrived += len(data)
+            size = len(data) + self._unfinished.size
+            self._unserved += size
+            self._serving.arrived += size
             self._take(frames)
         else:  # a client in the middle of a packet isn't silent
             self._heard()
+        self._unfinished.count()
+        if self._barrier is not None:  # of what it has begun to send, no more is taken before that is served
+            self.flow()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the session's connection, after all that the client asked for."""
         self._channel.lost(error)
+        self._unfinished.drop()
         self._serving.remove(self)
         if self._barrier is None and not self._waiting:
             self._lose()
@@ -185,12 +179,13 @@ class MqttConnection(asyncio.Protocol):
 
     def flow(self) -> None:
         """Read from the socket, or don't, as what comes can be served."""
-        hold = self._state < _State.OVER and (
+        hold = self._state < State.OVER and (
             self._full
             or self._throttled
             or bool(self._waiting)
+            or (self._barrier is not None and self._unfinished.size > 0)
             or self._unserved > _HOLD
-            or (self._serving.crowded and self._state == _State.OPEN)
+            or (self._serving.crowded and self._state == State.OPEN)
         )
         if self._channel.hold(hold):
             self._serving.hold(self, hold)
@@ -216,7 +211,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _take(self, frames: Sequence[Frame]) -> None:
         """Handle packets, or keep them if one before them has to be served first."""
-        if self._state >= _State.LEAVING:
+        if self._state >= State.LEAVING:
             return
         if self._barrier is not None or self._waiting:
             self._keep(frames)
@@ -246,7 +241,7 @@ class MqttConnection(asyncio.Protocol):
                         self._hand_on(published - gathered)
                         gathered = published
                     self._packet(first, body)
-                    if self._barrier is not None or self._state >= _State.LEAVING:
+                    if self._barrier is not None or self._state >= State.LEAVING:
                         break
         except UndecidedError as undecided:
             at -= 1
@@ -261,7 +256,7 @@ class MqttConnection(asyncio.Protocol):
             return
         if published and self._rate is not None:
             self._slow_down(self._rate, published, frames[:at])
-        if at < len(frames) and self._state < _State.LEAVING:
+        if at < len(frames) and self._state < State.LEAVING:
             self._keep(frames[at:])
 
     def _hand_on(self, published: int) -> None:
@@ -289,7 +284,7 @@ class MqttConnection(asyncio.Protocol):
             self._receipts = self._receipts or Receipts()
             self._receipts.add(kind, body[0] << 8 | body[1])
             return
-        if self._state == _State.NEW:
+        if self._state == State.NEW:
             self._connect(first, body)
             self._channel.came(first >> 4)
             return
@@ -320,7 +315,7 @@ class MqttConnection(asyncio.Protocol):
     def go_on(self) -> None:
         """Handle what waited, and read on: what it had asked for was served."""
         self._unserved, self._busy = 0, False
-        while self._waiting and self._barrier is None and self._state < _State.LEAVING:
+        while self._waiting and self._barrier is None and self._state < State.LEAVING:
             frames, self._waiting = self._waiting, None
             self._handle(frames)
         if self._channel.gone and self._barrier is None and not self._waiting:
@@ -341,7 +336,7 @@ class MqttConnection(asyncio.Protocol):
         self._reader.version = record.version = packet.version
         self._terms = terms = Terms.of(packet, serving.settings, self._via.zone)
         record.client_id = terms.client_id
-        self._state, self._barrier = _State.OPENING, packet
+        self._state, self._barrier = State.OPENING, packet
         self._channel.never()
         refusal = terms.refusal(serving.limits)
         if refusal is not None:
@@ -362,7 +357,7 @@ class MqttConnection(asyncio.Protocol):
             self.end(admission.reason, admission.text)
         elif most is not None and len(terms.connack(self._serving.settings, admission.user)) > most:
             self.end(ReasonCode.PACKET_TOO_LARGE, "the CONNACK is too large for the client [MQTT-3.1.2-24]")
-        elif self._state == _State.OPENING:
+        elif self._state == State.OPENING:
             self._user, permissions = admission.user, admission.permissions
             if not permissions.unrestricted:
                 self._permissions = permissions
@@ -377,7 +372,7 @@ class MqttConnection(asyncio.Protocol):
             self.end(reason_of(result), str(result), text_of(result))
             return
         self._session = result
-        if self._state == _State.OVER:
+        if self._state == State.OVER:
             self._lose()
             return
         self._begin(result, self._terms)
@@ -413,7 +408,8 @@ class MqttConnection(asyncio.Protocol):
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, self._user, session.present, told), CONNACK)
         self._terms = terms.settled()
-        self._state = _State.OPEN
+        self._state = State.OPEN
+        self._unfinished.admit()
 
     # --- what it publishes ---
 
@@ -428,7 +424,7 @@ class MqttConnection(asyncio.Protocol):
         """Read nothing for a while from a client that publishes more than it may, or end its connection."""
         size = sum(len(body) for first, body in frames if first & 0xF0 == 0x30)
         seconds = rate.take(published, size, self._serving.loop.time())
-        if not seconds or self._state != _State.OPEN:
+        if not seconds or self._state != State.OPEN:
             return
         if self._serving.limits.over_rate == "disconnect":
             self.end(ReasonCode.MESSAGE_RATE_TOO_HIGH, "it publishes more than it may")
@@ -494,7 +490,7 @@ class MqttConnection(asyncio.Protocol):
         self._barrier = None
         self._channel.write(data, kind, reason)
         figures = self._serving.figures_for(granted)
-        if figures and self._state == _State.OPEN:
+        if figures and self._state == State.OPEN:
             self.send(figures, None)
         self.go_on()
 
@@ -503,7 +499,7 @@ class MqttConnection(asyncio.Protocol):
     def _disconnect(self, packet: DisconnectPacket) -> None:
         expiry = KEEP if packet.session_expiry is None else self._terms.changed_expiry(packet.session_expiry)
         self._channel.ends(packet.reason_string or "the client disconnected", packet.reason)
-        self._state = _State.LEAVING
+        self._state = State.LEAVING
         self._barrier = packet
         self._waiting = None
         if self._session is not None and self._leave():
@@ -531,13 +527,13 @@ class MqttConnection(asyncio.Protocol):
     def _refuse(self, bad: PacketError) -> None:
         """End the connection because of a packet."""
         self._channel.came(INVALID, bad.reason)
-        if self._state != _State.NEW:
+        if self._state != State.NEW:
             self.end(bad.reason, bad.text)
             return
         self._channel.ends(bad.text, bad.reason)
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            told = _sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
+            told = sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
             self._channel.write(encoding.connack(bad.version, bad.reason, reason_string=told), CONNACK, bad.reason)
         self._shut()
 
@@ -546,31 +542,29 @@ class MqttConnection(asyncio.Protocol):
 
         shown: what the client is told, if that isn't the text for the log.
         """
-        if self._state >= _State.OVER:
+        if self._state >= State.OVER:
             return
         self._channel.ends(text, reason)
-        told = self.told(text if shown is None else shown) if self._state != _State.NEW else None
-        if self._state == _State.OPENING:
+        told = self.told(text if shown is None else shown) if self._state != State.NEW else None
+        if self._state == State.OPENING:
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # a CONNACK can't say that (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
             connack = encoding.connack(self._terms.packet.version, reason, reason_string=told)
             self._channel.write(connack, CONNACK, reason)
-        elif self._state != _State.NEW:
+        elif self._state != State.NEW:
             self._channel.write(encoding.disconnect(self._terms.packet.version, reason, told), DISCONNECT, reason)
         self._shut()
         self._lose()
 
     def told(self, text: str, others: int = 0) -> str | None:
-        """Return a reason string, if the client wants to be told [MQTT-3.1.2-29] and the packet stays small enough."""
-        packet, told = self._terms.packet, _sendable(text)
-        most = packet.maximum_packet_size
-        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
-        return told if packet.request_problem_information and fits else None
+        """Return a reason string for a packet with so many other bytes, if the client can and wants to be told."""
+        return self._terms.told(text, others)
 
     def _shut(self) -> None:
-        self._state = _State.OVER
+        self._state = State.OVER
         self._waiting = self._receipts = None
         self._throttled = False
+        self._unfinished.drop()
         self._channel.shut()
         self._serving.shut(self)
 
@@ -591,8 +585,3 @@ class MqttConnection(asyncio.Protocol):
         self._left = True
         self._serving.leave(self._session, self)
         return True
-
-
-def _sendable(text: str) -> str:
-    """Return a reason string that fits into any packet."""
-    return text[:200].replace("\0", "")

@@ -52,6 +52,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The time within which a connection has to bring its CONNECT, and before that, the handshakes of TLS and of
     WebSocket. Later the connection is closed; there is no packet yet in which a reason could be sent. As long again may
     it take to find out who the client is and what it may do; then it is refused with 0x88, server unavailable."""
+    unfinished_packets: Size = Size(128 << 20)
+    """Bytes that packets may have in memory together, of all clients, before they are whole; one packet of the largest
+    size always may. Above it the largest of them, of the address that has most, ends its connection with 0x97, quota
+    exceeded. Clients that weren't let in yet have an eighth of it."""
+    packet_timeout: Duration = Duration(60)
+    """The time within which a packet has to be whole once it has begun, or 16 KiB more of it have to come. Else the
+    connection ends with 0x97, quota exceeded; ``"0s"`` for no limit."""
 
     def __post_init__(self) -> None:
         if self.packet_size > _LARGEST_PACKET:

@@ -6,12 +6,16 @@ import threading
 
 from litestar import Request
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.exceptions import ServiceUnavailableException
+from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 
+from .connections import connection_of
 from .problems import problem
+from .threads import Asking, asking
 
 __all__ = ["Edge"]
 
+_READING = ("GET", "HEAD")
 _HEALTH = b"/health/"
 _VERSIONS = ("1.0", "1.1")
 _HEADERS = {
@@ -47,8 +51,19 @@ class Edge:
                 message["headers"] = headers
             await send(message)
 
+        connection = connection_of(scope)
+
+        async def receive_bounded() -> ReceiveMessage:
+            message = await receive()
+            if connection.refused:
+                text = "the bodies of all requests take too much memory"
+                raise ServiceUnavailableException(text, headers={"Retry-After": "1"})
+            return message
+
+        reads = scope["method"] in _READING
+        asking.set(Asking(host=connection.host, reads=reads, gone=lambda: connection.gone))
         application = self._refusal(scope) or self._application
-        await application(scope, receive, send_with_headers)
+        await application(scope, receive_bounded, send_with_headers)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Return what answers instead of the application, if the request can't be served as it is.

@@ -14,9 +14,10 @@ from topicstore.server.addresses import is_forwarded, is_loopback
 
 from .context import Context
 from .parameters import check_known
+from .threads import asking
 from .tokens import SCOPES, Scope, TokenFileError
 
-__all__ = ["is_owner", "needs"]
+__all__ = ["is_owner", "needs", "takes_way"]
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], None]
@@ -38,6 +39,13 @@ def needs(scope: Scope) -> Guard:
         check_known(connection)
 
     return guard
+
+
+def takes_way(_: Connection, route: BaseRouteHandler) -> None:
+    """Have a request come to a thread as its route says: ``opt={"way": "heavy"}``."""
+    current = asking.get()
+    if current is not None:
+        current.way = route.opt.get("way", current.way)
 
 
 def is_owner(connection: Connection) -> bool:
