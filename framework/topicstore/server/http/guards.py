@@ -13,7 +13,7 @@ from litestar.handlers import BaseRouteHandler
 from topicstore.server.addresses import is_forwarded, is_loopback
 
 from .context import Context
-from .parameters import check_known
+from .parameters import check_query
 from .threads import asking
 from .tokens import SCOPES, Scope, TokenFileError
 
@@ -36,7 +36,7 @@ def needs(scope: Scope) -> Guard:
             raise NotAuthorizedException("a token is needed", headers={"WWW-Authenticate": "Bearer"})
         if SCOPES.index(granted) < SCOPES.index(scope):
             raise PermissionDeniedException(f"the token may {granted}; this needs {scope}")
-        check_known(connection)
+        check_query(connection)
 
     return guard
 
