@@ -281,11 +281,12 @@ class Broker:
     # --- what depends on time ---
 
     def _sweep(self) -> None:
-        """Look at the connections from which nothing is read, and publish the server's figures."""
+        """Look at connections from which nothing is read, and at slow packets; publish the server's figures."""
         self._sweeping = self._loop.call_later(_SWEEP, self._sweep)
         serving, now = self.serving, self._loop.time()
         for connection, unsent in list(serving.held.items()):
             serving.held[connection] = connection.still_there(unsent)
+        serving.end_slow()
         if self._sys and self._figures_due <= now:
             self._figures_due = now + self._sys
             figures = serving.figures.changed(self._sessions.counts())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from .connection_record import ConnectionRecord
 from .listeners.peer import Peer, Via, peer_of
+from .listeners.websocket import WebSocketTransport
 from .logs import log_connection
 from .packet_types import PUBLISH, PUBREL
 from .serving import Serving
@@ -23,13 +24,15 @@ _LINGER = 5.0
 class Channel:
     """A connection's end of its socket, and what is counted of it. Used in the event loop only."""
 
-    __slots__ = ("_held", "_serving", "_since", "_timer", "_transport", "gone", "over", "peer", "record")
+    __slots__ = ("_beneath", "_serving", "_since", "_timer", "_transport", "gone", "held", "over", "peer", "record")
 
     def __init__(self, serving: Serving, transport: asyncio.Transport, via: Via) -> None:
         self._serving, self._transport = serving, transport
         self._since = serving.loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._held = False
+        self.held = False
+        """Whether nothing is read from it."""
+        self._beneath = transport if isinstance(transport, WebSocketTransport) else None
         self.peer: Peer = peer_of(transport, via)
         self.record = ConnectionRecord(listener=via.name, address=self.peer.address)
         self.gone = False
@@ -46,6 +49,11 @@ class Channel:
     def unsent(self) -> int:
         """How many bytes the client hasn't taken yet."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def beneath(self) -> int:
+        """How many bytes have come that aren't handed on yet, because a WebSocket's frame isn't whole."""
+        return 0 if self._beneath is None else self._beneath.unfinished
 
     def arrived(self, size: int) -> None:
         """Count bytes that came."""
@@ -96,9 +104,9 @@ class Channel:
 
     def hold(self, hold: bool) -> bool:
         """Read nothing more, or read on; return whether that is new."""
-        if hold is self._held or self.gone:
+        if hold is self.held or self.gone:
             return False
-        self._held = hold
+        self.held = hold
         if hold:
             self._transport.pause_reading()
         else:

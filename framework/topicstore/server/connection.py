@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 from collections.abc import Sequence
 from typing import NoReturn, cast
@@ -25,6 +24,7 @@ from .answering import answer_publishes, answer_pubrels
 from .asked import Departure, PublishedPart
 from .channel import Channel
 from .connecting import Terms
+from .connection_state import State
 from .inbound import Inbound, Pending, UndecidedError
 from .listeners.peer import Via
 from .outbound import Outbound, Shared
@@ -48,6 +48,7 @@ from .refusals import reason_of, reason_of_end, sendable, text_of
 from .rights import Rights
 from .serving import Serving
 from .subscriptions import Subscriptions
+from .unfinished_packet import UnfinishedPacket
 
 __all__ = ["MqttConnection"]
 
@@ -63,12 +64,6 @@ _LONG = 4 << 10
 """Bytes of a SUBSCRIBE or UNSUBSCRIBE from which on it waits for its turn: it takes milliseconds to check."""
 
 _log = logging.getLogger("topicstore.server")
-
-
-class _State(enum.IntEnum):
-    """Nothing has come; the CONNACK wasn't sent; it is connected; its DISCONNECT has come; the last word was said."""
-
-    NEW, OPENING, OPEN, LEAVING, OVER = range(5)
 
 
 class MqttConnection(asyncio.Protocol):
@@ -92,6 +87,7 @@ class MqttConnection(asyncio.Protocol):
         "_subscriptions",
         "_terms",
         "_throttled",
+        "_unfinished",
         "_unserved",
         "_via",
         "_waiting",
@@ -100,7 +96,7 @@ class MqttConnection(asyncio.Protocol):
     def __init__(self, serving: Serving, via: Via) -> None:
         self._serving, self._via = serving, via
         self._reader = FrameReader(serving.limits.packet_size)
-        self._state = _State.NEW
+        self._state = State.NEW
         self._session: Session | None = None
         self._left = False
         """Whether the end of the session's connection was asked for, or was told."""
@@ -124,17 +120,18 @@ class MqttConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the CONNECT, not for ever."""
         self._channel = Channel(self._serving, cast("asyncio.Transport", transport), self._via)
+        self._unfinished = UnfinishedPacket(self._serving, self, self._reader, self._channel)
         self._channel.later(self._serving.limits.connect_timeout, self._never_connected)
         self._serving.add(self)
 
     def _never_connected(self) -> None:
-        self._channel.record.reason, self._state = "there was no CONNECT in time", _State.OVER
+        self._channel.record.reason, self._state = "there was no CONNECT in time", State.OVER
         self._channel.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take packets."""
         self._channel.arrived(len(data))
-        if self._state >= _State.LEAVING:
+        if self._state >= State.LEAVING:
             return
         try:
             frames = self._reader.feed(data)
@@ -143,15 +140,20 @@ class MqttConnection(asyncio.Protocol):
             self._refuse(bad)
             return
         if frames:
-            self._unserved += len(data)
-            self._serving.arrived += len(data)
+            size = len(data) + self._unfinished.size
+            self._unserved += size
+            self._serving.arrived += size
             self._take(frames)
         else:  # a client in the middle of a packet isn't silent
             self._heard()
+        self._unfinished.count()
+        if self._barrier is not None:  # of what it has begun to send, no more is taken before that is served
+            self.flow()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the session's connection, after all that the client asked for."""
         self._channel.lost(error)
+        self._unfinished.drop()
         self._serving.remove(self)
         if self._barrier is None and not self._waiting:
             self._lose()
@@ -178,12 +180,13 @@ class MqttConnection(asyncio.Protocol):
 
     def flow(self) -> None:
         """Read from the socket, or don't, as what comes can be served."""
-        hold = self._state < _State.OVER and (
+        hold = self._state < State.OVER and (
             self._full
             or self._throttled
             or bool(self._waiting)
+            or (self._barrier is not None and self._unfinished.size > 0)
             or self._unserved > _HOLD
-            or (self._serving.crowded and self._state == _State.OPEN)
+            or (self._serving.crowded and self._state == State.OPEN)
         )
         if self._channel.hold(hold):
             self._serving.hold(self, hold)
@@ -209,7 +212,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _take(self, frames: Sequence[Frame]) -> None:
         """Handle packets, or keep them if one before them has to be served first."""
-        if self._state >= _State.LEAVING:
+        if self._state >= State.LEAVING:
             return
         if self._barrier is not None or self._waiting:
             self._keep(frames)
@@ -239,7 +242,7 @@ class MqttConnection(asyncio.Protocol):
                         self._hand_on(published - gathered)
                         gathered = published
                     self._packet(first, body)
-                    if self._barrier is not None or self._state >= _State.LEAVING:
+                    if self._barrier is not None or self._state >= State.LEAVING:
                         break
         except UndecidedError as undecided:
             at -= 1
@@ -254,7 +257,7 @@ class MqttConnection(asyncio.Protocol):
             return
         if published and self._rate is not None:
             self._slow_down(self._rate, published, frames[:at])
-        if at < len(frames) and self._state < _State.LEAVING:
+        if at < len(frames) and self._state < State.LEAVING:
             self._keep(frames[at:])
 
     def _hand_on(self, published: int) -> None:
@@ -282,7 +285,7 @@ class MqttConnection(asyncio.Protocol):
             self._receipts = self._receipts or Receipts()
             self._receipts.add(kind, body[0] << 8 | body[1])
             return
-        if self._state == _State.NEW:
+        if self._state == State.NEW:
             self._connect(first, body)
             self._channel.came(first >> 4)
             return
@@ -314,7 +317,7 @@ class MqttConnection(asyncio.Protocol):
     def go_on(self) -> None:
         """Handle what waited, and read on: what it had asked for was served."""
         self._unserved, self._busy = 0, False
-        while self._waiting and self._barrier is None and self._state < _State.LEAVING:
+        while self._waiting and self._barrier is None and self._state < State.LEAVING:
             frames, self._waiting = self._waiting, None
             self._handle(frames)
         if self._channel.gone and self._barrier is None and not self._waiting:
@@ -335,7 +338,7 @@ class MqttConnection(asyncio.Protocol):
         self._reader.version = record.version = packet.version
         self._terms = terms = Terms.of(packet, serving.settings, self._via.zone)
         record.client_id = terms.client_id[: serving.limits.client_id_length]  # a longer one is refused
-        self._state, self._barrier = _State.OPENING, packet
+        self._state, self._barrier = State.OPENING, packet
         self._channel.never()
         refusal = terms.refusal(serving.limits)
         if refusal is not None:
@@ -355,7 +358,7 @@ class MqttConnection(asyncio.Protocol):
             self.end(admission.reason, admission.text)
         elif most is not None and len(terms.connack(self._serving.settings, admission.identity.user)) > most:
             self.end(ReasonCode.PACKET_TOO_LARGE, "the CONNACK is too large for the client [MQTT-3.1.2-24]")
-        elif self._state == _State.OPENING:
+        elif self._state == State.OPENING:
             self._rights = rights = Rights(self._serving, self, admission, most)
             how = terms.connect(rights.allow, admission.identity.user)
             self._serving.asked.connects.append((self, how, admission.forbidden))
@@ -368,7 +371,7 @@ class MqttConnection(asyncio.Protocol):
             self.end(reason_of(result), str(result), text_of(result))
             return
         self._session = result
-        if self._state == _State.OVER:
+        if self._state == State.OVER:
             self._lose()
             return
         if self._rights is not None:
@@ -405,7 +408,8 @@ class MqttConnection(asyncio.Protocol):
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, rights.user, session.present, told), CONNACK)
         self._terms = terms.settled()
-        self._state = _State.OPEN
+        self._state = State.OPEN
+        self._unfinished.admit()
         rights.begin(session)
         self.renew_rights()  # they may have changed since they were found
 
@@ -430,7 +434,7 @@ class MqttConnection(asyncio.Protocol):
         """Read nothing for a while from a client that publishes more than it may, or end its connection."""
         size = sum(len(body) for first, body in frames if first & 0xF0 == 0x30)
         seconds = rate.take(published, size, self._serving.loop.time())
-        if not seconds or self._state != _State.OPEN:
+        if not seconds or self._state != State.OPEN:
             return
         if self._serving.limits.over_rate == "disconnect":
             self.end(ReasonCode.MESSAGE_RATE_TOO_HIGH, "it publishes more than it may")
@@ -488,7 +492,7 @@ class MqttConnection(asyncio.Protocol):
         async with self._serving.long_packets:
             await asyncio.sleep(0)
         try:
-            if self._state == _State.OPEN:
+            if self._state == State.OPEN:
                 packet = decode(self._terms.packet.version, first, body)
                 self._subscriptions.change(cast("SubscribePacket | UnsubscribePacket", packet))
                 self._channel.came(first >> 4)
@@ -508,7 +512,7 @@ class MqttConnection(asyncio.Protocol):
         self._barrier = None
         self._channel.write(data, kind, reason)
         figures = self._serving.figures_for(granted)
-        if figures and self._state == _State.OPEN and self._rights is not None:
+        if figures and self._state == State.OPEN and self._rights is not None:
             self._rights.send_figures(figures)
         self.go_on()
 
@@ -517,7 +521,7 @@ class MqttConnection(asyncio.Protocol):
     def _disconnect(self, packet: DisconnectPacket) -> None:
         expiry = KEEP if packet.session_expiry is None else self._terms.changed_expiry(packet.session_expiry)
         self._channel.ends(packet.reason_string or "the client disconnected", packet.reason)
-        self._state = _State.LEAVING
+        self._state = State.LEAVING
         self._barrier = packet
         self._waiting = None
         if self._session is not None and self._leave():
@@ -544,7 +548,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _refuse(self, bad: PacketError) -> None:
         self._channel.came(INVALID, bad.reason)
-        if self._state != _State.NEW:
+        if self._state != State.NEW:
             self.end(bad.reason, bad.text)
             return
         self._channel.ends(bad.text, bad.reason)
@@ -559,24 +563,25 @@ class MqttConnection(asyncio.Protocol):
 
         shown: what the client is told, if that isn't the text for the log.
         """
-        if self._state >= _State.OVER:
+        if self._state >= State.OVER:
             return
         self._channel.ends(text, reason)
-        told = self._terms.told(text if shown is None else shown) if self._state != _State.NEW else None
-        if self._state == _State.OPENING:
+        told = self._terms.told(text if shown is None else shown) if self._state != State.NEW else None
+        if self._state == State.OPENING:
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # a CONNACK can't say that (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
             connack = encoding.connack(self._terms.packet.version, reason, reason_string=told)
             self._channel.write(connack, CONNACK, reason)
-        elif self._state != _State.NEW:
+        elif self._state != State.NEW:
             self._channel.write(encoding.disconnect(self._terms.packet.version, reason, told), DISCONNECT, reason)
         self._shut()
         self._lose()
 
     def _shut(self) -> None:
-        self._state = _State.OVER
+        self._state = State.OVER
         self._waiting = self._receipts = None
         self._throttled = False
+        self._unfinished.drop()
         self._channel.shut()
         self._serving.shut(self)
 

@@ -67,6 +67,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long the server waits for clients in all when it ends: until their requests are served, those of MQTT have
     read why it ends and closed their connections, and those of HTTP have read their responses. Then all connections are
     broken off, and the log says how much was not sent. Sessions and wills are stored in any case."""
+    unfinished_packets: Size = Size(128 << 20)
+    """Bytes that packets may have in memory together, of all clients, before they are whole; one packet of the largest
+    size always may. Above it the largest of them, of the address that has most, ends its connection with 0x97, quota
+    exceeded. Clients that weren't let in yet have an eighth of it."""
+    packet_timeout: Duration = Duration(60)
+    """The time within which a packet has to be whole once it has begun, or 16 KiB more of it have to come. Else the
+    connection ends with 0x97, quota exceeded; ``"0s"`` for no limit."""
 
     def __post_init__(self) -> None:
         if self.packet_size > _LARGEST_PACKET:

@@ -22,6 +22,7 @@ from .http.discovery import Announcement, FoundServer
 from .http.http_server import HttpServer
 from .listeners import Listener, listen
 from .logs import set_level
+from .memory_budget import MemoryBudget
 from .reloading import Reloaded, in_force, new_access, new_listeners, stop, summary, with_access_of
 from .retaining import change_database, check_database
 from .settings import MESSAGES, ServerSettings
@@ -160,6 +161,16 @@ class Server:
     def traffic(self) -> Traffic:
         """What has gone through the server since it started; all zero once it has ended."""
         return self._broker.serving.traffic if self._broker is not None else Traffic()
+
+    @property
+    def budgets(self) -> Mapping[str, MemoryBudget]:
+        """What clients hold of the server's memory, by what it is; empty once it has ended."""
+        found: dict[str, MemoryBudget] = {}
+        if self._broker is not None:
+            found |= {"packets": self._broker.serving.unfinished, "connects": self._broker.serving.unadmitted}
+        if self._http is not None:
+            found["http"] = self._http.context.memory
+        return found
 
     # --- other settings ---
 

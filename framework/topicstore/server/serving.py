@@ -12,6 +12,8 @@ from topicstore.sessions import Publish, Session, SessionCounts
 
 from .access.access import Access
 from .asked import Asked, Client, Row, Wanted
+from .memory_budget import MemoryBudget
+from .protocol.bounds import LARGEST_CONNECT
 from .protocol.reason import ReasonCode
 from .settings import ServerSettings
 from .sys_topics import Figures, Traffic
@@ -21,6 +23,9 @@ __all__ = ["Serving"]
 
 _MOST_BYTES = 8 << 20
 """Bytes from clients that may wait for the next hop; from there on nothing is read from any socket."""
+_SHARE = 8
+"""The part of the memory for packets that aren't whole which clients have together before they were let in: one in
+eight."""
 
 _log = logging.getLogger("topicstore.server")
 
@@ -39,6 +44,8 @@ class Serving:
     ) -> None:
         """``counts`` returns the counts of the connected sessions, without waiting."""
         self.loop, self.access = loop, access
+        self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
+        """Packets that aren't whole, of clients that were let in, and of others."""
         self.use(settings)
         self.traffic = Traffic()
         self.figures = Figures(self.traffic, version)
@@ -74,6 +81,14 @@ class Serving:
     def use(self, settings: ServerSettings) -> None:
         """Have settings hold from now on: for connections that begin, and for the next hop."""
         self.settings, self.limits, self.buffer = settings, settings.limits, settings.messages.local_write_buffer
+        self.unfinished.most = max(settings.limits.unfinished_packets, settings.limits.packet_size)
+        self.unadmitted.most = max(settings.limits.unfinished_packets // _SHARE, LARGEST_CONNECT)
+
+    def end_slow(self) -> None:
+        """End connections whose clients take too long for a packet."""
+        if self.limits.packet_timeout:
+            for budget in (self.unfinished, self.unadmitted):
+                budget.end_slow(self.limits.packet_timeout, self.loop.time())
 
     # --- what connections call ---
 

@@ -173,6 +173,10 @@ class HttpSettings(Section, frozen=True):
     """Bytes of the largest body of a request. A larger one is refused with 413."""
     connections: Annotated[int, msgspec.Meta(ge=1)] = 1_000
     """The most connections at the same time. Further ones are refused with 503."""
+    memory: Size = Size(256 << 20)
+    """Bytes that all requests together may have in memory while they wait for their clients: bodies that aren't whole,
+    and what was read for responses that aren't taken; one body of the largest size always may. Above it the largest of
+    them, of the address that has most, is refused with 503, or its connection ends."""
     request_timeout: Duration = Duration(30)
     """How long a client may take for a request's head, and for each 16 KiB of its body. One that takes nothing of a
     response for ten times as long is disconnected too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from topicstore.cancelling import check_wanted
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import CorruptionError, GenerationArchivedError, InvalidCursorError
 from topicstore.contract.layout import Slab, SlabStep
@@ -126,8 +127,10 @@ class Reads:
         """Read on in a stream. Return the step, and whether the stream has ended for good.
 
         With ``final`` the caller reads up to ``bound`` and never continues after it. If the shard is a view of one
-        moment, the read then includes the open epoch.
+        moment, the read then includes the open epoch. Raises `UnwantedError` within
+        `topicstore.cancelling.while_wanted` once the result is not wanted any more.
         """
+        check_wanted()
         log = self._log
         slab, record = self._generations.slab(generation), self._generations.records.get(generation)
         bound = log.watermark if bound is None else min(bound, log.watermark)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import topicstore as ts
 from topicstore.server import Server
+from topicstore.server.http.connections import Connection
 from topicstore_conformance.mqtt.embedded import serving_http
 
 
@@ -26,6 +27,12 @@ def connected(server: Server, receive_buffer: int = 0) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     made.connect((host, int(port)))
     return made
+
+
+def connections_of(server: Server, *clients: tuple[str, int]) -> list[Connection]:
+    """Return what a server has for clients with these addresses and ports, as long as they are connected."""
+    assert server.http is not None
+    return [one for one in list(server.http.connections) if one.client in clients]
 
 
 @pytest.fixture(scope="module")

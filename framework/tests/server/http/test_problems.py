@@ -62,7 +62,7 @@ def test_a_wrong_body_is_a_problem_with_its_place(http: httpx.Client) -> None:
 def test_methods_that_are_allowed_are_told(http: httpx.Client) -> None:
     answer = http.options("/info")
     assert answer.status_code == 204
-    assert {"GET", "OPTIONS"} == set(answer.headers["allow"].split(", "))
+    assert {"GET", "HEAD", "OPTIONS"} == set(answer.headers["allow"].split(", "))
     assert http.post("/info").headers["allow"]
 
 
@@ -80,3 +80,49 @@ def test_a_fault_tells_nothing_of_itself(
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "a secret of the inside" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/", "/api/v5/info", "/api/v5/messages", "/api/v5/messages/tail"])
+def test_head_is_answered_as_get_is_without_a_body(site: httpx.Client, path: str) -> None:
+    """Also where GET has no end (RFC 9110, section 9.3.2)."""
+    with site.stream("GET", path) as got:
+        head = site.head(path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "/messages?filter=a/+",
+        "/topics?filter=%2B/+/b",
+        "/clients?filter=+",
+        "/topics/tree?prefix=a%2F+",
+        "/retained?filter=+",
+    ],
+)
+def test_a_wildcard_that_a_url_turns_into_a_space_is_refused(http: httpx.Client, query: str) -> None:
+    answer = http.get(query)
+    assert answer.status_code == 400
+    assert "%2B" in answer.json()["errors"][0]["message"]
+
+
+def test_a_delete_with_such_a_wildcard_deletes_nothing(http: httpx.Client) -> None:
+    http.post("/messages?store=true", json={"topic": "plus/b", "payload": "1"})
+    assert http.delete("/messages?filter=plus/+").status_code == 400
+    assert http.delete("/messages?filter=plus/%2B").json() == {"deleted": 1}
+
+
+@pytest.mark.parametrize("query", ["filter=a+b/c", "filter=a/%20/b", "start=2025-06-01+12:00"])
+def test_spaces_within_topics_and_times_are_as_they_were(http: httpx.Client, query: str) -> None:
+    assert http.get(f"/messages?{query}").status_code == 200
+
+
+def test_a_query_parameter_that_is_given_twice_is_named(http: httpx.Client) -> None:
+    """But for those of which a request may have several."""
+    answer = http.get("/messages?filter=a&limit=1&limit=2")
+    assert answer.status_code == 400
+    assert answer.json()["errors"] == [
+        {"message": "it is given 2 times, and only one of them could count", "key": "limit", "source": "query"}
+    ]
+    assert "no session" in http.get("/lag?client_id=a&client_id=b").json()["detail"]

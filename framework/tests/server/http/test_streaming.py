@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import select
 import socket
 import threading
 import weakref
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,14 +17,15 @@ import pytest
 import topicstore as ts
 from topicstore.contract.batch import MessageBatch
 from topicstore.server import Server
-from topicstore.server.http.connections import Connection
 from topicstore.server.http.formats.written import WRITTEN, written
-from topicstore.server.http.streaming import ThreadedPieces
+from topicstore.server.http.streaming import Measured, ThreadedPieces
+from topicstore.server.http.threads import FairThreads
+from topicstore.server.quantities import Size
 from topicstore.storage.replay_places import ReplayPlace
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import serving_http
 
-from .conftest import connected
+from .conftest import connected, connections_of
 
 _BATCHES, _ROWS = 40, 16
 _PAYLOAD = b"x" * (128 << 10)
@@ -54,9 +55,9 @@ def asked(server: Server) -> socket.socket:
     return made
 
 
-def held_up() -> bool:
+def held_up(server: Server, client: socket.socket) -> bool:
     """Return whether the server waits for a client to read."""
-    return any(isinstance(one, Connection) and one.flow.write_paused for one in gc.get_objects())
+    return any(one.flow.write_paused for one in connections_of(server, client.getsockname()))
 
 
 def left(server: Server) -> bool:
@@ -94,7 +95,7 @@ def test_a_slow_reader_holds_up_little_and_gets_everything(large: tuple[ts.Datab
 
     before = read()
     with asked(server) as client:
-        wait_until(held_up, "the server to wait for its client")
+        wait_until(lambda: held_up(server, client), "the server to wait for its client")
         assert (read() - before) * len(_PAYLOAD) <= 20 << 20, "of 80 MB"
         answer = client.makefile("rb").read()
     assert read() - before == _BATCHES * _ROWS
@@ -106,8 +107,8 @@ def test_what_is_held_for_a_slow_reader_is_given_back_when_it_leaves(
 ) -> None:
     watched = Watched(monkeypatch)
     watched.go_on.set()
-    with asked(large[1]):
-        wait_until(held_up, "the server to wait for its client")
+    with asked(large[1]) as client:
+        wait_until(lambda: held_up(large[1], client), "the server to wait for its client")
         assert not watched.closed.is_set()
     assert watched.closed.wait(PATIENCE)
     wait_until(lambda: left(large[1]), "the connection to be gone")
@@ -126,6 +127,41 @@ def test_a_client_that_leaves_while_its_messages_are_read_holds_nothing_after_th
     watched.go_on.set()
     assert watched.closed.wait(PATIENCE)
     wait_until(lambda: left(large[1]), "the connection to be gone")
+
+
+def test_all_clients_that_take_nothing_have_one_bound(stored: ts.Database) -> None:
+    """Above it those that made no progress for longest are ended, and one that reads gets everything."""
+    with serving_http(stored, memory=Size(24 << 20), body_size=Size(1 << 20)) as server, ExitStack() as clients:
+        stalled = [clients.enter_context(asked(server)) for _ in range(8)]
+        budget = server.budgets["http"]
+        wait_until(lambda: budget.broken_off >= 4, "those to be ended that hold too much")
+        url = f"{server.urls_of_http[0]}/api/v5/messages?order=any"
+        assert httpx.get(url, trust_env=False, timeout=PATIENCE).content.count(_PAYLOAD) == _BATCHES * _ROWS
+        assert budget.held <= 24 << 20
+        for one in stalled:
+            one.close()
+        wait_until(lambda: budget.held == 0, "all to be released")
+
+
+def test_bodies_that_are_not_whole_have_one_bound(tmp_path: Path) -> None:
+    """The request that takes too much is answered with 503, and others are served."""
+    head = b"POST /api/v5/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with (
+        ts.open(tmp_path / "db", backend="memory") as db,
+        serving_http(db, memory=Size(4 << 20), body_size=Size(2 << 20)) as server,
+        ExitStack() as clients,
+    ):
+        begun = [clients.enter_context(connected(server)) for _ in range(8)]
+        for one in begun:
+            one.sendall(head + b"Content-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
+        wait_until(lambda: server.budgets["http"].broken_off >= 4, "some to be refused")
+        ready, _, _ = select.select(begun, [], [], PATIENCE)
+        answer = ready[0].recv(1_000)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in answer.lower()
+        url = f"{server.urls_of_http[0]}/api/v5/messages?store=true"
+        small = httpx.post(url, json={"topic": "a", "payload": "1"}, trust_env=False, timeout=PATIENCE)
+        assert small.status_code == 200
 
 
 def test_a_body_that_cannot_be_ended_is_broken_off_and_the_reason_is_logged(
@@ -157,8 +193,8 @@ def test_a_piece_that_was_sent_is_not_kept() -> None:
         made.append(weakref.ref(found))
         return found
 
-    async def send(threads: ThreadPoolExecutor) -> None:
-        pieces = ThreadedPieces(threads, (piece() for _ in range(3)))
+    async def send(threads: FairThreads) -> None:
+        pieces = ThreadedPieces(threads, (piece() for _ in range(3)), Measured(batch for batch in ()))
         for _ in range(3):
             assert len(await anext(pieces)) == 2 << 20
             async with asyncio.timeout(PATIENCE):
@@ -166,5 +202,5 @@ def test_a_piece_that_was_sent_is_not_kept() -> None:
                     await asyncio.sleep(MOMENT)
         await pieces.aclose()
 
-    with ThreadPoolExecutor(1) as threads:
+    with FairThreads(1) as threads:
         asyncio.run(send(threads))

@@ -11,6 +11,7 @@ from .bodies import DecodedRequest
 from .context import Context
 from .document import complete, document_settings
 from .edge import Edge
+from .guards import takes_way
 from .parameters import known_parameters
 from .problems import HANDLERS
 from .routes import (
@@ -80,6 +81,7 @@ def application(context: Context) -> ASGIApp:
         ],
         dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
         exception_handlers=HANDLERS,
+        guards=[takes_way],
         logging_config=None,
         middleware=[decoding_names],
         openapi_config=document_settings(),

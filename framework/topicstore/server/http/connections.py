@@ -1,16 +1,23 @@
-"""Connections of HTTP clients: uvicorn's, with bounds on how many there are, and on how slow a client may be."""
+"""Connections of HTTP clients: uvicorn's, with bounds on their number, on slow clients, and on what all hold."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import Any
 
 import h11
+from litestar.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["Connection", "connections"]
+from topicstore.server.memory_budget import MemoryBudget
+
+__all__ = ["Connection", "connection_of", "connections"]
+
+_CONNECTION = "topicstore.connection"
+"""The extension of a request's scope that has its connection."""
 
 _LEAST = 16 << 10
 """Bytes of a body that a client sends in each period at least."""
@@ -18,6 +25,8 @@ _STALLED = 10
 """Periods in which a client may take nothing of a response."""
 _MOST_DISCARDED = 16 << 20
 """Bytes of a body that are still read, and thrown away, after the response; so that the client can read why."""
+
+_log = logging.getLogger("topicstore.server.http")
 
 
 class _Flow(FlowControl):
@@ -36,9 +45,16 @@ class Connection(H11Protocol):
     In a period a client must begin a request, or send `_LEAST` bytes of its body, if the server waits for that.
     """
 
-    def __init__(self, *args: Any, most: int, period: float, **named: Any) -> None:
+    def __init__(self, *args: Any, most: int, period: float, memory: MemoryBudget, **named: Any) -> None:
         super().__init__(*args, **named)
         self._most, self._period = most, period
+        self._memory = memory
+        self._body = self._response = 0
+        """Bytes of the request's body that have come, and those that are kept to go on with the response."""
+        self._counted: object = None
+        """The request to which these belong."""
+        self.refused = False
+        """Whether a body takes too much memory, so that the request is to be answered with 503."""
         self._arrived = self._discarded = self._stalled = 0
         self._discarding: object = None
         """The request whose body is thrown away; `_discarded` counts the bytes of it."""
@@ -62,6 +78,7 @@ class Connection(H11Protocol):
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)
+        self._hold(0, 0)
 
     def data_received(self, data: bytes) -> None:
         """Take what came from the client."""
@@ -76,6 +93,73 @@ class Connection(H11Protocol):
                 self.transport.abort()
                 return
         super().data_received(data)
+        if self._waits_for_body or self._body:
+            if self._counted is not self.cycle:
+                self._counted, self._body, self.refused = self.cycle, 0, False
+            self._hold(self._body + len(data), self._response)
+
+    def handle_events(self) -> None:
+        """Have each request know its connection."""
+        super().handle_events()
+        if self.cycle is not None:
+            extensions: Any = self.cycle.scope.setdefault("extensions", {})
+            extensions[_CONNECTION] = self
+
+    def on_response_complete(self) -> None:
+        """Release what was held for a request."""
+        self._hold(0, 0)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take more; above the bound of memory a connection that waits has to go."""
+        super().pause_writing()
+        self._memory.make_room()
+
+    # --- the memory that it holds ---
+
+    @property
+    def host(self) -> str:
+        """The client's address, without its port."""
+        return "" if self.client is None else self.client[0]
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has gone. May be asked in any thread."""
+        return self.transport.is_closing()
+
+    @property
+    def work(self) -> object:
+        """None: how slow a client may be is looked at for each period, by `_check`."""
+        return None
+
+    @property
+    def _waits_for_body(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE
+
+    @property
+    def breakable(self) -> bool:
+        """Whether what is held waits for the client: to send the rest of a body, or to take more of a response."""
+        return self.flow.write_paused or (self._waits_for_body and not self.refused)
+
+    def hold_response(self, size: int) -> None:
+        """Note how many bytes are kept to go on with a response. If all hold too much, that may end any connection."""
+        if not self.gone:
+            self._hold(self._body, size)
+
+    def break_off(self, why: str) -> None:
+        """Have a request without a whole body answered with 503; end the connection of a client that takes nothing."""
+        if self.flow.write_paused:
+            _log.warning("the connection of %s was ended: %s", self.host, why)
+            self.transport.abort()
+        else:
+            self.refused = True
+            self.cycle.body = bytearray()
+            self.cycle.message_event.set()
+
+    def _hold(self, body: int, response: int) -> None:
+        if (body, response) != (self._body, self._response):
+            self._body, self._response = body, response
+            self._memory.hold(self, body + response)
 
     def _check(self) -> None:
         """Break the connection off if its client made no progress since the last time; else look again later."""
@@ -102,7 +186,17 @@ class Connection(H11Protocol):
         return self._stalled >= _STALLED
 
 
-def connections(most: int, period: float) -> type[asyncio.Protocol]:
-    """Return what uvicorn makes connections with: at most so many at the same time, each looked at so often."""
-    made: Any = partial(Connection, most=most, period=period)
+def connection_of(scope: Scope) -> Connection:
+    """Return the connection on which a request has come."""
+    extensions: Any = scope["extensions"]
+    found: Connection = extensions[_CONNECTION]
+    return found
+
+
+def connections(most: int, period: float, memory: MemoryBudget) -> type[asyncio.Protocol]:
+    """Return what uvicorn makes connections with.
+
+    There are ``most`` at the same time, each is looked at every ``period`` seconds, and ``memory`` is what all hold.
+    """
+    made: Any = partial(Connection, most=most, period=period, memory=memory)
     return made  # type: ignore[no-any-return]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Protocol
 
 import attrs
 from litestar.di import NamedDependency
 
 import topicstore as ts
+from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.reloading import Reloaded
 from topicstore.server.settings import HttpSettings, ServerSettings
@@ -18,6 +19,7 @@ from topicstore.server.sites import Sites
 from topicstore.server.sys_topics import Traffic
 
 from .jobs import Jobs
+from .threads import FairThreads
 from .tokens import Tokens
 
 __all__ = ["Context", "Mqtt", "TheContext"]
@@ -46,6 +48,10 @@ class Mqtt(Protocol):
         """What has gone through it."""
 
     @property
+    def budgets(self) -> Mapping[str, MemoryBudget]:
+        """What clients hold of its memory, by what it is."""
+
+    @property
     def addresses(self) -> Sequence[str]:
         """The addresses on which it accepts clients."""
 
@@ -62,8 +68,10 @@ class Context:
     """The long work that requests have asked for."""
     sites: Sites
     metrics: Metrics
-    threads: ThreadPoolExecutor
+    threads: FairThreads
     """The threads in which handlers call the database."""
+    memory: MemoryBudget
+    """What bodies and responses hold. Used in the event loop of HTTP only."""
     stopping: threading.Event
     """Set when the server ends; who streams without an end looks at it."""
     on_stop: list[Callable[[], object]] = attrs.field(factory=list)

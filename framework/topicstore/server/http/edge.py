@@ -6,13 +6,18 @@ import threading
 
 from litestar import Request
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.exceptions import ServiceUnavailableException
+from litestar.types import ASGIApp, HTTPResponseBodyEvent, Message, Receive, ReceiveMessage, Scope, Send
 
+from .connections import connection_of
 from .problems import problem
+from .threads import Asking, asking
 
 __all__ = ["Edge"]
 
+_READING = ("GET", "HEAD")
 _HEALTH = b"/health/"
+_NO_BODY: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 _VERSIONS = ("1.0", "1.1")
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -27,6 +32,11 @@ _HEADERS = {
 styles within themselves."""
 
 
+def _with_head(allowed: bytes) -> bytes:
+    """Return the methods that a route allows, with HEAD where GET is."""
+    return allowed.replace(b"GET", b"GET, HEAD") if b"HEAD" not in allowed else allowed
+
+
 class Edge:
     """An ASGI application that hands requests to another one."""
 
@@ -39,16 +49,38 @@ class Edge:
             await self._application(scope, receive, send)
             return
 
+        head, done = scope["method"] == "HEAD", False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal done
+            if done:
+                return
             if message["type"] == "http.response.start":
-                headers = list(message["headers"])
+                headers = [
+                    (name, _with_head(value) if name == b"allow" else value) for name, value in message["headers"]
+                ]
                 there = {name.lower() for name, _ in headers}
                 headers.extend(item for item in _HEADERS.items() if item[0] not in there)
                 message["headers"] = headers
+            elif head:  # the body is not sent, and the rest of it not made: receiving says that the client has gone
+                message, done = _NO_BODY, True
             await send(message)
 
+        connection = connection_of(scope)
+
+        async def receive_bounded() -> ReceiveMessage:
+            message = await receive()
+            if connection.refused:
+                text = "the bodies of all requests take too much memory"
+                raise ServiceUnavailableException(text, headers={"Retry-After": "1"})
+            return message
+
+        reads = scope["method"] in _READING
+        if head:
+            scope = {**scope, "method": "GET"}  # HEAD is answered as GET is
+        asking.set(Asking(host=connection.host, reads=reads, gone=lambda: connection.gone))
         application = self._refusal(scope) or self._application
-        await application(scope, receive, send_with_headers)
+        await application(scope, receive_bounded, send_with_headers)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Return what answers instead of the application, if the request can't be served as it is.

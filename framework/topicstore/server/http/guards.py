@@ -13,10 +13,11 @@ from litestar.handlers import BaseRouteHandler
 from topicstore.server.addresses import is_forwarded, is_loopback
 
 from .context import Context
-from .parameters import check_known
+from .parameters import check_query
+from .threads import asking
 from .tokens import SCOPES, Scope, TokenFileError
 
-__all__ = ["is_owner", "needs"]
+__all__ = ["is_owner", "needs", "takes_way"]
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], None]
@@ -35,9 +36,16 @@ def needs(scope: Scope) -> Guard:
             raise NotAuthorizedException("a token is needed", headers={"WWW-Authenticate": "Bearer"})
         if SCOPES.index(granted) < SCOPES.index(scope):
             raise PermissionDeniedException(f"the token may {granted}; this needs {scope}")
-        check_known(connection)
+        check_query(connection)
 
     return guard
+
+
+def takes_way(_: Connection, route: BaseRouteHandler) -> None:
+    """Have a request come to a thread as its route says: ``opt={"way": "heavy"}``."""
+    current = asking.get()
+    if current is not None:
+        current.way = route.opt.get("way", current.way)
 
 
 def is_owner(connection: Connection) -> bool:

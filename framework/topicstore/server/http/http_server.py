@@ -11,8 +11,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import uvicorn
@@ -21,6 +21,7 @@ import topicstore as ts
 from topicstore.releasing import Taken, release_all
 from topicstore.server.addresses import written_address
 from topicstore.server.listeners import ListenError
+from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.settings import HttpSettings
 from topicstore.server.sites import Sites
@@ -32,6 +33,7 @@ from .context import Context, Mqtt
 from .discovery import Announcement, FoundServer
 from .jobs import Jobs
 from .segments import by_sent_path
+from .threads import FairThreads
 from .tokens import Tokens, token_file
 
 __all__ = ["HttpServer"]
@@ -51,7 +53,7 @@ class _Uvicorn(uvicorn.Server):
     """uvicorn in a thread: signals are the program's, and whoever started it is told when it serves."""
 
     def __init__(
-        self, config: uvicorn.Config, bound: socket.socket, certificate: Certificate | None, threads: ThreadPoolExecutor
+        self, config: uvicorn.Config, bound: socket.socket, certificate: Certificate | None, threads: FairThreads
     ) -> None:
         super().__init__(config)
         self.serving: Future[None] = Future()
@@ -100,7 +102,7 @@ class HttpServer:
     def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt) -> None:
         """Make the site's id if this is its first server. Raises what `topicstore.server.sites.Sites.this` raises."""
         self._settings = settings
-        sites = Sites(db, mqtt.storages)
+        sites, memory = Sites(db, mqtt.storages), MemoryBudget(max(settings.memory, settings.body_size))
         self.context = Context(
             db=db,
             mqtt=mqtt,
@@ -109,11 +111,14 @@ class HttpServer:
             sites=sites,
             jobs=Jobs(),
             metrics=Metrics(db, mqtt, site=sites.this),
-            threads=ThreadPoolExecutor(_THREADS, "topicstore-http"),
+            threads=FairThreads(_THREADS),
+            memory=memory,
             stopping=threading.Event(),
         )
         self.addresses: Sequence[str] = ()
         """The addresses on which it listens, with the ports that were taken."""
+        self.connections: Collection[Any] = ()
+        """The connections that are there, each a `Connection`."""
         self._ending = threading.Lock()
         """Held while all is released, so that whoever else calls `stop` returns after that."""
         self._changing = threading.Lock()
@@ -155,7 +160,7 @@ class HttpServer:
     def _serve(self, bound: socket.socket) -> None:
         config: Any = uvicorn.Config(
             by_sent_path(application(self.context)),
-            http=connections(self._settings.connections, self._settings.request_timeout),
+            http=connections(self._settings.connections, self._settings.request_timeout, self.context.memory),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -165,6 +170,7 @@ class HttpServer:
             proxy_headers=False,
         )
         server = _Uvicorn(config, bound, self._certificate, self.context.threads)
+        self.connections = server.server_state.connections
         thread = threading.Thread(target=_run, args=(server,), name="topicstore-http", daemon=True)
         thread.start()
 

@@ -1,51 +1,102 @@
-"""Query parameters that a route doesn't know are refused: a misspelled ``until`` must not delete what was to stay."""
+"""Query parameters that can't be meant so are refused: a misspelled ``until`` must not delete what was to stay.
+
+So are those that are given twice, of which one would not count, and filters with a ``+`` that a URL turns into a space:
+``a/+`` would be another filter, which matches nothing.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
+from urllib.parse import parse_qsl, unquote_plus
 
+import attrs
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.exceptions import ClientException
-from litestar.openapi.spec import Operation, Parameter
+from litestar.openapi.spec import OpenAPIType, Operation, Parameter, Reference, Schema
 
-__all__ = ["check_known", "known_parameters"]
+__all__ = ["Known", "check_query", "known_parameters"]
 
 _EXPLAINED = 10
 """For how many unknown names of a request likely ones are looked for: a query may have tens of thousands."""
-Names = Mapping[tuple[str, str], AbstractSet[str]]
-"""The names of query parameters by the path of a route and the method."""
+_OF_TOPICS = ("filter", "topic", "prefix")
 
 
-def known_parameters(application: Litestar) -> Names:
-    """Return the query parameters of all routes that the OpenAPI document has."""
-    found: dict[tuple[str, str], frozenset[str]] = {}
+@attrs.frozen
+class Known:
+    """The query parameters of a route."""
+
+    names: AbstractSet[str]
+    repeated: AbstractSet[str]
+    """Those that may be given several times."""
+
+
+def known_parameters(application: Litestar) -> Mapping[tuple[str, str], Known]:
+    """Return the query parameters of all routes that the OpenAPI document has, by path and method."""
+    found: dict[tuple[str, str], Known] = {}
     for path, item in (application.openapi_schema.paths or {}).items():
         for method, operation in vars(item).items():
             if isinstance(operation, Operation):
                 parameters = [one for one in operation.parameters or () if isinstance(one, Parameter)]
-                found[path, method.upper()] = frozenset(one.name for one in parameters if one.param_in == "query")
+                queried = [one for one in parameters if one.param_in == "query"]
+                found[path, method.upper()] = Known(
+                    names=frozenset(one.name for one in queried),
+                    repeated=frozenset(one.name for one in queried if _is_list(one.schema)),
+                )
     return found
 
 
-def check_known(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
-    """Raise `ClientException` for query parameters that the route of a request doesn't have.
+def _is_list(schema: Schema | Reference | None) -> bool:
+    if not isinstance(schema, Schema):
+        return False
+    return schema.type == OpenAPIType.ARRAY or any(map(_is_list, schema.one_of or ()))
+
+
+def check_query(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
+    """Raise `ClientException` for query parameters that the route of a request doesn't have, or not in this way.
 
     A route that isn't in the document takes any.
     """
-    given = set(connection.query_params)
-    names: Names = connection.app.state.parameters
-    known = names.get((connection.scope["path_template"], str(connection.scope.get("method"))), given)
-    unknown = sorted(given - known)
-    if mistakes := [_mistake(name, known) for name in unknown[:_EXPLAINED]]:
+    query = connection.scope["query_string"]
+    if not query:
+        return
+    given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    names = Counter(name for name, _ in given)
+    known: Known | None = connection.app.state.parameters.get(
+        (connection.scope["path_template"], str(connection.scope.get("method")))
+    )
+    if known is None:
+        return
+    if mistakes := [_mistake(name, known.names) for name in sorted(names.keys() - known.names)[:_EXPLAINED]]:
         raise ClientException("there are query parameters that nothing reads", extra=mistakes)
+    if twice := [name for name, times in names.items() if times > 1 and name not in known.repeated]:
+        mistakes = [_told(name, f"it is given {names[name]} times, and only one of them could count") for name in twice]
+        raise ClientException("there are query parameters that are given more than once", extra=mistakes)
+    if mistakes := [*filter(None, map(_plus, query.decode("latin-1").split("&")))]:
+        raise ClientException("a + in a URL is a space, and no level of a topic is meant to be blank", extra=mistakes)
+
+
+def _plus(pair: str) -> dict[str, str] | None:
+    """Return what is wrong with a topic or filter in which a level is blank because ``+`` was written."""
+    name, _, value = pair.partition("=")
+    name = unquote_plus(name)
+    levels = re.split("/|%2F", value, flags=re.IGNORECASE)
+    if name not in _OF_TOPICS or not any("+" in level and not unquote_plus(level).strip() for level in levels):
+        return None
+    return _told(name, "the wildcard + is written %2B in a URL")
 
 
 def _mistake(name: str, known: AbstractSet[str]) -> dict[str, str]:
     likely = difflib.get_close_matches(name, known, n=1)
     there = f"it may have: {', '.join(sorted(known))}" if known else "it has none"
     hint = f"is {likely[0]!r} meant?" if likely else there
-    return {"message": f"the route doesn't have it; {hint}", "key": name, "source": "query"}
+    return _told(name, f"the route doesn't have it; {hint}")
+
+
+def _told(name: str, text: str) -> dict[str, str]:
+    return {"message": text, "key": name, "source": "query"}

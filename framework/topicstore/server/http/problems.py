@@ -15,6 +15,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
+from topicstore.cancelling import UnwantedError
 from topicstore.contract import errors
 from topicstore.server.sites import UnknownSiteError, UnknownStorageError
 
@@ -141,6 +142,11 @@ def _tell(told: dict[str, str], error: errors.TopicstoreError) -> None:
         _log.warning("requests can't be served: %s", text)
 
 
+def _of_unwanted(_: Request[Any, Any, Any], error: UnwantedError) -> Response[bytes]:
+    """Return what nobody reads: the client has gone."""
+    return problem(503, str(error))
+
+
 def _of_fault(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     _log.error("%s %s could not be served", request.method, request.url.path, exc_info=error)
     return problem(500, _FAULT)
@@ -149,6 +155,7 @@ def _of_fault(request: Request[Any, Any, Any], error: Exception) -> Response[byt
 HANDLERS: dict[int | type[Exception], Callable[..., Response[bytes]]] = {
     HTTPException: _of_http,
     errors.TopicstoreError: _of_topicstore,
+    UnwantedError: _of_unwanted,
     Exception: _of_fault,
 }
 """How each kind of exception becomes a response."""

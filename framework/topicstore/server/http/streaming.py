@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, Protocol, cast
 
 from anyio import CancelScope
@@ -13,15 +14,26 @@ from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
-__all__ = ["Pieces", "Streamed", "ThreadedPieces"]
+from topicstore.contract.batch import MessageBatch
+
+from .connections import connection_of
+from .threads import FairThreads, asking
+
+__all__ = ["Measured", "Pieces", "Streamed", "ThreadedPieces"]
 
 _SENT = 1 << 20
 """Small pieces are joined up to this many bytes before they are sent."""
+_ROW = 100
+"""Bytes that a message has in memory besides its payload, about."""
 _Piece = bytes | memoryview
 
 
 class Pieces(Protocol):
     """The pieces of a body. Whoever asks for them closes them."""
+
+    @property
+    def held(self) -> int:
+        """About how many bytes are kept to make the next pieces, besides the one that was made last."""
 
     def __aiter__(self) -> AsyncIterator[_Piece]: ...
 
@@ -37,13 +49,21 @@ class ThreadedPieces:
     What was made before an error is sent, unless the error came before the first piece was full.
     """
 
-    def __init__(self, threads: Executor, pieces: Iterator[_Piece]) -> None:
-        """Make the first piece at once, in the thread of the caller. Raises what making it raises."""
-        self._threads = threads
+    def __init__(self, threads: FairThreads, pieces: Iterator[_Piece], measured: Measured) -> None:
+        """Make the first piece at once, in the thread of the caller. Raises what making it raises.
+
+        ``measured``: the batches of which the pieces are made.
+        """
+        self._threads, self._measured = threads, measured
         self._pieces = _joined(pieces)
         self._first: _Piece | None = next(self._pieces, b"")
         self._making: Future[_Piece] | None = None
         """Makes a piece; whoever asked for it may have been cancelled."""
+
+    @property
+    def held(self) -> int:
+        """The bytes of the batch that was read last."""
+        return self._measured.size
 
     def __aiter__(self) -> AsyncIterator[_Piece]:
         return self
@@ -60,12 +80,26 @@ class ThreadedPieces:
 
     async def aclose(self) -> None:
         """Close the iterator in a thread, after the piece that is being made."""
-        await asyncio.wrap_future(self._threads.submit(self._close))
-
-    def _close(self) -> None:
         if self._making is not None:
-            wait((self._making,))
-        self._pieces.close()
+            made = asyncio.wrap_future(self._making)
+            await asyncio.wait((made,))
+            _ = made.cancelled() or made.exception()  # the client that asked for the piece has gone
+        await asyncio.wrap_future(self._threads.at_once(self._pieces.close))
+
+
+class Measured:
+    """Batches, of which it is known how many bytes the one has that was yielded last."""
+
+    def __init__(self, batches: Generator[MessageBatch, None, None]) -> None:
+        self._batches = batches
+        self.size = 0
+        """About the bytes of the batch that was yielded last."""
+
+    def __iter__(self) -> Generator[MessageBatch, None, None]:
+        with closing(self._batches):
+            for batch in self._batches:
+                self.size = batch.payload_bytes() + _ROW * len(batch)
+                yield batch
 
 
 def _joined(pieces: Iterator[_Piece]) -> Generator[_Piece]:
@@ -102,11 +136,17 @@ def _taken(held: list[_Piece]) -> _Piece:
 class _Sending(ASGIStreamingResponse):
     """Sends pieces, the next one when the last one is on its way, and closes them at the end or when the client goes.
 
+    What is kept of the response counts for the memory of its connection.
+
     If a piece can't be made, the connection is closed before the end of the body, by which a client sees it.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
+        current = asking.get()
+        if current is not None:
+            current.begun = True
+        self._connection = connection_of(scope)
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -115,7 +155,9 @@ class _Sending(ASGIStreamingResponse):
                 await pieces.aclose()
 
     async def _stream(self, send: Send) -> None:
-        async for piece in self.iterator:
+        pieces: Any = self.iterator
+        async for piece in pieces:
+            self._connection.hold_response(pieces.held + len(piece))
             event: HTTPResponseBodyEvent = {
                 "type": "http.response.body",
                 "body": cast("bytes", piece),  # any buffer is written

@@ -32,7 +32,12 @@ __all__ = ["WebSocketEdge", "WebSocketTransport"]
 _LINGER = 5.0
 """Seconds that a client has to answer a close frame."""
 _SMALLEST_MESSAGE = 1 << 20
-"""Bytes that a WebSocket message may have though packets may not: it may hold many of them."""
+"""Bytes that a WebSocket message may have though packets may not: it may hold many of them. The first message has no
+more, since no CONNECT is larger."""
+_SMALLEST_HELD = 256
+"""Bytes of the beginning of a frame that is larger than any close frame."""
+_LARGEST_HANDSHAKE = 64 << 10
+"""Bytes that a client may send before its handshake is whole."""
 
 _log = logging.getLogger("topicstore.server.websocket")
 _log.setLevel(logging.WARNING)  # the library has a line for every connection; so does the server, a better one
@@ -48,15 +53,19 @@ class WebSocketEdge(asyncio.Protocol):
         self._patience = limits.connect_timeout
         self._frames = ServerProtocol(
             subprotocols=[Subprotocol("mqtt")],
-            max_size=max(limits.packet_size, _SMALLEST_MESSAGE),
+            max_size=_SMALLEST_MESSAGE,
             logger=_log,
         )
+        self._largest = max(limits.packet_size, _SMALLEST_MESSAGE)
+        """Bytes of a message, once the first one has come."""
         self._timer: asyncio.TimerHandle | None = None
         self._inner: asyncio.Protocol | None = None
         self._socket: asyncio.Transport  # from `connection_made` on
         self._record: ConnectionRecord  # what the log says of it if there is no MQTT within
         self._since = 0.0
         self._full = self._holds = self._inner_holds = False
+        self._ends = False
+        """Whether what comes is thrown away: a frame that was under way when the connection was closed."""
 
     # --- what the event loop calls ---
 
@@ -72,6 +81,8 @@ class WebSocketEdge(asyncio.Protocol):
         """Hand on what frames hold; what the library answers by itself is sent first."""
         if self._inner is None:
             self._record.bytes_in += len(data)
+        if self._ends:
+            return
         self._frames.receive_data(data)
         events = self._frames.events_received()
         self._flush()
@@ -80,6 +91,20 @@ class WebSocketEdge(asyncio.Protocol):
                 self._answer(event)
             else:
                 self._take(cast("Frame", event))
+        if self._inner is None:
+            if self._record.bytes_in > _LARGEST_HANDSHAKE:
+                self._record.reason = "the WebSocket handshake is too large"
+                self._socket.abort()
+        elif not self._open:
+            if self.unfinished > _SMALLEST_HELD:
+                self._drop()
+        elif not events:
+            self._inner.data_received(b"")  # more of a frame has come, of which nothing can be handed on yet
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of a frame that isn't whole are kept."""
+        return len(self._frames.reader.buffer)
 
     def eof_received(self) -> bool | None:
         """Close; there is no half-closed WebSocket."""
@@ -151,6 +176,7 @@ class WebSocketEdge(asyncio.Protocol):
             self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
             self._flush()
         elif frame.opcode in (Opcode.BINARY, Opcode.CONT) and frame.data:
+            self._frames.max_size = self._largest
             self._inner.data_received(bytes(frame.data))
 
     def hold(self, *, pings: bool | None = None, inner: bool | None = None) -> None:
@@ -170,9 +196,16 @@ class WebSocketEdge(asyncio.Protocol):
             self._frames.send_binary(bytes(data))
             self._flush()
 
+    def _drop(self) -> None:
+        """Keep nothing of a frame that isn't whole, and take no further one: only a close frame would count."""
+        self._ends = True
+        self._frames.reader.buffer.clear()
+
     def close(self) -> None:
         """Send what was written, and a close frame; the socket is closed when the client has answered."""
         if self._open:
+            if self.unfinished > _SMALLEST_HELD:
+                self._drop()
             self._frames.send_close(CloseCode.NORMAL_CLOSURE)
             self._flush()
             self.hold(inner=False)
@@ -217,7 +250,10 @@ def _from_elsewhere(headers: Headers) -> bool:
 
 
 class WebSocketTransport(asyncio.Transport):
-    """What the server's connection writes to: as an asyncio transport, with frames beneath."""
+    """What the server's connection writes to: as an asyncio transport, with frames beneath.
+
+    The connection is handed no bytes, ``b""``, whenever more of a frame has come that isn't whole yet.
+    """
 
     def __init__(self, edge: WebSocketEdge, socket: asyncio.Transport, *, from_elsewhere: bool) -> None:
         super().__init__({FROM_ELSEWHERE: from_elsewhere})
@@ -229,6 +265,11 @@ class WebSocketTransport(asyncio.Transport):
         if name == FROM_ELSEWHERE:
             return super().get_extra_info(name, default)
         return self._socket.get_extra_info(name, default)
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of a frame have come that isn't whole, so that they weren't handed on."""
+        return self._edge.unfinished
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes in a frame."""

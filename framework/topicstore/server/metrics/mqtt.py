@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.packet_counts import PacketCounts
 from topicstore.server.sys_topics import Traffic
 
@@ -24,6 +25,10 @@ class HasTraffic(Protocol):
     @property
     def traffic(self) -> Traffic:
         """What has gone through it."""
+
+    @property
+    def budgets(self) -> Mapping[str, MemoryBudget]:
+        """What clients hold of its memory, by what it is."""
 
 
 class MqttCollector(Collector):
@@ -43,6 +48,11 @@ class MqttCollector(Collector):
             ("publishes_refused", "Publishes that were refused.", traffic.publishes_refused),
         ):
             yield counter(f"topicstore_mqtt_{name}", text, (), [((), value)])
+        budgets = self._server.budgets.items()
+        text = "Bytes that are held for clients: packets that aren't whole, and what HTTP keeps for them."
+        yield gauge("topicstore_held_bytes", text, ("of",), [((name,), one.held) for name, one in budgets])
+        text = "Connections that were ended, or requests refused, because too much was held or a client was too slow."
+        yield counter("topicstore_broken_off", text, ("of",), [((name,), one.broken_off) for name, one in budgets])
         yield _packets("received", "Packets that clients have sent, by type and reason code.", traffic.received)
         yield _packets("sent", "Packets that clients were sent, by type and reason code.", traffic.sent)
 

@@ -30,7 +30,7 @@ class FrameReader:
     between two calls is less than one packet, and it is kept once.
     """
 
-    __slots__ = ("_needed", "_rest", "max_packet_size", "version")
+    __slots__ = ("_needed", "_rest", "begun", "held", "max_packet_size", "version")
 
     def __init__(self, max_packet_size: int) -> None:
         self.max_packet_size = max_packet_size
@@ -38,6 +38,10 @@ class FrameReader:
         self.version = 0
         """The protocol's version, once the CONNECT is known. A remaining length in more bytes than it needs is an
         error in MQTT 5 [MQTT-1.5.5-1]; MQTT 3.1.1 doesn't forbid it."""
+        self.held = 0
+        """How many bytes of a packet that isn't whole are kept."""
+        self.begun = 0
+        """How often the beginning of a packet was kept."""
         self._rest = bytearray()
         self._needed = 0
         """How many bytes `_rest` must have before it is worth looking at; 0 means that it is empty."""
@@ -52,10 +56,10 @@ class FrameReader:
         if self._needed:
             if len(self._rest) + len(data) < self._needed:
                 self._rest += data
+                self.held = len(self._rest)
                 return []
             data = b"".join((self._rest, data))
-            self._rest.clear()
-            self._needed = 0
+            self.drop()
         frames: list[Frame] = []
         append = frames.append
         size = len(data)
@@ -91,7 +95,15 @@ class FrameReader:
             text = "the first packet of a client is a CONNECT [MQTT-3.1.0-1]"
             raise FramingError(ReasonCode.PROTOCOL_ERROR, text, frames)
         self._rest += rest
+        self.held = len(rest)
+        self.begun += 1
         self._needed = max(self._needed, 2)
+
+    def drop(self) -> None:
+        """Keep nothing of a packet that isn't whole."""
+        if self.held:
+            self._rest = bytearray()
+            self.held = self._needed = 0
 
     def _long(self, data: bytes, at: int, frames: list[Frame]) -> tuple[int, int]:
         """Return a remaining length of any number of bytes, and where the body starts: 0 if the length isn't whole."""

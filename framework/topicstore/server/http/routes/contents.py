@@ -20,7 +20,7 @@ from topicstore.storage.contents import ClientTally
 __all__ = ["ROUTES"]
 
 
-@get("/clients", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+@get("/clients", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
 def clients(
     context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
 ) -> Page[ClientTally]:
@@ -28,7 +28,7 @@ def clients(
     return _page(context.db.clients(topic_filter), lambda tally: tally.client_id, limit, after)
 
 
-@get("/latest", guards=[needs("read")], tags=["messages"], sync_to_thread=True)
+@get("/latest", guards=[needs("read")], tags=["messages"], opt={"way": "heavy"}, sync_to_thread=True)
 def latest(
     context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
 ) -> Page[JsonMessage]:
@@ -39,7 +39,7 @@ def latest(
     return Page(items=list(map(json_message, shown)), next=following)
 
 
-@get("/streams", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+@get("/streams", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
 def streams(
     context: TheContext,
     topic_filter: TheFilter = "#",
@@ -65,7 +65,7 @@ class LearnedTopic:
     """The stream of the topics that end here."""
 
 
-@get("/learned-topics", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+@get("/learned-topics", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
 def learned_topics(
     context: TheContext,
     generation: Annotated[int | None, QueryParameter(description="Only this generation.")] = None,

@@ -17,7 +17,7 @@ __all__ = ["ROUTES"]
 _Limit = Annotated[int | None, QueryParameter(ge=1, description="Stop after this many messages. Default: at the end.")]
 
 
-@get("/messages/explain", guards=[needs("read")], tags=["messages"], sync_to_thread=True)
+@get("/messages/explain", guards=[needs("read")], tags=["messages"], opt={"way": "heavy"}, sync_to_thread=True)
 def explain(
     context: TheContext,
     topic_filter: TheFilter = "#",

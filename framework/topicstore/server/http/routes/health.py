@@ -39,6 +39,7 @@ def live() -> Liveness:
 @get(
     "/health/ready",
     tags=_TAGS,
+    opt={"way": "health"},
     responses={503: ResponseSpec(Readiness, description="The server is not ready.", generate_examples=False)},
     sync_to_thread=True,
 )

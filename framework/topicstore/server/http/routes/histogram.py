@@ -16,7 +16,7 @@ from topicstore.storage import histogram as histograms
 __all__ = ["ROUTES"]
 
 
-@get("/messages/histogram", guards=[needs("read")], tags=["messages"], sync_to_thread=True)
+@get("/messages/histogram", guards=[needs("read")], tags=["messages"], opt={"way": "heavy"}, sync_to_thread=True)
 def histogram(
     context: TheContext,
     topic_filter: TheFilter = "#",

@@ -16,14 +16,16 @@ __all__ = ["OUTSIDE", "ROUTES"]
 _KINDS = ("text/plain", "application/openmetrics-text")
 
 
-@get("/metrics", guards=[needs("read")], tags=["metrics"], opt={"produces": _KINDS}, sync_to_thread=True)
+@get(
+    "/metrics", guards=[needs("read")], tags=["metrics"], opt={"produces": _KINDS, "way": "health"}, sync_to_thread=True
+)
 def metrics(context: TheContext, accept: Annotated[str, HeaderParameter(name="Accept")] = "") -> Response[bytes]:
     """Return the metrics for Prometheus, as OpenMetrics if the request accepts it, otherwise as its own text."""
     text, kind = context.metrics.text(accept)
     return Response(text, media_type=kind)
 
 
-@get("/figures", guards=[needs("read")], tags=["metrics"], sync_to_thread=True)
+@get("/figures", guards=[needs("read")], tags=["metrics"], opt={"way": "health"}, sync_to_thread=True)
 def figures(context: TheContext) -> Figures:
     """Return totals, and a sample for each of the last 300 seconds as columns: rates, lag, clients, disk."""
     return context.metrics.recent.figures()

@@ -22,7 +22,7 @@ from topicstore.server.http.formats.written import WRITTEN, written
 from topicstore.server.http.guards import needs
 from topicstore.server.http.pages import MOST, PAGE_BYTES, fitting
 from topicstore.server.http.queries import TheBy, TheFilter, TheOrder, TheStart, TheUntil, time_asked
-from topicstore.server.http.streaming import Streamed, ThreadedPieces
+from topicstore.server.http.streaming import Measured, Streamed, ThreadedPieces
 from topicstore.storage.replay_places import ReplayPlace
 from topicstore.storage.storage import Storage
 
@@ -37,7 +37,7 @@ _BATCH = 4_096
     "/messages",
     guards=[needs("read")],
     tags=["messages"],
-    opt={"produces": WRITTEN},
+    opt={"produces": WRITTEN, "way": "heavy"},
     response_headers=[ResponseHeader(NEXT, description="What `after` is for the next page.", documentation_only=True)],
     sync_to_thread=True,
 )
@@ -80,8 +80,8 @@ def replay(
     if order == "any" and (reverse or limit is not None):
         raise ClientException("pages, and replays that go back, are in order of time: leave out `order`")
     if limit is None:
-        pieces = written(place.batches(db.storage, _BATCH, order=order), media_type)
-        return Streamed(ThreadedPieces(context.threads, pieces), media_type)
+        measured = Measured(place.batches(db.storage, _BATCH, order=order))
+        return Streamed(ThreadedPieces(context.threads, written(iter(measured), media_type), measured), media_type)
     page = _Page.read(db.storage, place, limit)
     headers = {} if page.following is None else {NEXT: _token(page.following)}
     return Response(b"".join(written(page.batches, media_type)), media_type=media_type, headers=headers)
@@ -128,7 +128,9 @@ class Deleted:
     deleted: int
 
 
-@delete("/messages", guards=[needs("admin")], tags=["messages"], status_code=200, sync_to_thread=True)
+@delete(
+    "/messages", guards=[needs("admin")], tags=["messages"], status_code=200, opt={"way": "heavy"}, sync_to_thread=True
+)
 def delete_messages(
     context: TheContext,
     topic_filter: Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT.")],

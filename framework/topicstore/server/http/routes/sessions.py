@@ -170,7 +170,7 @@ def groups(context: TheContext) -> Page[GroupEntry]:
     )
 
 
-@get("/lag", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
+@get("/lag", guards=[needs("read")], tags=["sessions"], opt={"way": "heavy"}, sync_to_thread=True)
 def lag(context: TheContext, client_id: FromQuery[list[str] | None] = None) -> dict[str, dict[str, Lag]]:
     """Return, by client id and filter, how far sessions are behind; of all of them if none is named.
 

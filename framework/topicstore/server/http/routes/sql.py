@@ -45,7 +45,7 @@ class Rows(msgspec.Struct):
     guards=[needs("admin")],
     tags=["database"],
     status_code=200,
-    opt={"produces": _PRODUCES},
+    opt={"produces": _PRODUCES, "way": "heavy"},
     sync_to_thread=True,
 )
 def sql(

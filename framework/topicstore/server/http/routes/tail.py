@@ -74,6 +74,8 @@ class _Events:
         self._place = subscription.place
         self._pieces = iter((self._here(),))
         """What is still to be sent of the messages that were taken last."""
+        self.held = 0
+        """The bytes of the messages that were taken last."""
         self._failure: Exception | None = None
         """What has ended it, once that was told."""
         context.on_stop.append(subscription.close)
@@ -96,6 +98,7 @@ class _Events:
         except Exception as bad:  # noqa: BLE001 - it is told, and raised by the next call
             self._failure = bad
             return b"event: problem\ndata: %b\n\n" % document_of(bad)
+        self.held = sum(len(message.payload) for message in batch.messages)
         self._pieces = self._written(batch)
         return next(self._pieces, b":\n\n")
 

@@ -39,7 +39,7 @@ TheSearch = Annotated[
 ]
 
 
-@get("/topics", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+@get("/topics", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
 def topics(
     context: TheContext,
     topic_filter: TheFilter = "#",
@@ -87,7 +87,7 @@ class Tree(Page[Level], kw_only=True):
     """Whether layouts have learned that there are many levels here, whose messages share streams."""
 
 
-@get("/topics/tree", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+@get("/topics/tree", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
 def tree(
     context: TheContext,
     prefix: Annotated[
