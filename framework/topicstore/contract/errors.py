@@ -39,6 +39,7 @@ __all__ = [
     "NestedCallError",
     "NewerFormatError",
     "NotADatabaseError",
+    "PlaceAheadError",
     "PluginError",
     "QuotaExceededError",
     "ReadOnlyDatabaseError",
@@ -125,6 +126,15 @@ class InvalidCursorError(InvalidArgumentError):
 
 class WrongDatabaseError(InvalidCursorError):
     """The cursor or place belongs to another database. Nothing was read; use it where it was made."""
+
+
+class PlaceAheadError(InvalidCursorError):
+    """The cursor or place lies after everything that the database has: the database has lost what was read there.
+
+    It was restored from an older copy, or a power failure took its last writes. Messages stored since then may lie
+    before the place, and would be skipped. Nothing was read. Begin again at a time, which may repeat messages, or from
+    now on, which may skip some.
+    """
 
 
 class ImportSourceError(InvalidArgumentError):

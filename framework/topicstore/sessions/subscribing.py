@@ -22,7 +22,7 @@ from .retained_source import RetainedSource
 from .shared.filters import is_shared
 from .shared.source import SharedSource
 from .sources import FeedSource
-from .starts import Start, places_of
+from .starts import Start, places_of, reached
 from .storing import store
 
 __all__ = ["resume", "status_of", "subscribe_rows", "unsubscribe"]
@@ -343,7 +343,7 @@ def resume(context: SessionContext, session: LiveSession) -> None:
             continue
         source = _source(context, session, number, TopicFilter(text), record.eras)
         place = places.get(number, marks) if source.limited else marks
-        source.start(list(map(min, place, ends)))
+        source.start(reached(place, ends))
         source.settled()
         session.sources[text] = source
         session.merge_overlapping(source)

@@ -15,6 +15,7 @@ from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
 from topicstore.sessions.session_state import Found, SessionState, encode_session
 from topicstore.sessions.sources import Source
+from topicstore.sessions.starts import reached
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .filters import is_shared, parse_shared
@@ -78,6 +79,7 @@ class Groups:
             else:
                 group.dismiss(client_id)
         ends = np.array(self._channels.hub.last_positions(), np.uint64)
+        reached(group.places.max(axis=1).tolist(), ends.tolist())
         group.places[:] = group.settled[:] = np.minimum(group.places, ends[:, None])
         if not group.members:
             group.remove()
