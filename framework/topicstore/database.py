@@ -455,15 +455,17 @@ class Database:
 
     # --- removing ---
 
-    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None) -> int:
+    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None, *, by: By = "position") -> int:
         """Delete the matching messages stored before the call, and return how many there were.
 
-        ``start`` and ``until`` are compared as by `replay`. They are deleted in chunks, concurrently with readers and
-        writers: not atomically, but if a call is interrupted, another one deletes the rest. Batches fetched after it
-        hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for archived messages.
+        ``start``, ``until`` and ``by`` are those of `replay`, which returns the same messages. They are deleted in
+        chunks, concurrently with readers and writers: not atomically, but if a call is interrupted, another one deletes
+        the rest. ``by="timestamp"`` reads what matches, and writes once for each run of messages that go. Batches
+        fetched after it hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for
+        archived messages.
         """
         self.storage.check_may_write()
-        return delete(self.storage, TopicFilter(topic_filter), self._instant(start), self._until(until))
+        return delete(self.storage, self._request(topic_filter, start, until, by, "any", BATCH_SIZE))
 
     # --- generations ---
 

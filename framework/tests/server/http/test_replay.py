@@ -172,6 +172,10 @@ def test_times_are_compared_with_positions_or_timestamps(http: httpx.Client, db:
     assert [message.payload for message in decode_lines(got.content)] == [b"old"]
     got = http.get("/messages", params={"filter": "times/#", "start": "-1h"})
     assert [message.payload for message in decode_lines(got.content)] == [b"old", b"new"]
+    query = {"filter": "times/#", "until": "2023-12-01"}
+    assert http.delete("/messages", params=query).json() == {"deleted": 0}
+    assert http.delete("/messages", params=query | {"by": "timestamp"}).json() == {"deleted": 1}
+    assert [message.payload for message in db.replay("times/#")] == [b"new"]
 
 
 def test_a_page_ends_where_it_would_be_too_large(http: httpx.Client, db: ts.Database) -> None:
