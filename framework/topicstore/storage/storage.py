@@ -251,11 +251,11 @@ class Storage:
         if self.mode == "read-only":
             return
         shard = self.shards[cursor.shard]
-        slab = shard.slab(cursor.generation)
         try:
+            slab = shard.slab(cursor.generation)
             reached = slab.reached(cursor.stream, cursor.place)
-        except (KeyError, ValueError):
-            return  # no place of the stream: `read` says so
+        except (KeyError, ValueError, InvalidCursorError):
+            return  # no place of a stream, but perhaps one among keyed messages: `read` says so
         if reached is not None:
             shard.check_reached(reached, slab.epoch)
 
