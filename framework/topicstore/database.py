@@ -232,8 +232,11 @@ class Database:
         Messages from ``until`` on are left. After ``timeout``, a timedelta or seconds, it returns what it has, and
         the cursor has moved on all the same. An empty batch is not the end; ``end_of_stream`` is.
 
-        Raises `GenerationDroppedError`, `WrongDatabaseError`, `InvalidCursorError`, `CorruptionError`.
+        Raises `GenerationDroppedError`, `WrongDatabaseError`, `InvalidCursorError`, `CorruptionError`, and
+        `PlaceAheadError` for a cursor after everything that the database has. A database that is only read, beside a
+        possible writer, returns nothing instead, because there may be more than it sees.
         """
+        self.storage.check_place(cursor)
         return self.storage.read(
             cursor,
             limit,
@@ -397,14 +400,16 @@ class Database:
     ) -> Subscription:
         """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
 
-        start:      a time (0 for the beginning), a `Place` of this database, positions by shard, or None: from now on.
+        start:      a time (0 for the beginning; one after the newest message, also in the future, is from now on), a
+                    `Place` of this database, positions by shard, or None: from now on.
         window:     how many messages may be delivered and not acknowledged (`Subscription.acknowledge`); None: any.
         batch_size: the most messages of a batch.
         on_dropped: what iterating does if generations are dropped unread: "warn", "raise", or a function that is called
                     with their numbers. `fetch` returns them in `SubscriptionBatch.dropped`.
 
-        Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`, and
-        `WrongDatabaseError` for a place of another database.
+        Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`,
+        `WrongDatabaseError` for a place of another database, and `PlaceAheadError` for a place after everything that
+        this one has, as after it was restored from an older copy.
         """
         from .pubsub.subscription import Subscription
 
@@ -450,15 +455,17 @@ class Database:
 
     # --- removing ---
 
-    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None) -> int:
+    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None, *, by: By = "position") -> int:
         """Delete the matching messages stored before the call, and return how many there were.
 
-        ``start`` and ``until`` are compared as by `replay`. They are deleted in chunks, concurrently with readers and
-        writers: not atomically, but if a call is interrupted, another one deletes the rest. Batches fetched after it
-        hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for archived messages.
+        ``start``, ``until`` and ``by`` are those of `replay`, which returns the same messages. They are deleted in
+        chunks, concurrently with readers and writers: not atomically, but if a call is interrupted, another one deletes
+        the rest. ``by="timestamp"`` reads what matches, and writes once for each run of messages that go. Batches
+        fetched after it hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for
+        archived messages.
         """
         self.storage.check_may_write()
-        return delete(self.storage, TopicFilter(topic_filter), self._instant(start), self._until(until))
+        return delete(self.storage, self._request(topic_filter, start, until, by, "any", BATCH_SIZE))
 
     # --- generations ---
 

@@ -97,9 +97,10 @@ def open(  # noqa: A001 - the name people know from every other store
     it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
     ``forkserver``. Where the C library is not glibc, end a child of a process that uses ``rocksdb`` by `os._exit`.
 
-    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `OSError` where the directory can't be used,
-    `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`,
-    `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`.
+    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `FileSystemError` where the directory can't be
+    used, `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`,
+    `BackendUnavailableError`, `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`,
+    `CorruptionError`.
     """
     if mode not in get_args(Mode):
         raise InvalidArgumentError(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")

@@ -229,6 +229,12 @@ class TableSlab(Slab):
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
+    def reached(self, stream: int, place: bytes) -> int:
+        """Return the position before that of the place."""
+        if len(place) != 8:
+            raise ValueError(place)
+        return int.from_bytes(place, "big") - 1
+
     def next(
         self,
         stream: int,

@@ -56,6 +56,13 @@ class Places(Fixtures):
         late = [row[0] for reader in readers for row in reader.got[seen[id(reader)] :]]
         assert deleted.isdisjoint(late)
 
+    def test_places_say_what_was_read(self, half_full: Stored) -> None:
+        """`Slab.reached` is None, or at least the last position that was read, and at most the bound."""
+        for reader in half_read(half_full):
+            reached = half_full.slab.reached(reader.stream, reader.place)
+            if reached is not None:
+                assert max((row[0] for row in reader.got), default=-1) <= reached <= half_full.last
+
     def test_streams_that_are_not_there(self, half_full: Stored) -> None:
         """A stream that does not exist raises KeyError when a reader begins, and an error when it reads."""
         topic_filter = TopicFilter("#")

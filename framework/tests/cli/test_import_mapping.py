@@ -533,3 +533,24 @@ def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
     for message in stored(target):
         assert message == found[message.client_id].pop(0)
     assert not any(found.values())
+
+
+@pytest.mark.parametrize("column", ["topic", "timestamp", "payload", "other"])
+def test_a_column_that_a_file_has_twice_is_bad_input(tmp_path: Path, column: str) -> None:
+    """Nobody can say which is meant; it is told before anything is stored, and is no damage of the database."""
+    columns = {"topic": ["a"], "payload": [b"x"], "timestamp": [1_700_000_000_000_000], "other": [1]}
+    names = [*columns, column]
+    pq.write_table(pa.Table.from_arrays([pa.array(columns[name]) for name in names], names), tmp_path / "file.parquet")
+    (tmp_path / "file.csv").write_text(f"{','.join(names)}\n{','.join('a' for _ in names)}\n")
+    for name in ("file.parquet", "file.csv"):
+        done = run("import", tmp_path / "db", tmp_path / name, "--ignore", "other", code=2)
+        assert f"columns twice: {column}" in done.stderr
+
+
+def test_a_property_that_a_csv_field_has_twice_is_bad_input(tmp_path: Path) -> None:
+    """As it is in JSON lines: one of the two would be lost."""
+    (tmp_path / "file.csv").write_text(
+        """topic,payload,properties\na,b,"{""content_type"":""a"",""content_type"":""b""}"\n"""
+    )
+    done = run("import", tmp_path / "db", tmp_path / "file.csv", code=2)
+    assert "row 1: it has 'content_type' twice" in done.stderr

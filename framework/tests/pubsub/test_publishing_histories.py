@@ -134,7 +134,7 @@ class PublishingMachine(RuleBasedStateMachine):
         self.rules: set[PersistenceRule] = set()
         self.patches = [
             patch.object(ts.Database, "sessions", Wants()),
-            patch.object(RetainedExpiry, "stored", lambda *_: None),  # here only what retention is asked to is removed
+            patch.object(RetainedExpiry, "_work", lambda *_: None),  # here only what retention is asked to is removed
         ]
         for each in self.patches:
             each.start()

@@ -11,6 +11,7 @@ from topicstore.contract.errors import EngineError
 from topicstore.pubsub.retained import remove_expired
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
@@ -92,6 +93,20 @@ def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock
     with db:
         wait_until(next_removed, "the next one is removed")
         assert db.info().retained_failure is None
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
+def test_expired_ones_are_removed_when_nothing_is_stored(tmp_path: Path, backend: str, *, reopened: bool) -> None:
+    """Soon after the end, which is known from the store or, after an opening, from a look."""
+    need(backend)
+    db = ts.open(tmp_path / "db", backend=backend, shards=3)
+    db.publish([retain("short", expiry=1), retain("endless")])
+    if reopened:
+        db.close()
+        db = ts.open(tmp_path / "db")
+    with db:
+        wait_until(lambda: kept(db) == [state_key(b"rendless")], "the first one is removed")
 
 
 def test_removing_expired_ones_is_tried_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

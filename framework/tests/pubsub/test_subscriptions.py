@@ -192,18 +192,51 @@ def test_a_place_of_another_database_is_refused(tmp_path: Path) -> None:
             assert [b"new"] == [message.payload for message in subscription.fetch().messages]
 
 
-def test_a_place_in_what_was_lost_counts_as_the_end(tmp_path: Path) -> None:
-    """A database that was restored from a copy has its id: what is stored from then on comes."""
-    with ts.open(tmp_path / "db", timestamps="message", allow_ancient=True) as db:
+def test_a_place_or_cursor_in_what_was_lost_is_refused(layout: str, tmp_path: Path) -> None:
+    """A database that was restored from a copy refuses it, with new messages that lie before it and without.
+
+    Its id is the same, so only the end of the database tells. Subscriptions, sessions and cursors that begin there
+    would skip what was stored since, without a word; a place at the end of the copy goes on.
+    """
+    with ts.open(tmp_path / "db", layout=layout, timestamps="message", allow_ancient=True) as db:
         db.store([ts.Message("a", b"1", "c", timestamp=1_000_000)])
         db.checkpoint(tmp_path / "copy")
-        db.store([ts.Message("a", b"lost", "c", timestamp=9_000_000)])
         with db.subscribe("a", 0) as subscription:
-            assert 2 == len(subscription.fetch())
+            subscription.fetch()
+            end = subscription.place
+        db.store([ts.Message("a", b"lost", "c", timestamp=9_000_000_000)])
+        with db.subscribe("a", end) as subscription:
+            assert [b"lost"] == [message.payload for message in subscription.fetch().messages]
             place = subscription.place
-    with ts.open(tmp_path / "copy", allow_ancient=True) as db, db.subscribe("a", place) as subscription:
-        db.store([ts.Message("a", b"new", "c", timestamp=5_000_000)])
-        assert [b"new"] == [message.payload for message in subscription.fetch().messages]
+        read = db.read(db.cursor(db.streams("a")[0], "a"))
+        assert [b"1", b"lost"] == [message.payload for message in read.batch.to_messages()]
+    with ts.open(tmp_path / "copy", allow_ancient=True) as db:
+        session = db.sessions.open("client")
+        refused: list[Callable[[], object]] = [
+            lambda: db.subscribe("a", place),
+            lambda: session.subscribe("a", start=place),
+            lambda: session.subscribe("a", start=str(place)),
+            lambda: db.read(read.cursor),
+        ]
+        for _ in range(2):
+            for call in refused:
+                with pytest.raises(ts.PlaceAheadError, match="older copy"):
+                    call()
+            db.store([ts.Message("a", b"new", "c", timestamp=5_000_000)])
+        with db.subscribe("a", end) as subscription:
+            assert [b"new", b"new"] == [message.payload for message in subscription.fetch().messages]
+
+
+def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
+    """Where positions go by the messages' own times, what comes next may be older; its place can be begun at again."""
+    with ts.open(tmp_path / "db", timestamps="message", allow_ancient=True) as db:
+        db.store([ts.Message("a", b"old", "c", timestamp=1_000_000)])
+        with db.subscribe("a", 9_000_000) as subscription:
+            place = subscription.place
+            db.store([ts.Message("a", b"new", "c", timestamp=5_000_000)])
+            assert [b"new"] == [message.payload for message in subscription.fetch(timeout=60).messages]
+        with db.subscribe("a", place) as subscription:
+            assert [b"new"] == [message.payload for message in subscription.fetch(timeout=60).messages]
 
 
 def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:

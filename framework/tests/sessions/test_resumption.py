@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -229,3 +231,31 @@ def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text:
         session = db.sessions.open("client", expiry_interval=None)
         stored(db, b"new", 5)
         assert ["new"] == [payload for payload, _, _ in seen(session.deliver())]
+
+
+def test_a_session_ahead_of_a_shard_that_lost_its_end_is_told(tmp_path: Path) -> None:
+    """It goes on at the end of the shard, with one warning, also as a member of a shared subscription."""
+    path, clients = tmp_path / "db", [f"client-{number}" for number in range(64)]
+    with ts.open(path, shards=2, timestamps="message", allow_ancient=True) as db:
+        publisher, subscriber = (next(one for one in clients if db.storage.shard_of(one) == shard) for shard in (0, 1))
+        session = db.sessions.open(subscriber, expiry_interval=None)
+        session.subscribe("a", 1)
+        session.subscribe("$share/group/a", 1)
+        db.store([ts.Message("a", b"1", publisher, timestamp=1_000_000)])
+        db.checkpoint(tmp_path / "copy")
+        db.store([ts.Message("a", b"lost", publisher, timestamp=9_000_000)])
+        for item in session.deliver():
+            session.puback(item.packet_id)  # type: ignore[arg-type]
+        session.lost()
+    shutil.rmtree(path / "shard-0000")
+    shutil.copytree(tmp_path / "copy" / "shard-0000", path / "shard-0000")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        db = ts.open(path, recovery="point_in_time", allow_ancient=True)
+    with db:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("default")
+            session = db.sessions.open(subscriber, expiry_interval=None)
+        assert ["sessions stood after the end of shards 0"] == [str(each.message).split(":")[0] for each in told]
+        db.store([ts.Message("a", b"new", publisher, timestamp=5_000_000)])
+        assert [b"new"] * 2 == [item.message.payload for item in session.deliver()]  # type: ignore[union-attr]

@@ -107,6 +107,31 @@ def test_an_offset_names_its_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_offset_in_what_was_lost_is_refused(tmp_path: Path) -> None:
+    """By a database that was restored from an older copy, where new messages may lie before it."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from topicstore.spark import TopicstoreSource
+
+    with ts.open(tmp_path / "db") as db:
+        db.store(numbered(10))
+        db.checkpoint(tmp_path / "copy")
+        db.store(numbered(10))
+    source = TopicstoreSource({"path": str(tmp_path / "db")})
+    reader = source.streamReader(source.schema())
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    source = TopicstoreSource({"path": str(tmp_path / "copy")})
+    reader = source.streamReader(source.schema())
+    assert 1 == len(reader.partitions(begin, reader.latestOffset(begin, ReadAllAvailable())))
+    with pytest.raises(ts.PlaceAheadError):
+        reader.latestOffset(end, ReadAllAvailable())
+    with pytest.raises(ts.PlaceAheadError):
+        reader.partitions(begin, end)
+    source = TopicstoreSource({"path": str(tmp_path / "copy"), "start": "2100-01-01"})
+    reader = source.streamReader(source.schema())
+    reader.partitions(reader.initialOffset(), reader.initialOffset())  # which is at the end
+
+
 def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """A filter and a start; a batch ends behind the last message that matches."""
     source, target = tmp_path / "source", tmp_path / "target"

@@ -47,7 +47,7 @@ def test_a_volume_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match=r"can't lock files \(flock\).*; use a local disk.*LOCK'") as failed:
+    with pytest.raises(ts.FileSystemError, match=r"can't lock files \(flock\).*; use a local disk.*LOCK'") as failed:
         ts.open(tmp_path / "db")
     assert (errno.ENOLCK, str(tmp_path / "db" / "LOCK")) == (failed.value.errno, failed.value.filename)
 
@@ -62,8 +62,23 @@ def test_a_failing_call_on_a_descriptor_names_the_file(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}"):
+    with pytest.raises(ts.FileSystemError, match=f"Input/output error: '{tmp_path}"):
         ts.open(tmp_path / "db")
+
+
+def test_errors_of_the_system_are_the_librarys_and_the_systems(tmp_path: Path) -> None:
+    """Programs that catch all errors of the library get them, and so do those that catch the built-in class."""
+    file = tmp_path / "file"
+    file.touch()
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("a", b"")])
+        db.add_generation()
+        with pytest.raises(ts.PathNotDirectoryError, match=r"export'") as failed:
+            db.archives.export(file / "export")
+        assert (errno.ENOTDIR, True) == (failed.value.errno, isinstance(failed.value, NotADirectoryError))
+        with pytest.raises(ts.PathExistsError, match=r"file'") as there:
+            db.checkpoint(file / "copy")
+        assert isinstance(there.value, FileExistsError)
 
 
 CLOSED = """

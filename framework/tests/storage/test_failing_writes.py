@@ -102,10 +102,10 @@ def test_permission_denied(tmp_path: Path, backend: str) -> None:
         if ended == "fine":
             assert "['1']" == text, name
         else:
-            assert ended in ("PermissionError", "EngineError", "ShardReadOnlyError"), (name, read_only, text)
+            assert ended in ("FileAccessError", "EngineError", "ShardReadOnlyError"), (name, read_only, text)
             assert "Permission denied" in text
             assert "open already" not in text
-    assert {"fine", "PermissionError", "EngineError"} <= {ended for *_, ended, _ in said}
+    assert {"fine", "FileAccessError", "EngineError"} <= {ended for *_, ended, _ in said}
     stored = [message.payload for message in _replayed(tmp_path / "db")]
     assert [b"1", b"2"][: 1 + (said[-3][3] == "fine")] == stored
 

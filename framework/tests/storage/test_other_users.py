@@ -107,7 +107,7 @@ def test_a_closed_database_is_read(public: Path, backend: str, lock_file: str) -
     before = state(path)
     found, written = read(path, backend)
     assert [[["1", "2"]] * 2] == found
-    assert "PermissionError" == written[0]
+    assert "FileAccessError" == written[0]
     assert before == state(path)
 
 
@@ -166,4 +166,4 @@ def test_what_others_may_not_enter_is_told(public: Path, backend: str) -> None:
     """As databases are made by default."""
     path = make(public / "db", backend)
     path.chmod(0o700)
-    assert ["PermissionError", "PermissionError"] == [told[0] for told in read(path, backend)]
+    assert ["FileAccessError", "FileAccessError"] == [told[0] for told in read(path, backend)]

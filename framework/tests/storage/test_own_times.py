@@ -84,12 +84,13 @@ class History:
             case "delete":
                 db.delete(argument)
                 self.held = [(number, m) for number, m in self.held if m.topic != argument]
-            case "delete between" if db.manifest.timestamps == "message":
+            case "delete between":
                 start, until = argument
                 there = [
                     (number, m) for number, m in self.held if not (m.topic == "b" and start <= m.timestamp < until)
                 ]
-                assert len(self.held) - len(there) == db.delete("b", start, until)
+                by: Any = "position" if db.manifest.timestamps == "message" and self.stored % 2 else "timestamp"
+                assert len(self.held) - len(there) == db.delete("b", start, until, by=by)
                 self.held = there
             case "generation":
                 db.add_generation()

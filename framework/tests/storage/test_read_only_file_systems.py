@@ -64,7 +64,7 @@ def test_a_read_only_file_system_is_read(database: Path, *, with_lock: bool) -> 
     before = files(database)
     read, written = namespaces.run_mounted(namespaces.READ_ONLY, database, 0, READ, database)
     assert [[["1", "2"]] * 2] == read
-    assert "OSError" == written[0]
+    assert "FileSystemError" == written[0]
     assert "Read-only file system" in written[1]
     assert before == files(database)
 
@@ -90,6 +90,6 @@ def test_who_may_not_write_a_database_reads_it(database: Path) -> None:
         for path in (database, *database.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
     assert [[["1", "2"]] * 2] == read
-    assert "PermissionError" == written[0]
+    assert "FileAccessError" == written[0]
     with ts.open(database) as db:
         assert 2 == len(list(db.replay("#")))

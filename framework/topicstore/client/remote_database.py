@@ -219,9 +219,9 @@ class RemoteDatabase:
 
     # --- changing ---
 
-    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None) -> int:
+    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None, *, by: By = "position") -> int:
         """Delete the matching messages, and return how many there were."""
-        asked = _range(topic_filter, start, until)
+        asked = _range(topic_filter, start, until) | {"by": by}
         return self._connection.change("DELETE", "/messages", _Deleted, parameters=asked).deleted
 
     def generations(self) -> list[GenerationInfo]:

@@ -20,6 +20,8 @@ __all__ = [
     "DatabaseLockedError",
     "DatabaseNotFoundError",
     "EngineError",
+    "FileAccessError",
+    "FileSystemError",
     "ForkedProcessError",
     "GenerationArchivedError",
     "GenerationDroppedError",
@@ -39,6 +41,9 @@ __all__ = [
     "NestedCallError",
     "NewerFormatError",
     "NotADatabaseError",
+    "PathExistsError",
+    "PathNotDirectoryError",
+    "PlaceAheadError",
     "PluginError",
     "QuotaExceededError",
     "ReadOnlyDatabaseError",
@@ -125,6 +130,15 @@ class InvalidCursorError(InvalidArgumentError):
 
 class WrongDatabaseError(InvalidCursorError):
     """The cursor or place belongs to another database. Nothing was read; use it where it was made."""
+
+
+class PlaceAheadError(InvalidCursorError):
+    """The cursor or place lies after everything that the database has: the database has lost what was read there.
+
+    It was restored from an older copy, or a power failure took its last writes. Messages stored since then may lie
+    before the place, and would be skipped. Nothing was read. Begin again at a time, which may repeat messages, or from
+    now on, which may skip some.
+    """
 
 
 class ImportSourceError(InvalidArgumentError):
@@ -268,6 +282,26 @@ class StateConflictError(RecoverableError):
 
 class EngineError(UnrecoverableError):
     """The storage engine failed. Acknowledged messages are safe; the text is the engine's."""
+
+
+class FileSystemError(UnrecoverableError, OSError):
+    """The operating system refused something of the database's files, such as a lock where there is no ``flock``.
+
+    ``errno``, ``strerror`` and ``filename`` are the system's. Acknowledged messages are safe. Nothing of the call took
+    effect, except that an export or a checkpoint may have left an unfinished directory, which the next one removes.
+    """
+
+
+class FileAccessError(FileSystemError, PermissionError):
+    """The user may not read or write a file or directory. Grant it, or be another user."""
+
+
+class PathExistsError(FileSystemError, FileExistsError):
+    """There is a file or directory already where one was to be made. It was left as it is."""
+
+
+class PathNotDirectoryError(FileSystemError, NotADirectoryError):
+    """A part of a path is a file where a directory is needed."""
 
 
 class StorageFullError(RecoverableError):

@@ -193,6 +193,14 @@ class Slab(ABC):
         and compaction.
         """
 
+    def reached(self, stream: int, place: bytes) -> int | None:
+        """Return the highest position that a reader at ``place`` may have read; -1 if it has read nothing.
+
+        A place after everything that is stored, as after a restore from an older copy, is then refused. The default
+        returns None: the layout can't say. Raises the errors of `next` for what is no place.
+        """
+        return None
+
     @abstractmethod
     def next(
         self,

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import tzinfo
 from decimal import Decimal
@@ -140,12 +141,20 @@ def time_of(value: Any, unit: str | None, finer: Callable[[object], None], zone:
 
 
 def properties_of(value: Any) -> Properties | None:
-    """Return a value, a JSON object, as properties; None if it is absent."""
+    """Return a value, a JSON object, as properties; None if it is absent.
+
+    Raises `ValueError`, in text also for a name that is there twice; in `Raw`, the caller has checked it.
+    """
+    text = value if isinstance(value, str) else ""
     if isinstance(value, str):
         value = Raw(value.encode()) if value else None
     if isinstance(value, Raw) and _WITH_DASHES.search(bytes(value)):
         value = _without_dashes(bytes(value))
     found = _decoded("properties", value, JsonProperties)
+    names = Counter(name for name, _ in json.loads(text, object_pairs_hook=list)) if text.strip() else {}
+    for name, count in names.items():
+        if count > 1:
+            raise ValueError(f"it has {name[:80]!r} twice")
     return None if found is None else Properties(*msgspec.structs.astuple(found))
 
 

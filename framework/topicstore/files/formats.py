@@ -31,7 +31,7 @@ from topicstore import Message, Properties
 from topicstore.contract.times import format_time, parse_timestamp
 
 from .column_values import JsonProperties, binary_of, flag_of, properties_of, qos_of
-from .mapping import COLUMNS, ColumnMap
+from .mapping import COLUMNS, ColumnMap, check_once
 
 __all__ = [
     "CSV_COLUMNS",
@@ -253,8 +253,7 @@ def csv_record(message: Message) -> tuple[str | int | None, ...]:
 
 def csv_parser(header: Sequence[str], mapping: ColumnMap = PLAIN) -> Callable[[Sequence[str]], Message]:
     """Return the function that makes messages of records under this header. Both raise `ValueError`."""
-    if len(set(header)) != len(header):
-        raise ValueError(f"columns twice: {', '.join(header)}")
+    check_once(header)
     mapping.check_header(header)
     if not mapping.plain or not set(COLUMNS).issuperset(header):
         return _mapping_parser(header, mapping)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from functools import cached_property
@@ -31,7 +32,7 @@ from topicstore.contract.topics import check_topic
 from .column_values import binary_of, flag_of, payload_of, properties_of, qos_of, text_of, time_of
 from .time_units import AUTO
 
-__all__ = ["COLUMNS", "SET_COLUMNS", "TIME_NAMES", "ColumnMap", "Row", "Template"]
+__all__ = ["COLUMNS", "SET_COLUMNS", "TIME_NAMES", "ColumnMap", "Row", "Template", "check_once"]
 
 COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "payload_base64", "properties")
 """The columns of messages in files."""
@@ -123,6 +124,13 @@ def _filling(part: _Part, row: Row, topic: str | None) -> str:
     if text is None:
         raise ValueError(f"{part.name} is empty")
     return text
+
+
+def check_once(names: Sequence[str]) -> None:
+    """Raise `ValueError` if a file has several columns of one name: nobody can say which of them is meant."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"columns twice: {', '.join(twice)}")
 
 
 def _there(row: Row, name: str) -> Any:

@@ -52,7 +52,7 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
 from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.disk_errors import failure_told
 from topicstore.storage.replays import run
 
 from .export_format import Contents, Group, Part, read_contents, read_head
@@ -281,7 +281,7 @@ class ArchiveSlab(Slab):
     def _named(self, path: Path, within: str = "") -> Iterator[None]:
         """Turn errors of a file into damage at that place, except that it can't be opened."""
         try:
-            with shortage_told():
+            with failure_told():
                 yield
         except PermissionError as bad:
             raise EngineError(f"{self._place(path)}: {bad}") from bad

@@ -60,7 +60,7 @@ class Archives:
         Raises `GenerationError` for the current generation and for one that isn't there,
         `ManifestMismatchError` if the directory holds something else, lies inside the database, or lacks a generation
         that was archived there, as when a volume isn't mounted; `CorruptionError`, `StorageFullError`,
-        `TooManyOpenFilesError`, `OSError`.
+        `TooManyOpenFilesError`, `FileSystemError`.
         """
         from .exporting import export  # with pyarrow, which takes longer to import than all else
 

@@ -34,7 +34,7 @@ from topicstore.contract.arrow import SCHEMA_WITH_IDS
 from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
 from topicstore.contract.positions import MAX_TIME, first_position
 from topicstore.storage.creation import MAX_SHARDS
-from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.disk_errors import failure_told
 from topicstore.storage.durable_files import OWNER_ONLY, replace_file, sync_directory
 from topicstore.storage.manifest import Manifest
 
@@ -209,7 +209,7 @@ def _write(path: Path, value: msgspec.Struct) -> None:
     replace_file(path, msgspec.json.encode(data) + b"\n", draft=draft)
 
 
-@shortage_told()
+@failure_told()
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
         data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -46,7 +46,7 @@ from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.as_stored import plan_generation, run_as_stored
-from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.disk_errors import failure_told
 from topicstore.storage.drafts import draft, draft_name, sweep_drafts
 from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.generations import live_records
@@ -131,7 +131,7 @@ def export(
     return report_of(target, numbers, slabs, began)
 
 
-@shortage_told()
+@failure_told()
 def archive(
     storage: Storage,
     location: str,
@@ -185,7 +185,7 @@ def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> 
         progress(len(parts), len(parts))
 
 
-@shortage_told()
+@failure_told()
 def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> list[int]:
     """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
     check_apart(storage.path, target)
@@ -250,7 +250,7 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
 # --- one slab ---------------------------------------------------------------------------
 
 
-@shortage_told()
+@failure_told()
 def export_slab(storage: Storage, shard: Shard, generation: int, target: Path) -> ExportedSlab:
     """Export a shard's part of a sealed generation, unless it is there already.
 

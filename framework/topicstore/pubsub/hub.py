@@ -19,6 +19,7 @@ from topicstore.contract.errors import DatabaseClosedError, WrongDatabaseError
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
+from topicstore.contract.positions import first_position
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.storage import Storage
 
@@ -113,14 +114,21 @@ class Hub:
         """Return the place of these positions, by shard."""
         return Place(self._database, dict(enumerate(positions)))
 
+    def before(self, time: int) -> list[int]:
+        """Return, by shard, the position after which to begin at a time; one after the newest message is from now on.
+
+        What a shard stores from now on may have an earlier time than its newest message: its clock may be set back.
+        """
+        before = max(first_position(time) - 1, 0)
+        return [min(before, last) for last in self.last_positions()]
+
     def after(self, place: Mapping[int, int]) -> list[int]:
         """Return, by shard, the position after which to begin at a place; shards that are left out begin at 0.
 
-        A place in a part of the database that was lost since counts as its end.
-
-        Raises `WrongDatabaseError` for a place of another database. A mapping that isn't a `Place` counts as such if
-        one of its positions lies after everything that the database has. Raises `InvalidArgumentError` for shards that
-        there are not, and for what is no position.
+        Raises `PlaceAheadError` for a place in a part of the database that was lost since, and `WrongDatabaseError` for
+        a place of another database. A mapping that isn't a `Place` counts as such if one of its positions lies after
+        everything that the database has. Raises `InvalidArgumentError` for shards that there are not, and for what is
+        no position.
         """
         known = isinstance(place, Place)
         if isinstance(place, Place) and place.database != self._database:
@@ -129,13 +137,13 @@ class Hub:
         for number, position in place.items():
             check_within("a shard", number, 0, len(found) - 1)
             check_within("a position", position, 0, (1 << 64) - 1)
-            last = self._shards[number].last_position
-            if position > last and not known:
+            if not known and position > self._shards[number].last_position:
                 raise WrongDatabaseError(
                     f"position {position} of shard {number} lies after everything in this database: the place is "
                     "probably of another one"
                 )
-            found[number] = min(position, last)
+            self._shards[number].check_reached(position)
+            found[number] = position
         return found
 
     # --- telling ---

@@ -1,8 +1,8 @@
-"""Removing retained messages that have expired, in the background, when something is stored.
+"""Removing retained messages that have expired, in the background, whether or not anything is stored.
 
 All retained messages are read to find those that have expired, so this is done when the earliest known end of one has
-passed, and takes at most a fiftieth of the time. For those that were there at the opening, it isn't known before the
-first look, which follows the first store.
+passed, and takes at most a fiftieth of the time. The task sleeps until then, and looks once after the opening if there
+are retained messages at all. A store wakes it earlier where the clock has jumped.
 
 A wrong clock removes nothing early: a message must have expired by the wall clock, and by the clock that doesn't count
 its jumps since the opening.
@@ -24,11 +24,13 @@ from .retained import FOREVER, any_kept, remove_expired_until
 
 __all__ = ["EarliestEnd", "RetainedExpiry"]
 
-_PAUSE = 10_000_000
+_PAUSE = 1_000_000
 """Microseconds between two looks at the least."""
 _SHARE = 50
 """A look is followed by a pause of so many times its length."""
 _SECOND = 1_000_000
+_SHORTEST, _LONGEST = 0.01, 3_600.0
+"""Seconds for which the task sleeps at least, and at most where an end is known."""
 
 
 class EarliestEnd:
@@ -39,6 +41,8 @@ class EarliestEnd:
         """Guards `time`, which can be read without it."""
         self.time: int | None = None
         """In microseconds since the epoch; None: it isn't known."""
+        self.task: BackgroundTask | None = None
+        """The task that sleeps until then, and is woken when a message that expires earlier is committed."""
 
     def look(self, storage: Storage) -> None:
         """Find out whether there is a retained message, if nothing is known. Reads one key of each shard at most."""
@@ -54,13 +58,17 @@ class EarliestEnd:
         properties = list(to_iterable(batch.properties))
         found = (properties[row] for row in rows)
         intervals = [one.message_expiry_interval for one in found if one is not None]
-        self.lower(min((now + one * _SECOND for one in intervals if one is not None), default=FOREVER))
+        lowered = self.lower(min((now + one * _SECOND for one in intervals if one is not None), default=FOREVER))
+        if lowered and self.task is not None:
+            self.task.wake()
 
-    def lower(self, time: int) -> None:
-        """Note that a message expires at a time."""
+    def lower(self, time: int) -> bool:
+        """Note that a message expires at a time; return whether none that is known expires as early."""
         with self._lock:
-            if self.time is not None:
-                self.time = min(self.time, time)
+            lowered = self.time is not None and time < self.time
+            if lowered:
+                self.time = time
+            return lowered
 
     def forget(self, time: int | None) -> None:
         """Begin again with a time."""
@@ -76,12 +84,13 @@ class RetainedExpiry:
         self._earliest = storage.kept(EarliestEnd)
         self._monotonic = storage.clocks.monotonic
         self._again = 0
-        """The monotonic time of the next look. Set by any thread; a look too many does no harm."""
-        self._until = 0
-        """The time of the store that woke the task. Set like `_again`."""
+        """The monotonic time of the next look. Set by the task."""
         self.task = BackgroundTask("removal of expired retained messages", lambda _: self._work())
+        self._earliest.task = self.task
         storage.on_close(self.stop)
         storage.after_store.append(self.stored)
+        if storage.mode is None:
+            self.stored(0)
 
     def stored(self, _messages: int) -> None:
         """Wake the background task after a store, if there may be something to remove. Cheap."""
@@ -91,7 +100,6 @@ class RetainedExpiry:
         self._earliest.look(storage)
         time = self._earliest.time
         if time is None or time <= _now(storage):
-            self._again, self._until = self._monotonic() + _PAUSE, _now(storage)
             self.task.wake()
 
     def stop(self) -> None:
@@ -103,16 +111,32 @@ class RetainedExpiry:
         storage = self._storage()
         if storage is None:  # the database has no references any more, and is about to be closed
             return
+        time = self._earliest.time
+        rested = self._monotonic() >= self._again or self.task.failure is not None
+        if rested and (time is None or time <= _now(storage)):
+            self._look(storage)
+        self._sleep(storage)
+
+    def _look(self, storage: Storage) -> None:
         began = self._monotonic()
         self._earliest.forget(FOREVER)  # before looking: messages that come meanwhile lower it
         try:
-            found = remove_expired_until(storage, self._until, self.task.stopping.is_set)
+            found = remove_expired_until(storage, _now(storage), self.task.stopping.is_set)
         except BaseException:
             self._earliest.forget(None)
             raise
         finally:
             self._again = self._monotonic() + max(_PAUSE, _SHARE * (self._monotonic() - began))
         self._earliest.lower(found.earliest)
+
+    def _sleep(self, storage: Storage) -> None:
+        """Have the task wake at the earliest end, though not before the next look is due."""
+        time = self._earliest.time
+        if time == FOREVER:
+            self.task.interval = None
+            return
+        wait = max(0 if time is None else time - _now(storage), self._again - self._monotonic())
+        self.task.interval = min(max(wait / _SECOND, _SHORTEST), _LONGEST)
 
 
 def _now(storage: Storage) -> int:

@@ -31,7 +31,6 @@ from topicstore.contract.errors import (
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
-from topicstore.contract.positions import first_position
 from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.lag import Lag, LagCounter
@@ -520,5 +519,4 @@ def _place(start: Time | Mapping[int, int], storage: Storage, hub: Hub) -> list[
     """Return, by shard, the position after which to begin."""
     if isinstance(start, Mapping):
         return hub.after(start)
-    time = instant(start, storage.clock, allow_ancient=storage.allow_ancient)
-    return [max(first_position(time) - 1, 0)] * len(storage.shards)
+    return hub.before(instant(start, storage.clock, allow_ancient=storage.allow_ancient))

@@ -38,7 +38,7 @@ from topicstore.contract.topics import check_utf8
 from topicstore.releasing import Taken, release_all
 from topicstore.storage.checkpoints import write_copy
 from topicstore.storage.creation import finished_manifest
-from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.disk_errors import failure_told
 from topicstore.storage.durable_files import permissions_of, sync_directory
 from topicstore.storage.manifest import MANIFEST
 from topicstore.storage.reports import verify
@@ -207,7 +207,7 @@ class Queues:
         with self._lock:
             return name in self._queues or (self._directory / _file_name(name)).is_dir()
 
-    @shortage_told()
+    @failure_told()
     def drop(self, name: str) -> bool:
         """Remove a queue with all its messages; return False if there is none with that name."""
         with self._lock:
@@ -240,7 +240,7 @@ class Queues:
         if self._read_only:
             raise ReadOnlyDatabaseError(f"the database was opened to be read; queue {name!r} can't be made or dropped")
 
-    @shortage_told()
+    @failure_told()
     def _directories(self) -> Sequence[Path]:
         if not self._directory.is_dir():
             return []

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.places import Place
-from topicstore.contract.positions import first_position
 from topicstore.contract.times import Time
 from topicstore.pubsub.hub import Hub
+from topicstore.warning import warn_caller
 
-__all__ = ["START_PROPERTY", "Start", "places_of"]
+__all__ = ["START_PROPERTY", "Start", "places_of", "reached"]
 
 START_PROPERTY = "topicstore-start"
 """The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
@@ -30,7 +31,8 @@ _POSITIONS = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
 def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time], int]) -> list[int]:
     """Return, by shard, the position up to which a subscription with this start has nothing to deliver.
 
-    Raises `InvalidArgumentError`, and `WrongDatabaseError` for a place of another database.
+    Raises `InvalidArgumentError`, `WrongDatabaseError` for a place of another database, and `PlaceAheadError` for one
+    in what this database has lost.
 
     marks:   the shards' watermarks.
     instant: returns a time as microseconds since the epoch.
@@ -42,11 +44,27 @@ def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time]
     if isinstance(start, Mapping):
         return hub.after(start)
     try:
-        before = max(first_position(instant(start)) - 1, 0)
+        time = instant(start)
     except InvalidArgumentError as bad:
         raise InvalidArgumentError(f"start: {bad}") from bad
-    # What a shard stores from now on may have an earlier time: the clock is set back at times.
-    return [min(before, last) for last in hub.last_positions()]
+    return hub.before(time)
+
+
+def reached(places: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Return stored places, by shard, at most the ends of the shards; warn if some shards have lost what was read.
+
+    No caller can be asked where to begin instead. The warning names no session, so that it is shown once.
+    """
+    ahead = [shard for shard, (place, end) in enumerate(zip(places, ends, strict=True)) if place > end]
+    if ahead:
+        with suppress(UserWarning):  # where warnings are errors, sessions are opened nevertheless
+            warn_caller(
+                f"sessions stood after the end of shards {', '.join(map(str, ahead))}: the database has lost messages "
+                "that they had been sent, as in a power failure. They go on at the end, and may miss what was stored "
+                "since",
+                UserWarning,
+            )
+    return list(map(min, places, ends))
 
 
 def _parsed(text: str) -> Start:

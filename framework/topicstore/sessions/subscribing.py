@@ -22,7 +22,7 @@ from .retained_source import RetainedSource
 from .shared.source import SharedSource
 from .shared_filters import is_shared
 from .sources import FeedSource
-from .starts import Start, places_of
+from .starts import Start, places_of, reached
 from .storing import store
 
 __all__ = ["begin_resuming", "resume", "resume_rows", "status_of", "subscribe_rows", "unsubscribe_rows"]
@@ -439,7 +439,7 @@ def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
         else:
             source = _source(context, session, number, TopicFilter(text), record.eras)
             begun = marks if place is None or not source.limited else place
-            source.start(list(map(min, begun, ends)))
+            source.start(reached(begun, ends))
             source.settled()
             session.sources[text] = source
             session.merge_overlapping(source)

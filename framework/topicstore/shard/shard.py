@@ -7,10 +7,12 @@ from typing import Any
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import Engine, Reader
-from topicstore.contract.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError, PlaceAheadError
 from topicstore.contract.layout import Damage, Slab, SlabStep
+from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import ShardPlan, TimeRange
 from topicstore.contract.state import StateWrite
+from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
 
 from .commit_log import CommitLog, NoteSynced, Ticket
@@ -106,6 +108,19 @@ class Shard:
     def failure(self) -> str | None:
         """The reason why the shard takes no writes, or None."""
         return self.log.failure
+
+    def check_reached(self, position: int, epoch: int = 1) -> None:
+        """Raise `PlaceAheadError` if a reader has a place after the highest position that was ever assigned.
+
+        A place in the same epoch, of so many positions, is not refused: releases differ in whether they commit its end.
+        """
+        last = self.last_position
+        if position > last | (epoch - 1):
+            raise PlaceAheadError(
+                f"the place is at position {position} ({format_time(time_of(position))}) of shard {self.number}, which "
+                f"ends at {last} ({format_time(time_of(last))}): the database has lost what was read there, as when it "
+                "was restored from an older copy; begin again at a time, or from now on"
+            )
 
     def ahead(self) -> int:
         """Return the number of microseconds by which the last position lies in the future; 0 if it doesn't."""

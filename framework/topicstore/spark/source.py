@@ -36,7 +36,8 @@ Streaming, ``spark.readStream.format("topicstore")``
 
     Offsets are positions, one for each shard: a restart from the checkpoint continues exactly where the last
     batch ended, whatever was compacted or begun since. They have the database's id: if another database lies at the
-    path by then, the query fails with `WrongDatabaseError`. If retention dropped unread messages, the query fails
+    path by then, the query fails with `WrongDatabaseError`, and with `PlaceAheadError` if the database has lost what
+    was read, as when it was restored from an older copy. If retention dropped unread messages, the query fails
     with `GenerationDroppedError`. Within a batch a shard's messages come in the order of `Database.replay`.
 
 Writing, ``df.write.format("topicstore").mode("append")``

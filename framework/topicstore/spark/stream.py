@@ -48,20 +48,23 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """The offset at which a query with the trigger ``availableNow`` ends."""
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the place before the first message at ``start``, or the oldest there is."""
+        """Return the place before the first message at ``start``, or the oldest there is, but at most the newest."""
         with open_to_read(self._path) as storage:
-            oldest = {str(shard.number): shard.generations()[0].first_position for shard in storage.shards}
-            places = {number: max(first, self._selection.first) - 1 for number, first in oldest.items()}
+            places = {}
+            for shard in storage.shards:
+                first = max(shard.generations()[0].first_position, self._selection.first)
+                places[str(shard.number)] = min(first - 1, shard.last_position)
             return _offset(storage, places)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """Return the end of the next batch: everything there is, or its first messages.
 
-        Raises `WrongDatabaseError` if the offset is of another database, such as one that was at this path before.
+        Raises `WrongDatabaseError` if the offset is of another database, such as one that was at this path before, and
+        `PlaceAheadError` if the database has lost what was read.
         """
         with open_to_read(self._path) as storage:
             begin, latest = _places(storage, start), self._target or _latest(storage)
-            # A position never goes back, but this process may see less than its predecessor did.
+            # A position never goes back, though the target may be before what was read.
             end = {number: max(last, latest.get(number, last)) for number, last in begin.items()}
             if isinstance(limit, ReadMaxRows):
                 end = self._limited(storage, begin, end, limit.max_rows)
@@ -107,14 +110,17 @@ def _offset(storage: Storage, places: Places) -> Offset:
 
 
 def _places(storage: Storage, offset: Offset) -> Places:
-    """Return the positions of an offset. Raises `WrongDatabaseError` if it is of another database."""
+    """Return the positions of an offset. Raises `WrongDatabaseError`, and `PlaceAheadError` for what was lost since."""
     database = offset.get(_DATABASE)
     if database != storage.manifest.id:
         raise WrongDatabaseError(
             f"the stream's offset is of database {database}, and {storage.path} is database {storage.manifest.id} now: "
             "begin with a new checkpoint"
         )
-    return {number: int(last) for number, last in offset.items() if number != _DATABASE}
+    places = {number: int(last) for number, last in offset.items() if number != _DATABASE}
+    for number, last in places.items():
+        storage.shards[int(number)].check_reached(last)
+    return places
 
 
 def _latest(storage: Storage) -> Places:

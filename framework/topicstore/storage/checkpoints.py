@@ -15,7 +15,7 @@ from topicstore.warning import warn_caller
 
 from .archive_locations import archive_directory
 from .closed_files import ClosedFiles
-from .disk_errors import shortage_told
+from .disk_errors import failure_told
 from .drafts import draft, sweep_drafts
 from .durable_files import permissions_of, sync_directory
 from .manifest import write_manifest
@@ -25,7 +25,7 @@ from .synced_writes import SyncedWrites
 __all__ = ["checkpoint", "write_copy"]
 
 
-@shortage_told()
+@failure_told()
 def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], object]) -> None:
     """Write a copy of a database into the new directory ``target``; see `Database.checkpoint`.
 

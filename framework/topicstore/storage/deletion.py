@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+from topicstore.contract.requests import ReplayRequest
 from topicstore.contract.topics import TopicFilter
 from topicstore.releasing import guarded
 from topicstore.shard.generations import check_local
@@ -16,21 +17,28 @@ from .storage import Storage
 __all__ = ["delete", "delete_local"]
 
 
-def delete(storage: Storage, topic_filter: TopicFilter, start: int, until: int | None) -> int:
-    """Delete the matching messages of a range of times; see `Database.delete`."""
+def delete(storage: Storage, request: ReplayRequest) -> int:
+    """Delete the messages that a replay would return; see `Database.delete`."""
     storage.check_may_write()
-    bounds = [shard.watermark for shard in storage.shards]
-    runs = [
-        (shard, *run)
-        for shard, bound in zip(storage.shards, bounds, strict=True)
-        for run in runs_of(storage, shard, topic_filter, start, until, bound)
-    ]
+    bounds = [(shard, shard.watermark) for shard in storage.shards]
     # All shards are checked before the first one deletes anything.
-    check_local(found for shard, first, last in runs for found in shard.archived_in(first, last))
+    check_local(found for shard, bound in bounds for found in _archived(storage, shard, request, bound))
     return guarded(
-        lambda: sum(shard.delete(topic_filter, first, last) for shard, first, last in runs),
+        lambda: sum(
+            shard.delete(request.topic_filter, first, last)
+            for shard, bound in bounds
+            for first, last in runs_of(storage, shard, request, bound)
+        ),
         partial(_forget_what_was_read, storage),
     )
+
+
+def _archived(storage: Storage, shard: Shard, request: ReplayRequest, bound: int) -> Iterator[tuple[int, int]]:
+    """Yield the number and last position of archived generations with messages to delete."""
+    archived = {number for number, _ in shard.archived_in(0, bound)}
+    if archived:
+        for first, last in runs_of(storage, shard, request, bound, archived):
+            yield from shard.archived_in(first, last)
 
 
 def delete_local(

@@ -1,4 +1,4 @@
-"""Context managers that turn the operating system's errors into errors that say what to do."""
+"""A context manager that turns the operating system's errors into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from topicstore.contract.errors import EngineError, StorageFullError, TooManyOpenFilesError
+from topicstore.contract.errors import (
+    FileAccessError,
+    FileSystemError,
+    PathExistsError,
+    PathNotDirectoryError,
+    StorageFullError,
+    TooManyOpenFilesError,
+    TopicstoreError,
+)
 
-__all__ = ["failure_told", "shortage_told"]
+__all__ = ["failure_told"]
 
-
-@contextlib.contextmanager
-def shortage_told() -> Iterator[None]:
-    """Raise `StorageFullError` or `TooManyOpenFilesError` for an exhausted resource; other errors pass unchanged."""
-    try:
-        yield
-    except OSError as bad:
-        if bad.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(str(bad)) from bad
-        if bad.errno in (errno.EMFILE, errno.ENFILE):
-            raise TooManyOpenFilesError(f"{bad}; close some, or raise the limit (ulimit -n)") from bad
-        raise
+_KINDS: dict[type[OSError], type[FileSystemError]] = {
+    PermissionError: FileAccessError,
+    FileExistsError: PathExistsError,
+    NotADirectoryError: PathNotDirectoryError,
+}
+"""The errors that are of a built-in class too, so that callers find them by it."""
 
 
 @contextlib.contextmanager
 def failure_told() -> Iterator[None]:
-    """Raise the errors of `shortage_told`, and `EngineError` for all other errors of the system."""
+    """Raise `StorageFullError` or `TooManyOpenFilesError` for an exhausted resource, else `FileSystemError`.
+
+    Errors of the library pass unchanged.
+    """
     try:
-        with shortage_told():
-            yield
+        yield
     except OSError as bad:
-        raise EngineError(str(bad)) from bad
+        if isinstance(bad, TopicstoreError):
+            raise
+        if bad.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError(str(bad)) from bad
+        if bad.errno in (errno.EMFILE, errno.ENFILE):
+            raise TooManyOpenFilesError(f"{bad}; close some, or raise the limit (ulimit -n)") from bad
+        kind = next((ours for theirs, ours in _KINDS.items() if isinstance(bad, theirs)), FileSystemError)
+        whole = bad.args if bad.errno is None else (bad.errno, bad.strerror, bad.filename, None, bad.filename2)
+        raise kind(*whole) from bad

@@ -19,7 +19,7 @@ import xxhash
 
 from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
-from .disk_errors import shortage_told
+from .disk_errors import failure_told
 from .durable_files import read_own, replace_file
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "existing_manifest", "read_manifest", "write_manifest"]
@@ -69,7 +69,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     replace_file(directory / MANIFEST, text, draft=directory / _DRAFT)
 
 
-@shortage_told()
+@failure_told()
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of ``directory``, or None if there is nothing, so that a database can be created.
 

@@ -25,7 +25,7 @@ from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
 
 from .ballast import Ballast, give_up_ballast
-from .disk_errors import shortage_told
+from .disk_errors import failure_told
 from .durable_files import OWNER_ONLY, check_no_links, make_directory, sync_directory
 from .generations import complete_generations
 from .hook_implementation import DataPath
@@ -87,7 +87,7 @@ def open_storage(
     persistent = "persistent" in spec.capabilities
     with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
-        with shortage_told():
+        with failure_told():
             take_closed_streams()
             if read_only:
                 shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)

@@ -9,15 +9,17 @@ lies in it. Where every position has its message's time, which is usual, nothing
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 
 import attrs
 import numpy as np
 
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import GenerationDroppedError
 from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import By, TimeRange
 from topicstore.contract.requests import ReplayRequest
-from topicstore.contract.topics import TopicFilter
 from topicstore.shard.shard import Shard
 
 from .as_stored import plan_generation, run_as_stored
@@ -48,33 +50,45 @@ def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest
 
 
 def runs_of(
-    storage: Storage, shard: Shard, topic_filter: TopicFilter, start: int, until: int | None, bound: int
+    storage: Storage, shard: Shard, request: ReplayRequest, bound: int, generations: Collection[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yield spans of positions, ascending and up to ``bound``, that have the matching messages of a range of times.
+    """Yield spans of positions, ascending and up to ``bound``, that have the matching messages of a request.
 
-    They have no other matching messages. With displaced positions, the matching messages around the range are read. An
-    epoch that hides some of them is waited for, as by a replay.
+    They have no other matching messages. If the request judges messages by their own times, those that match the
+    filter are read: of all generations, or only of some. An epoch that hides some of them is waited for, as by a
+    replay. What the spans hold may be deleted meanwhile.
     """
-    times, displaced = TimeRange(start, until), shard.displacement
-    last = bound if until is None else min(bound, first_position(until + displaced) - 1)
-    first = first_position(start)
-    if not displaced or times == TimeRange():
-        if first <= last:
-            yield first, last
+    last = bound if request.until is None else min(bound, first_position(request.until) - 1)
+    first = first_position(request.start)
+    if first > last:
         return
-    begun, end, since = None, 0, time.monotonic()
+    if request.timestamps is None:
+        yield first, last
+        return
+    since = time.monotonic()
     for record in shard.generations():
-        plan = plan_generation(storage, shard, record.number, topic_filter, first, last, since=since)
-        for batch in run_as_stored(storage, shard, [plan] if plan.generations else [], "time"):
-            rows = times.rows(batch.timestamps)
-            among = np.ones(len(batch), np.bool_) if rows is None else np.isin(np.arange(len(batch)), rows)
-            edges = np.flatnonzero(np.diff(among)) + 1
-            for part in np.split(np.arange(len(batch)), edges):
-                if among[part[0]]:
-                    begun = int(batch.positions[part[0]]) if begun is None else begun
-                    end = int(batch.positions[part[-1]])
-                elif begun is not None:
-                    yield begun, end
-                    begun = None
+        if generations is not None and record.number not in generations:
+            continue
+        for span in shard.spans(request.timestamps, first, last):
+            with suppress(GenerationDroppedError):  # meanwhile: nothing of it is left
+                plan = plan_generation(storage, shard, record.number, request.topic_filter, *span, since=since)
+                if plan.generations:
+                    yield from _runs(run_as_stored(storage, shard, [plan], "time"), request.timestamps)
+
+
+def _runs(batches: Iterable[MessageBatch], times: TimeRange) -> Iterator[tuple[int, int]]:
+    """Yield the first and last position of each run of messages whose own times are in a range."""
+    begun, end = None, 0
+    for batch in batches:
+        rows = times.rows(batch.timestamps)
+        among = np.ones(len(batch), np.bool_) if rows is None else np.isin(np.arange(len(batch)), rows)
+        edges = np.flatnonzero(np.diff(among)) + 1
+        for part in np.split(np.arange(len(batch)), edges):
+            if among[part[0]]:
+                begun = int(batch.positions[part[0]]) if begun is None else begun
+                end = int(batch.positions[part[-1]])
+            elif begun is not None:
+                yield begun, end
+                begun = None
     if begun is not None:
         yield begun, end

@@ -23,7 +23,7 @@ from topicstore.releasing import Taken, release_all
 from topicstore.shard.shard import Shard
 
 from .directory_lock import DirectoryLock
-from .disk_errors import shortage_told
+from .disk_errors import failure_told
 
 __all__ = ["Mode", "ReadOnlyShards"]
 
@@ -133,7 +133,7 @@ class ReadOnlyShards(Sequence[Shard]):
                 list(views)
         return views
 
-    @shortage_told()
+    @failure_told()
     def _open_shard(self, number: int) -> Shard:
         return self._open_view(number, lambda: self._open_engine(self._path / f"shard-{number:04}"))
 

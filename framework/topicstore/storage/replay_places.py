@@ -79,13 +79,16 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         """Yield what is left of the replay, in batches of about this size.
 
         Only at the beginning of a replay may the order be another one than that of time. Raises `WrongDatabaseError`
-        for a place of another database, and the errors of replaying.
+        for a place of another database, `PlaceAheadError` if this one has lost what the replay was to return, and the
+        errors of replaying.
         """
         storage.check_open()
         if self.database != storage.id:
             raise WrongDatabaseError("the place is one of another database")
         if len(self.bounds) != len(storage.shards):
             raise InvalidCursorError("the place has another number of shards than the database")
+        for shard, bound in zip(storage.shards, self.bounds, strict=True):
+            shard.check_reached(bound)
         times, displaced = TimeRange(self.start, self.until), displacement(storage)
         positions = self._positions(displaced)
         request = ReplayRequest(

@@ -210,10 +210,15 @@ class Storage:
         return streams
 
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
-        """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`."""
+        """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.
+
+        A position after the end counts as the end: what is stored from now on may have an earlier one.
+        """
         self.check_shard(shard)
+        found = self.shards[shard]
+        position = min(position, found.last_position + 1)
         try:
-            place = self.shards[shard].slab(generation).begin(stream, topic_filter, position)
+            place = found.slab(generation).begin(stream, topic_filter, position)
         except KeyError as unknown:
             raise InvalidCursorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
         return Cursor(self.id, shard, generation, stream, topic_filter.text, place)
@@ -227,7 +232,35 @@ class Storage:
         bound: int | None = None,
         timeout: float | None = None,
     ) -> ReadResult:
-        """Fetch the next batch of a cursor, up to a time ``until`` and the position ``bound``."""
+        """Fetch the next batch of a cursor, up to a time ``until`` and the position ``bound``.
+
+        Raises the errors of `Database.read` but `PlaceAheadError`, which `check_place` raises.
+        """
+        self._check_own(cursor)
+        check_count("limit", limit)
+        request = ReadRequest(db=self, cursor=cursor, limit=limit, until=until, bound=bound, timeout=timeout)
+        result: ReadResult = self.hooks.topicstore_read(request=request)
+        return result
+
+    def check_place(self, cursor: Cursor) -> None:
+        """Raise `PlaceAheadError` for a cursor after everything that this database has, if its layout can say so.
+
+        Beside a writer there may be more than this process sees, so nothing is refused there.
+        """
+        self._check_own(cursor)
+        if self.mode == "read-only":
+            return
+        shard = self.shards[cursor.shard]
+        try:
+            slab = shard.slab(cursor.generation)
+            reached = slab.reached(cursor.stream, cursor.place)
+        except (KeyError, ValueError, InvalidCursorError):
+            return  # no place of a stream, but perhaps one among keyed messages: `read` says so
+        if reached is not None:
+            shard.check_reached(reached, slab.epoch)
+
+    def _check_own(self, cursor: Cursor) -> None:
+        """Raise for what is no cursor of this database."""
         self.check_open()
         if not isinstance(cursor, Cursor):
             raise InvalidCursorError(f"a {type(cursor).__name__} is not a cursor")
@@ -235,10 +268,6 @@ class Storage:
             raise WrongDatabaseError("the cursor was made by another database")
         if not 0 <= cursor.shard < len(self.shards):
             raise InvalidCursorError(f"there is no shard {cursor.shard}")
-        check_count("limit", limit)
-        request = ReadRequest(db=self, cursor=cursor, limit=limit, until=until, bound=bound, timeout=timeout)
-        result: ReadResult = self.hooks.topicstore_read(request=request)
-        return result
 
     def fetch(self, cursor: Cursor, bound: int, limit: int) -> ReadResult:
         """Fetch the next batch of a cursor, up to a position. Replays are run with this method."""

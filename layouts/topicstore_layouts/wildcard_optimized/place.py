@@ -113,6 +113,12 @@ class Place:
 
     # --- reading on ---
 
+    @property
+    def reached(self) -> int:
+        """The highest position that the reader may have read; -1 if it has read nothing."""
+        low = self.epoch << self.epochs.position_bits
+        return low + self.steps[0][1] if self.steps else low - 1
+
     def spans(self, bound: int) -> Iterator[Span]:
         """Yield the spans that are left to read up to a position, in order of keys."""
         epochs, bits = self.epochs, self.epochs.key_bits

@@ -185,6 +185,10 @@ class WildcardSlab(Slab):
         """Return the place of a reader that wants everything from a position on."""
         return Place.before(self._streams.keys(stream).epochs, position).encode()
 
+    def reached(self, stream: int, place: bytes) -> int:
+        """Return the highest position of the earlier epochs, or of the steps."""
+        return Place.decode(self._streams.keys(stream).epochs, place).reached
+
     # --- reading ---
 
     def next(

@@ -102,7 +102,7 @@ def test_a_checkpoint_is_a_database(http: httpx.Client) -> None:
 @pytest.mark.parametrize("kind", ["export", "checkpoint"])
 def test_a_target_whose_name_is_too_long_makes_the_job_fail(http: httpx.Client, kind: str) -> None:
     job = done(http, kind=kind, target="x" * 5_000)
-    assert (job["state"], job["title"], "too long" in job["error"]) == ("failed", "OSError", True)
+    assert (job["state"], job["title"], "too long" in job["error"]) == ("failed", "FileSystemError", True)
 
 
 @pytest.mark.parametrize("target", ["../up", "/etc/x", "a/../../b", "link/x", ".", "", "a\0b", None])

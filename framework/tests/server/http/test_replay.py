@@ -152,6 +152,17 @@ def test_a_token_of_another_database_or_a_changed_one_is_refused(
             assert http.get("/messages", params={"after": changed}).status_code == 400
 
 
+def test_a_token_of_what_a_database_has_lost_is_refused(tmp_path: Path) -> None:
+    """One that was restored from an older copy hasn't the rest of the replay, and may have other messages there."""
+    with ts.open(tmp_path / "db", timestamps="message") as db, serving_http(db) as server, client_of(server) as http:
+        db.checkpoint(tmp_path / "copy")
+        db.store([_message("a", number) for number in range(3)])
+        token = http.get("/messages", params={"limit": 1}).headers[NEXT]
+    with ts.open(tmp_path / "copy") as db, serving_http(db) as server, client_of(server) as http:
+        answer = http.get("/messages", params={"after": token})
+    assert (400, "PlaceAheadError") == (answer.status_code, answer.json()["title"])
+
+
 def test_times_are_compared_with_positions_or_timestamps(http: httpx.Client, db: ts.Database) -> None:
     old = 1_700_000_000_000_000
     db.store([ts.Message("times/a", b"old", timestamp=old), ts.Message("times/a", b"new")])
@@ -161,6 +172,10 @@ def test_times_are_compared_with_positions_or_timestamps(http: httpx.Client, db:
     assert [message.payload for message in decode_lines(got.content)] == [b"old"]
     got = http.get("/messages", params={"filter": "times/#", "start": "-1h"})
     assert [message.payload for message in decode_lines(got.content)] == [b"old", b"new"]
+    query = {"filter": "times/#", "until": "2023-12-01"}
+    assert http.delete("/messages", params=query).json() == {"deleted": 0}
+    assert http.delete("/messages", params=query | {"by": "timestamp"}).json() == {"deleted": 1}
+    assert [message.payload for message in db.replay("times/#")] == [b"new"]
 
 
 def test_a_page_ends_where_it_would_be_too_large(http: httpx.Client, db: ts.Database) -> None:

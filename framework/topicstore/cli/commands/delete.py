@@ -7,7 +7,8 @@ import click
 from topicstore.cli.command import Answer, answers
 from topicstore.cli.connecting import AnyDatabase
 from topicstore.cli.terminal.display import count_of, visible
-from topicstore.cli.terminal.options import or_end, time_options, yes_option
+from topicstore.cli.terminal.options import by_option, or_end, time_options, yes_option
+from topicstore.contract.replay_plan import By
 from topicstore.contract.times import format_time
 
 __all__ = ["delete"]
@@ -17,16 +18,17 @@ __all__ = ["delete"]
 @answers("r+")
 @click.argument("topic_filter", metavar="FILTER")
 @time_options
+@by_option
 @yes_option("deleting")
-def delete(db: AnyDatabase, topic_filter: str, start: int, until: int | None, *, yes: bool) -> Answer:
+def delete(db: AnyDatabase, topic_filter: str, start: int, until: int | None, by: By, *, yes: bool) -> Answer:
     """Delete the messages in PATH whose topics match FILTER, for good.
 
     Asks first; without a terminal, --yes is needed. If it is interrupted, running it again does the rest.
     """
     if not yes:
-        found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until, order="any"))
+        found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until, by=by, order="any"))
         span = f", from {format_time(start)}" * (start > 0) + (f", until {format_time(until)}" if until else "")
         or_end(f"Delete {count_of(found, 'message')} that match {visible(topic_filter)}{span}?", "nothing was deleted")
-    deleted = db.delete(topic_filter, start, until)
+    deleted = db.delete(topic_filter, start, until, by=by)
     yield {"filter": topic_filter, "deleted": deleted}
     yield f"{count_of(deleted, 'message')} deleted"

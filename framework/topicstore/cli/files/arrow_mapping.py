@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from topicstore import SCHEMA
-from topicstore.files.mapping import TIME_NAMES, ColumnMap, Row
+from topicstore.files.mapping import TIME_NAMES, ColumnMap, Row, check_once
 
 from .rows import BadRowError
 
@@ -27,9 +27,8 @@ class ArrowMapping:
     def __init__(self, schema: pa.Schema, mapping: ColumnMap) -> None:
         """Raise `ValueError` if such batches hold no messages."""
         self._mapping = mapping
-        names = [name for name in schema.names if name not in _IDS]
-        if len(set(names)) == len(names):  # otherwise `MessageBatch.from_arrow` raises the error
-            mapping.check_header(names)
+        check_once(schema.names)
+        mapping.check_header([name for name in schema.names if name not in _IDS])
         self._made = {column: make for column, make in self._makers().items() if self._is_made(column, schema)}
         self._same = mapping.plain and not self._made
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore import ImportSourceError, MessageBatch
-from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.disk_errors import failure_told
 
 from .arrow_mapping import ArrowMapping
 from .rows import NO_PREFIX, BadRowError, Prefix, Rows
@@ -27,7 +27,7 @@ class ParquetSource(Source):
         super().__init__(origin)
         self._read = 0
         try:
-            with shortage_told():
+            with failure_told():
                 self._file = pq.ParquetFile(origin.path)
             # Columns that can't be messages are refused before the first row is read.
             self._mapped = ArrowMapping(self._file.schema_arrow, self.mapping)

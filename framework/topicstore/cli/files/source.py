@@ -15,7 +15,7 @@ import xxhash
 
 from topicstore import ImportSourceError
 from topicstore.files.mapping import ColumnMap
-from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.disk_errors import failure_told
 
 from .rows import NO_PREFIX, Prefix, Rows
 
@@ -26,7 +26,7 @@ __all__ = ["Origin", "Source", "opening", "whole_file"]
 def opening(source: str) -> Iterator[None]:
     """Raise `ImportSourceError`, with a source's name, if it can't be opened; or `TooManyOpenFilesError`."""
     try:
-        with shortage_told():
+        with failure_told():
             yield
     except OSError as bad:
         raise ImportSourceError(f"{source}: {bad.strerror or bad}") from bad

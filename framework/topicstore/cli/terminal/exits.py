@@ -38,10 +38,11 @@ _BY_CLASS: dict[type[BaseException], int] = {
     errors.ShardReadOnlyError: STORAGE,
     errors.StorageFullError: STORAGE,
     errors.TooManyOpenFilesError: STORAGE,
-    errors.TopicstoreError: USAGE,
     PermissionError: DATABASE,
     NotADirectoryError: DATABASE,
     FileExistsError: DATABASE,
+    errors.FileSystemError: STORAGE,
+    errors.TopicstoreError: USAGE,
     OSError: STORAGE,
     KeyboardInterrupt: INTERRUPTED,
 }

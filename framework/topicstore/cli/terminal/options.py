@@ -25,6 +25,7 @@ __all__ = [
     "TIME_HELP",
     "Length",
     "arguments_of",
+    "by_option",
     "creation_options",
     "filter_argument",
     "json_option",
@@ -142,21 +143,25 @@ def time_options(command: F) -> F:
     return start(until(command))
 
 
+def by_option(command: F) -> F:
+    """Add the option ``--by``."""
+    return click.option(
+        "--by",
+        type=click.Choice(get_args(By)),
+        default="position",
+        show_default=True,
+        help="Compare --start and --until with positions, or with the messages' own times.",
+    )(command)
+
+
 def replay_options(orders: Sequence[str], help_of_orders: str) -> Callable[[F], F]:
     """Add the options of what a replay takes: a time, what it is compared with, and an order."""
 
     def decorate(command: F) -> F:
-        by = click.option(
-            "--by",
-            type=click.Choice(get_args(By)),
-            default="position",
-            show_default=True,
-            help="Compare --start and --until with positions, or with the messages' own times.",
-        )
         order = click.option(
             "--order", type=click.Choice(orders), default="time", show_default=True, help=help_of_orders
         )
-        return time_options(by(order(command)))
+        return time_options(by_option(order(command)))
 
     return decorate
 

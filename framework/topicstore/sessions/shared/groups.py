@@ -17,6 +17,7 @@ from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decod
 from topicstore.sessions.session_state import Found, SessionState, encode_session
 from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.sessions.sources import Source
+from topicstore.sessions.starts import reached
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .group import Group, Member, Membership
@@ -80,6 +81,7 @@ class Groups:
             else:
                 group.dismiss(client_id)
         ends = np.array(self._channels.hub.last_positions(), np.uint64)
+        reached(group.places.max(axis=1).tolist(), ends.tolist())
         group.places[:] = group.settled[:] = np.minimum(group.places, ends[:, None])
         if not group.members:
             group.remove()

@@ -136,10 +136,11 @@ def delete_messages(
     topic_filter: Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT.")],
     start: TheStart = None,
     until: TheUntil = None,
+    by: TheBy = "position",
 ) -> Deleted:
     """Delete the matching messages stored before the request, in chunks; if it is interrupted, ask again."""
     db = context.db
-    return Deleted(db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until)))
+    return Deleted(db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until), by=by))
 
 
 ROUTES = [replay, delete_messages]
