@@ -428,10 +428,12 @@ def test_creating_never_opens_what_another_has_just_created(
 
 
 def test_a_second_opening_in_one_process(path: Path) -> None:
-    """It is refused with an error that names the process, and the first goes on."""
+    """It is refused with an error that says that it is this one, and the first goes on."""
     with reopened(path) as db:
         for _ in range(2):
-            with pytest.raises(ts.DatabaseLockedError, match=f"process {os.getpid()} on "):
+            with pytest.raises(
+                ts.DatabaseLockedError, match=rf"is open elsewhere in this process \(pid {os.getpid()}\)"
+            ):
                 ts.open(path)
         db.store(GOOD)
     with reopened(path) as db:

@@ -71,6 +71,21 @@ def test_examples(text: str, expected: int) -> None:
     assert parse_when(text, NOW) == expected
 
 
+def test_an_error_names_no_form_that_is_refused_too() -> None:
+    """Files have times and numbers; what is relative to now, or has an ``@``, is for people."""
+    for text in ("now", "-2h", "@1700000000", "someday"):
+        with pytest.raises(ValueError, match="is not a time") as refused:
+            parse_timestamp(text)
+        assert "2025-06-01T12:00" in str(refused.value)
+        for form in ("-2h,", "now,", "or @"):
+            assert form not in str(refused.value)
+    assert parse_timestamp("2025-06-01T12:00") == parse_when("2025-06-01T12:00", NOW)
+    with pytest.raises(ValueError, match="-2h, now, or @ with seconds"):
+        parse_when("someday", NOW)
+    with pytest.raises(ValueError, match="is finer than microseconds"):
+        parse_when("2025-06-01T12:00:00.1234567", NOW)
+
+
 @given(st.text(max_size=12) | st.text("0123456789-+:.TZWsmhdw ", max_size=24))
 def test_whatever_is_written_it_is_a_time_or_refused_by_one_error(text: str) -> None:
     with contextlib.suppress(ValueError):

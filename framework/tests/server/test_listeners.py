@@ -15,9 +15,18 @@ from typing import Any, cast
 import pytest
 from topicstore.server.addresses import Address
 from topicstore.server.limits import Limits
-from topicstore.server.listeners import Listener, ListenError, Peer, Via, handshake, listen, peer_of
+from topicstore.server.listeners import (
+    Listener,
+    ListenError,
+    Peer,
+    Replacement,
+    Via,
+    handshake,
+    listen,
+    peer_of,
+)
 from topicstore.server.quantities import Duration, Size
-from topicstore.server.settings import ListenerSettings, TlsSettings
+from topicstore.server.settings import ListenerSettings, ServerSettings, TlsSettings
 from topicstore_conformance.mqtt.certificates import Authority
 from websockets.asyncio.client import connect as websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -576,3 +585,99 @@ async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> No
                 await reader.read()
         while not echoes.made.empty():
             await echoes.made.get_nowait().lost
+
+
+# --- other listeners while a server runs ---
+
+
+async def replaced(echoes: Echoes, **addresses: str) -> None:
+    """Have the listeners be at other addresses; if that can't be, they are as before."""
+    listeners = {name: ListenerSettings(listen=Address(text)) for name, text in addresses.items()}
+    replacement = Replacement(echoes.listeners)
+    try:
+        await replacement.open(ServerSettings(listeners=listeners), echoes.connect)
+    except BaseException:
+        await replacement.undo()
+        raise
+    replacement.finish()
+    echoes.listeners = replacement.listeners
+
+
+async def named(port: int, host: str = "127.0.0.1", data: bytes = b"hello") -> None:
+    """Connect, and be echoed."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(data)
+    assert data == await reader.readexactly(len(data))
+    writer.close()
+
+
+async def test_an_address_goes_from_one_listener_to_another(echoes: Echoes) -> None:
+    """It gets another name, or two swap their addresses: the sockets stay, and clients get in."""
+    one, other = await echoes.listen(name="a"), await echoes.listen(name="b")
+    at, there = f"127.0.0.1:{one}", f"127.0.0.1:{other}"
+    for addresses in ({"a": there, "b": at}, {"c": at, "d": there}, {"d": at}, {"d": "127.0.0.1:0", "e": at}):
+        await replaced(echoes, **addresses)
+        while not echoes.made.empty():
+            echoes.made.get_nowait()
+        assert list(addresses) == [listener.via.name for listener in echoes.listeners]
+        await named(one)
+        assert [name for name, text in addresses.items() if text == at] == [(await echoes.made.get()).via.name]
+
+
+async def test_a_free_port_stays_with_its_listener(echoes: Echoes) -> None:
+    """Whatever is before it in the settings, or if it gets another name."""
+    port = await echoes.listen(name="a")
+    await replaced(echoes, z="127.0.0.1:0", a="127.0.0.1:0")
+    assert [f"127.0.0.1:{port}"] == echoes.listeners[1].addresses
+    await replaced(echoes, b="127.0.0.1:0")
+    await replaced(echoes, c=f"127.0.0.1:{Address(echoes.listeners[0].addresses[0]).port}")
+    await named(Address(echoes.listeners[0].addresses[0]).port)
+
+
+async def test_a_listener_is_widened_and_narrowed(echoes: Echoes) -> None:
+    """From an address of this machine to all of them and back, though only one can be bound at a time."""
+    port = await echoes.listen(name="a")
+    for host, open_to in (("0.0.0.0", "127.0.0.2"), ("127.0.0.1", None), ("localhost", None), ("0.0.0.0", "127.0.0.2")):
+        await replaced(echoes, a=f"{host}:{port}")
+        await named(port)
+        if open_to is not None:
+            await named(port, open_to)
+        else:
+            with pytest.raises(ConnectionRefusedError):
+                await named(port, "127.0.0.2")
+
+
+async def test_listeners_that_cannot_be_had_leave_those_that_run(echoes: Echoes) -> None:
+    """Also one that was closed for another one, which then couldn't be opened; what is meant for two is refused."""
+    port = await echoes.listen(name="a")
+    with socket.create_server(("127.0.0.2", port)) as foreign:
+        before = echoes.listeners[0].addresses
+        for addresses in (
+            {"a": f"0.0.0.0:{port}"},
+            {"b": "127.0.0.1:0", "a": f"127.0.0.2:{port}"},
+            {"a": f"127.0.0.1:{port}", "b": f"127.0.0.1:{port}"},
+            {"a": f"127.0.0.1:{port}", "b": f"0.0.0.0:{port}"},
+        ):
+            with pytest.raises(ListenError, match="can't listen on"):
+                await replaced(echoes, **addresses)
+            assert before == echoes.listeners[0].addresses
+            await named(port)
+        assert foreign.getsockname() == ("127.0.0.2", port)
+
+
+async def test_all_addresses_of_ipv6_and_of_ipv4_have_one_port(echoes: Echoes) -> None:
+    """``[::]`` is for IPv6 only, so that it can be beside ``0.0.0.0``, whichever comes first."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("needs IPv6: this machine has none")
+    port = await echoes.listen(name="a")
+    for hosts in (("[::]", "0.0.0.0"), ("0.0.0.0", "[::]")):
+        await replaced(echoes, a=f"{hosts[0]}:{port}", b=f"{hosts[1]}:{port}")
+        await named(port)
+        await named(port, "::1")
+    await replaced(echoes, b=f"[::]:{port}")
+    await named(port, "::1")
+    with pytest.raises(ConnectionRefusedError):
+        await named(port)

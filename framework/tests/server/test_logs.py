@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server import logs
-from topicstore.server.logs import log_connection, logging_to
+from topicstore.server.logs import log_connection, logging_to, reopen
 from topicstore.server.settings import LogSettings
+from topicstore_conformance.faults.threads import wait_until
 
 LOG = logging.getLogger("topicstore.server.anything")
 
@@ -99,6 +102,104 @@ def test_a_full_pipe_loses_lines_and_says_how_many(monkeypatch: pytest.MonkeyPat
         LOG.info("last")
     events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
     assert ["first", "0", "1", "2", "7 lines were lost, because the log is slower than what happens", "last"] == events
+
+
+class Failing(io.StringIO):
+    """A stream that can't be written to for a while, as on a full disk."""
+
+    failing = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries = 0
+
+    def write(self, text: str) -> int:
+        self.tries += 1
+        if self.failing:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_lines_that_could_not_be_written_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    """A line tells their number once there is room again, and standard error gets nothing."""
+    stream = Failing()
+    with logging_to(LogSettings(), stream):
+        for number in range(3):
+            LOG.info("%d", number)
+        wait_until(lambda: stream.tries >= 3, "three tries")
+        stream.failing = False
+        LOG.info("last")
+    events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+    assert ["3 lines were lost, because the log could not be written", "last"] == events
+    assert "" == capfd.readouterr().err
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_was_renamed_or_removed_is_made_anew(tmp_path: Path, gone: bool) -> None:
+    """A line is written into the file that has the name, as programs that rotate logs expect."""
+    file, old = tmp_path / "log", tmp_path / "log.1"
+    with logging_to(LogSettings(file=file)):
+        LOG.info("before")
+        wait_until(lambda: file.exists() and file.read_text().endswith("\n"), "the first line")
+        file.rename(old)
+        if gone:
+            old.unlink()
+        LOG.info("after")
+    assert ["after"] == [line["event"] for line in written(file)]
+    assert gone or ["before"] == [line["event"] for line in written(old)]
+
+
+def test_a_file_is_opened_anew_without_a_line(tmp_path: Path) -> None:
+    """Where it is asked for, as by SIGHUP, so that the space of a removed file is free at once."""
+    file = tmp_path / "log"
+    with logging_to(LogSettings(file=file)):
+        file.unlink()
+        reopen()
+        wait_until(file.exists, "the new file")
+
+
+def test_lines_go_on_into_the_old_file_where_a_new_one_cannot_be_made(tmp_path: Path) -> None:
+    """One line says so, however many follow."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    with logging_to(LogSettings(file=folder / "log")):
+        folder.rename(tmp_path / "moved")
+        LOG.info("first")
+        LOG.info("second")
+    told, first, second = (line["event"] for line in written(tmp_path / "moved" / "log"))
+    assert "can't be opened anew" in told
+    assert ("first", "second") == (first, second)
+
+
+def test_what_python_writes_to_standard_error_is_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    """Warnings, errors that nothing has caught, and lines of other libraries: nothing waits for standard error."""
+
+    def fail() -> None:
+        raise LookupError("lost")
+
+    class Broken:
+        def __del__(self) -> None:
+            raise LookupError("ignored")
+
+    before = warnings.showwarning, threading.excepthook, sys.unraisablehook
+    stream = io.StringIO()
+    with warnings.catch_warnings(), logging_to(LogSettings(), stream):
+        warnings.simplefilter("always")
+        warnings.warn("first\nsecond", RuntimeWarning, stacklevel=1)
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        Broken()
+        logging.getLogger("asyncio").warning("a task was forgotten")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    events = [line["event"] for line in lines]
+    assert ["first second", "a thread has ended with an error"] == events[:2]
+    assert "__del__" in events[2]
+    assert "a task was forgotten" == events[3]
+    assert "LookupError: lost" in lines[1]["error"]
+    assert "LookupError: ignored" in lines[2]["error"]
+    assert before == (warnings.showwarning, threading.excepthook, sys.unraisablehook)
+    assert "" == capfd.readouterr().err
 
 
 def test_what_serves_http_writes_to_the_same_log() -> None:

@@ -56,6 +56,19 @@ def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None
     assert argon2.extract_parameters(file.read()["ann"]) == argon2.profiles.get_default_parameters()
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_file_that_an_editor_of_windows_has_saved_is_read(users: PasswordFile, mark: bytes, end: bytes) -> None:
+    """A byte order mark is no part of the first name; another password replaces the first one's line."""
+    users.put("ann", b"first")
+    users.put("bob", b"second")
+    users.path.write_bytes(mark + users.path.read_bytes().replace(b"\n", end))
+    assert ["ann", "bob"] == users.names()
+    assert users.matches(users.read()["bob"], b"second")
+    assert not users.put("ann", b"other")
+    assert users.matches(users.read()["ann"], b"other")
+
+
 def test_comments_stay(users: PasswordFile) -> None:
     """Whoever keeps the file may say what for."""
     users.put("ann", b"x")

@@ -84,7 +84,6 @@ def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path)
         {"authentication": AuthenticationSettings(password_file=tmp_path / "users")},
         {"authentication": AuthenticationSettings(plugins=("nowhere",))},
         {"listeners": {"mqtt": before.listeners["mqtt"], "other": taken}},
-        {"listeners": {"other": taken}},
         {"durable_storage": {"messages": StorageSettings(layout={"type": "nowhere"})}},
         {"durable_storage": {"messages": StorageSettings(layout={"type": "block", "nowhere": 1})}},
         {"durable_storage": {"messages": StorageSettings(n_shards=2)}},
@@ -97,6 +96,16 @@ def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path)
         assert 1 == len(embedded.db.generations())
     with embedded.client() as client:
         assert 0 == client.connect("still").reason
+
+
+def test_a_listener_gets_another_name(embedded: Embedded) -> None:
+    """Its address stays, and clients get in."""
+    address = embedded.server.addresses[0]
+    renamed = {"other": ListenerSettings(listen=Address(address))}
+    assert (["listeners.mqtt", "listeners.other"], []) == reload(embedded, listeners=renamed)
+    assert [address] == embedded.server.addresses
+    with embedded.client() as client:
+        assert 0 == client.connect("here").reason
 
 
 def test_listeners_open_change_and_close(embedded: Embedded) -> None:

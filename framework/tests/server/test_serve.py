@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,9 @@ def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("[limits]\npacket_sise = '1MB'\n")
     (tmp_path / "file").touch()
+    (tmp_path / "tls.toml").write_text(
+        '[listeners.a]\nlisten = "127.0.0.1:0"\ntls = { certificate = "no.pem", key = "no.key" }\n'
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = f"127.0.0.1:{taken.getsockname()[1]}"
         for code, reason, arguments in (
@@ -129,11 +134,27 @@ def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path, monkeypatch: pytes
             (2, "'1883' is not HOST:PORT", ["--listen", "1883"]),
             (2, "neither HOST:PORT nor ws://HOST:PORT/PATH", ["--listen", "http://127.0.0.1:0"]),
             (2, f"can't listen on {busy}: ", ["data", "--listen", busy]),
+            (2, f"can't listen on {busy} for HTTP: ", ["data", *HERE, "--http", HERE[1], "--http", busy]),
+            (2, "is for the listener mqtt@127.0.0.1:1 already", ["data", *("--listen", "127.0.0.1:1") * 2]),
+            (2, "there is no TLS file", ["data", "--config", "tls.toml"]),
             (3, "", ["file", *HERE]),
         ):
             found, out, err = run("serve", *arguments)
             assert (code, "") == (found, out), err
             assert re.fullmatch(rf"error: .*{re.escape(reason)}.*\n", err), err
+            assert not (tmp_path / "data").exists(), "a server that can't serve leaves no new database behind"
+
+
+def test_http_is_served_on_several_addresses(tmp_path: Path) -> None:
+    """Those that the settings list, or the options."""
+    (tmp_path / "server.toml").write_text('[http]\nlisten = ["127.0.0.1:0", "127.0.0.2:0"]\n')
+    for more in (("--config", str(tmp_path / "server.toml")), ("--http", "127.0.0.1:0", "--http", "127.0.0.2:0")):
+        with serving(tmp_path / "data", *more, listen="--http" in more, cwd=tmp_path) as server:
+            found = server.ready["http"]
+            assert ["127.0.0.1", "127.0.0.2"] == [Address(one).host for one in found]
+            for one in found:
+                with urllib.request.urlopen(f"http://{one}/health/live", timeout=PATIENCE) as answer:
+                    assert 200 == answer.status
 
 
 def test_users_and_rules(tmp_path: Path) -> None:
@@ -232,8 +253,86 @@ def test_a_changed_layout_begins_a_generation_at_the_start(tmp_path: Path) -> No
     assert "n_shards: the database was created with 2, which can't be changed to 3" in err
 
 
+@pytest.fixture
+def settings_to_come(tmp_path: Path) -> Path:
+    """A file of settings that a server waits for while it starts, and whenever it reads them again: a named pipe."""
+    path = tmp_path / "settings"
+    os.mkfifo(path)
+    return path
+
+
+SMALL = f'[listeners.m]\nlisten = "{HERE[1]}"\n[log]\nfile = "log"\n[limits]\nconnections = %d\n'
+
+
+def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, settings_to_come: Path) -> None:
+    """And one while it stops changes nothing: it ends in order, with 0."""
+    log = tmp_path / "log"
+    with program("serve", "data", "--config", str(settings_to_come), "--print-ready", cwd=tmp_path) as process:
+        with settings_to_come.open("w") as settings:  # once the server reads
+            process.send_signal(signal.SIGHUP)
+            settings.write(SMALL % 5)
+        assert process.stdout is not None
+        port = Address(json.loads(process.stdout.readline())["mqtt"][0]).port
+        with settings_to_come.open("w") as settings:
+            settings.write(SMALL % 1)
+        wait_until(lambda: "were read again" in log.read_text(), "the reload")
+        with PahoClient(port, "first") as first, PahoClient(port, "second") as second:
+            assert (0, 0x97) == (first.answer, second.answer)
+        process.send_signal(signal.SIGTERM)
+        while process.poll() is None:
+            process.send_signal(signal.SIGHUP)
+        assert 0 == process.returncode
+        assert process.stderr is not None
+        assert "" == process.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_ended_while_it_starts_ends_in_order(
+    tmp_path: Path, settings_to_come: Path, number: signal.Signals
+) -> None:
+    """It never serves, makes no database, and its exit code is 0."""
+    with program("serve", "data", "--config", str(settings_to_come), "--print-ready", cwd=tmp_path) as process:
+        with settings_to_come.open("w") as settings:
+            process.send_signal(number)
+            settings.write(SMALL % 5)
+        assert ("", "") == process.communicate(timeout=PATIENCE)
+        assert 0 == process.returncode
+        assert not (tmp_path / "data").exists()
+
+
+def test_a_pipe_that_nobody_reads_does_not_keep_it_from_ending(tmp_path: Path) -> None:
+    """Standard error is full, and a line of the log waits for it: clients are served, and SIGTERM ends it."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, bytes(512))
+    os.set_blocking(writes, True)
+    command = [*COMMAND, "serve", "data", *HERE, "--print-ready"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writes, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        port = Address(json.loads(process.stdout.readline())["mqtt"][0]).port
+        for _ in range(2):
+            with PahoClient(port) as client:
+                assert 0 == client.answer
+        process.send_signal(signal.SIGTERM)
+        assert 0 == process.wait(PATIENCE)
+    for end in (reads, writes):
+        os.close(end)
+
+
+def test_sighup_opens_the_log_anew(tmp_path: Path) -> None:
+    """As programs that rotate logs expect, though nothing is logged at this level."""
+    log = tmp_path / "log"
+    (tmp_path / "server.toml").write_text('[log]\nfile = "log"\nlevel = "error"\n')
+    with serving(tmp_path / "data", "--config", str(tmp_path / "server.toml")) as server:
+        log.rename(tmp_path / "log.1")
+        server.signal(signal.SIGHUP)
+        wait_until(log.exists, "the new log")
+
+
 def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
-    """What it changed is in the log; a bad file changes nothing, and is in the log too."""
+    """What it changed is in the log; a bad file changes nothing, and is in the log too, as is an empty one."""
     config, log = tmp_path / "server.toml", tmp_path / "log"
     config.write_text('[log]\nfile = "log"\n')
     with serving(tmp_path / "data", "--config", str(config)) as server:
@@ -247,6 +346,9 @@ def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         [told] = [line for line in lines if "changed" in line]
         assert (["limits.connections"], []) == (told["changed"], told["needs_restart"])
+        config.write_text("")
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "is empty" in log.read_text(), "is empty")
         with PahoClient(server.port, "first") as first, PahoClient(server.port, "second") as second:
             assert (0, 0x97) == (first.answer, second.answer)
 

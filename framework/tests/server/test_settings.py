@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from topicstore.server.addresses import Address, is_loopback
+from topicstore.server.configuration.shown import shown
 from topicstore.server.quantities import Duration, Size
 from topicstore.server.settings import ServerSettings, SettingsError
 from topicstore.server.settings_file import read_settings
@@ -170,8 +171,49 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"there is no file .*nothing\.toml; 'topicstore config init'"):
         read_settings(tmp_path / "nothing.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="byte order mark of UTF-16; UTF-8 is expected"):
+        read_settings(tmp_path / "bytes.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
     with pytest.raises(SettingsError, match="utf-8"):
         read_settings(tmp_path / "bytes.toml")
+
+
+def test_a_mark_and_ends_of_lines_of_windows_mean_nothing(tmp_path: Path) -> None:
+    """As editors there write them."""
+    (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf[limits]\r\nconnections = 7\r\n")
+    assert 7 == read_settings(tmp_path / "windows.toml").limits.connections
+
+
+def test_an_empty_file_means_defaults_only_where_that_is_said(tmp_path: Path) -> None:
+    """A server that runs refuses it, as an editor leaves it that was interrupted; a comment says that it is meant."""
+    file = tmp_path / "server.toml"
+    for text in ("", "\n \n", "\ufeff"):
+        file.write_text(text, encoding="utf-8")
+        assert read_settings(file) == read_settings(file, empty_ok=True)
+        with pytest.raises(SettingsError, match="is empty"):
+            read_settings(file, empty_ok=False)
+    file.write_text("# all defaults")
+    assert read_settings(file, empty_ok=False) == read_settings(file)
+
+
+def test_http_has_one_address_or_several(tmp_path: Path) -> None:
+    """A list is as good as a text; an empty one is none."""
+    file = tmp_path / "server.toml"
+    for value, listen in (
+        ('"127.0.0.1:1"', ("127.0.0.1:1",)),
+        ('["127.0.0.1:1"]', ("127.0.0.1:1",)),
+        ('["127.0.0.1:1", "[::1]:1"]', ("127.0.0.1:1", "[::1]:1")),
+    ):
+        file.write_text(f"[http]\nlisten = {value}\n")
+        http = read_settings(file, {}).http
+        assert http is not None
+        assert listen == http.listen.all
+        shown_again = shown(read_settings(file, {}))["http"]["listen"]
+        assert shown_again == (list(listen) if len(listen) > 1 else listen[0])
+    for value, wrong in (("[]", "has no address"), ('["127.0.0.1"]', "is not HOST:PORT")):
+        file.write_text(f"[http]\nlisten = {value}\n")
+        with pytest.raises(SettingsError, match=wrong):
+            read_settings(file, {})
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_directories_that_cant_be_locked(tmp_path: Path, monkeypatch: pytest.Mon
     fail_for_directories(monkeypatch, getattr(errno, number))
     for _ in range(2):
         lock = DirectoryLock(tmp_path)
-        with pytest.raises(DatabaseLockedError, match=f"process {os.getpid()}"):
+        with pytest.raises(DatabaseLockedError, match=rf"in this process \(pid {os.getpid()}\)"):
             DirectoryLock(tmp_path)
         lock.release()
         assert [] == opened(tmp_path)

@@ -6,6 +6,40 @@ a `click.Command`, and the entry's name is the command's.
 
 from __future__ import annotations
 
-from .app import cli, main
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .app import cli
 
 __all__ = ["cli", "main"]
+
+
+def main() -> None:
+    """Run the program with the process's arguments and exit.
+
+    What signals do is settled before anything else is imported, which may take seconds.
+    """
+    if sys.argv[1:2] == ["serve"]:
+        from topicstore.server.signals import hold_signals
+
+        hold_signals()
+    else:
+        from .terminal.interrupts import interrupt_on_sigterm
+
+        interrupt_on_sigterm()
+    from .app import main as run
+
+    run()
+
+
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import the click group when it is first used."""
+        if name != "cli":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .app import cli
+
+        globals()["cli"] = cli
+        return cli

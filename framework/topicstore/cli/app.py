@@ -21,7 +21,6 @@ from topicstore import __version__
 from topicstore.contract.descriptors import take_closed_streams
 
 from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
-from .terminal.interrupts import interrupt_on_sigterm
 
 __all__ = ["FOREIGN", "ForeignCommand", "cli", "foreign_commands", "main"]
 
@@ -238,7 +237,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the program with the process's arguments and exit."""
-    interrupt_on_sigterm()
+    """Run the program with the process's arguments and exit; `topicstore.cli.main` takes care of signals before."""
     _prepare_streams()
     cli(prog_name="topicstore")

@@ -54,7 +54,7 @@ def parse_timestamp(text: str, *, rounded: bool = False, zone: tzinfo = UTC) -> 
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text[:80]!r} is not a time: those are 2025-06-01T12:00, -2h, now, or @ with seconds"
+            f"{text[:80]!r} is not a time: those are 2025-06-01T12:00, or microseconds since the epoch, 9 to 17 digits"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=zone)
@@ -81,7 +81,14 @@ def parse_when(text: str, now: int) -> int:
     if _MICROSECONDS.fullmatch(text) and int(text) < _LEAST_MICROSECONDS:
         year = format_time(int(text))[:4]
         raise ValueError(f"{text} is not a time: as microseconds it lies in {year}; seconds have an @ before them")
-    return parse_timestamp(text)
+    try:
+        return parse_timestamp(text)
+    except ValueError as bad:
+        if is_finer(text):
+            raise
+        raise ValueError(
+            f"{text[:80]!r} is not a time: those are 2025-06-01T12:00, -2h, now, or @ with seconds"
+        ) from bad
 
 
 _LEAST_SECONDS, _MOST_SECONDS = 10**9, 5 * 10**9

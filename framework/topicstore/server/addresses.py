@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Self
 
-__all__ = ["Address", "is_forwarded", "is_loopback", "site_of", "written_address"]
+__all__ = ["Address", "Addresses", "is_forwarded", "is_loopback", "site_of", "written_address"]
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+)):([0-9]{1,5})")
 _FORWARDED = frozenset(
@@ -28,7 +28,29 @@ _FORWARDED = frozenset(
 _FORWARDED_BEGINNINGS = ("cf-", "x-envoy-", "x-forwarded", "x-original-")
 
 
-class Address(str):
+class Addresses(str):
+    """One address or several, in one text, with commas between them."""
+
+    __slots__ = ("all",)
+
+    all: tuple[Address, ...]
+
+    @classmethod
+    def read(cls, given: Any) -> Addresses:
+        """Return what a text, or a list of texts, says. Raises ValueError."""
+        if not isinstance(given, (list, tuple)):
+            return Address(given)
+        if not given:
+            raise ValueError("the list has no address")
+        found = tuple(map(Address, given))
+        if len(found) == 1:
+            return found[0]
+        made = Addresses(", ".join(found))
+        made.all = found
+        return made
+
+
+class Address(Addresses):
     """A host and a port, in one text."""
 
     __slots__ = ("host", "port")
@@ -43,6 +65,7 @@ class Address(str):
             raise ValueError(f"{text!r} is not HOST:PORT, such as '127.0.0.1:1883' or '[::1]:1883'")
         made = super().__new__(cls, text)
         made.host, made.port = found[1] or found[2], int(found[3])
+        made.all = (made,)
         return made
 
 

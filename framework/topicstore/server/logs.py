@@ -2,17 +2,24 @@
 
 A line has ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, then the event's own fields, given as
 ``extra={"fields": {...}}``. What clients send as passwords or payloads is never a field.
+
+No thread of the server waits for the log: a disk that is slow or full, and a pipe that nobody reads, lose lines. Their
+number is a line of its own once lines can be written again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import logging.handlers
+import os
 import queue
+import select
 import sys
-from collections.abc import Iterator
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -21,17 +28,20 @@ from topicstore.contract.errors import InvalidArgumentError
 
 from .settings import LogSettings
 
-__all__ = ["JsonLines", "log_connection", "logging_to", "set_level"]
+__all__ = ["JsonLines", "log_connection", "logging_to", "reopen", "set_level"]
 
 _ROOT = "topicstore.server"
 _UVICORN = "uvicorn"
 """What serves HTTP; at the level ``info`` it tells of nothing but its own start and end."""
 _WAITING = 10_000
 """Lines that wait for a slow disk or a full pipe; the server doesn't wait for its log."""
+_FAREWELL = 2.0
+"""Seconds that are left at the end for writing lines that wait; then they are given up."""
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x7f\x85\u2028\u2029"}
 """Characters that JSON leaves as they are, and that some programs and terminals act on."""
 
+_log = logging.getLogger(_ROOT)
 _connections = logging.getLogger(f"{_ROOT}.connections")
 
 
@@ -42,7 +52,14 @@ def log_connection(record: msgspec.Struct) -> None:
 
 def set_level(settings: LogSettings) -> None:
     """Write only lines of the settings' level, and above, from now on."""
-    logging.getLogger(_ROOT).setLevel(settings.level.upper())
+    _log.setLevel(settings.level.upper())
+
+
+def reopen() -> None:
+    """Have the log's file opened anew by its name, soon, if another one or none has that name by now."""
+    for handler in _log.handlers:
+        if isinstance(handler, _Writer):
+            handler.reopen()
 
 
 class JsonLines(logging.Formatter):
@@ -62,57 +79,230 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(document, enc_hook=str).decode().translate(_LINE_ENDS)
 
 
-class _Waiting(logging.handlers.QueueHandler):
-    """Hands records to the writing thread, and counts those for which there is no room."""
+class _Output:
+    """A descriptor to which lines are written; -1 for none."""
 
-    lost = 0
+    _number = -1
+    _rest = b""
+    """The end of a line of which only the beginning could be written; it comes before the next line."""
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Return the record as it is: it stays in this process."""
-        return record
+    def renew(self) -> None:
+        """Open again what has another name now. Raises OSError; then what was open stays."""
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Hand on a record, after one that says how many were lost before it."""
+    def write(self, line: bytes) -> None:
+        """Write a line. Raises OSError, or ValueError if the output was closed, if nothing of it was written."""
+        data, written = self._rest + line, 0
         try:
-            if self.lost:
-                text = f"{self.lost:,} lines were lost, because the log is slower than what happens"
-                self.queue.put_nowait(logging.LogRecord(_ROOT, logging.WARNING, __file__, 0, text, None, None))
-                self.lost = 0
-            self.queue.put_nowait(record)
-        except queue.Full:
-            self.lost += 1
+            while written < len(data):
+                written += self._write_some(data[written:])
+        except OSError:
+            begun = written > len(self._rest)
+            self._rest = data[written:] if begun else self._rest[written:]
+            if not begun:
+                raise
+        else:
+            self._rest = b""
+
+    def _write_some(self, data: bytes) -> int:
+        try:
+            return os.write(self._number, data)
+        except BlockingIOError:  # another process that has the pipe has made it non-blocking
+            waiting = select.poll()
+            waiting.register(self._number, select.POLLOUT)
+            waiting.poll()
+            return 0
+
+    def close(self) -> None:
+        """Close what was opened. Raises OSError."""
+
+
+class _File(_Output):
+    """A file to which lines are added, the one that has the name when a line is written.
+
+    So programs that rename or remove it, as logrotate does, need do nothing else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and make it if there is none. Raises OSError."""
+        self._path = path
+        self._found = -1, -1
+        """The device and the inode of the open file."""
+        self._open()
+
+    def _open(self) -> None:
+        opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        before, self._number, self._rest = self._number, opened, b""
+        status = os.fstat(opened)
+        self._found = status.st_dev, status.st_ino
+        if before >= 0:
+            os.close(before)
+
+    def renew(self) -> None:
+        """Open the file anew if another one or none has its name. Raises OSError; then the one that was open stays."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            self._open()
+            return
+        if (status.st_dev, status.st_ino) != self._found:
+            self._open()
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        os.close(self._number)
+
+
+class _Stream(_Output):
+    """A text stream, or the descriptor below it.
+
+    The interpreter can't end while a thread waits in a stream's own lock; it can while one waits in a system call.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # of one that is kept in memory
+            self._number = stream.fileno()
+
+    def _write_some(self, data: bytes) -> int:
+        if self._number >= 0:
+            return super()._write_some(data)
+        self._stream.write(data.decode())
+        self._stream.flush()
+        return len(data)
+
+
+class _Writer(logging.Handler):
+    """Hands records to the writing thread, and counts those for which there is no room, or that can't be written."""
+
+    def __init__(self, output: _Output) -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self._output = output
+        self._waiting: queue.SimpleQueue[logging.LogRecord | Callable[[], None] | None] = queue.SimpleQueue()
+        self._lost = 0
+        """How many records found no room. Guarded by the handler's lock."""
+        self._unwritten = 0
+        """How many lines the writing thread couldn't write."""
+        self._kept_open = False
+        """Whether the last try to open the file anew has failed."""
+        self._thread = threading.Thread(target=self._run, name="topicstore-log", daemon=True)
+        self._thread.start()
+
+    # --- in all threads ---
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand on a record, after one that says how many were lost before it. Called with the handler's lock."""
+        if self._waiting.qsize() + (self._lost > 0) >= _WAITING:
+            self._lost += 1
+            return
+        if self._lost:
+            self._waiting.put(_about_lost(self._lost))
+            self._lost = 0
+        self._waiting.put(record)
+
+    def reopen(self) -> None:
+        """Have the file opened anew, if its name says so."""
+        self._waiting.put(self._renew)
+
+    def stop(self) -> None:
+        """Return when all is written, or after a time in which it can't be; then the writing thread is left alone."""
+        self._waiting.put(None)
+        self._thread.join(_FAREWELL)
+
+    # --- in the writing thread ---
+
+    def _run(self) -> None:
+        while (one := self._waiting.get()) is not None:
+            if callable(one):
+                one()
+            else:
+                self._write(one)
+            if self._waiting.empty():
+                self._tell_lost()
+        self._tell_lost()
+        with contextlib.suppress(OSError):  # nobody is left who could be told
+            self._output.close()
+
+    def _tell_lost(self) -> None:
+        self.acquire()
+        lost, self._lost = self._lost, 0
+        self.release()
+        if lost:
+            self._write(_about_lost(lost))
+
+    def _renew(self) -> None:
+        try:
+            self._output.renew()
+            self._kept_open = False
+        except OSError as bad:
+            if not self._kept_open:
+                self._kept_open = True
+                self._write_line(_told("the log can't be opened anew, and stays the file that it was: %s", bad))
+
+    def _write(self, record: logging.LogRecord) -> None:
+        self._renew()
+        if self._unwritten:
+            text = "%s lines were lost, because the log could not be written"
+            if not self._write_line(_told(text, f"{self._unwritten:,}")):
+                self._unwritten += 1
+                return
+            self._unwritten = 0
+        if not self._write_line(record):
+            self._unwritten += 1
+
+    def _write_line(self, record: logging.LogRecord) -> bool:
+        """Write a record; return whether it could be."""
+        try:
+            line = self.format(record)
+        except Exception as bad:  # noqa: BLE001 - whatever is wrong with a record is no reason to lose its event
+            line = self.format(_told("an event that can't be written as it is, %s: %a", repr(bad), record.msg))
+        try:
+            self._output.write(f"{line}\n".encode())
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+def _told(text: str, *values: object) -> logging.LogRecord:
+    return logging.LogRecord(_ROOT, logging.WARNING, __file__, 0, text, values, None)
+
+
+def _about_lost(lost: int) -> logging.LogRecord:
+    return _told("%s lines were lost, because the log is slower than what happens", f"{lost:,}")
 
 
 @contextlib.contextmanager
 def logging_to(settings: LogSettings, stream: IO[str] | None = None) -> Iterator[None]:
     """Write the server's log while the context lasts: to the settings' file, else to ``stream``, else to stderr.
 
-    Raises `InvalidArgumentError` where the file can't be written.
+    Warnings of libraries, and errors that nothing has caught, are lines of it. At the end, lines that wait have two
+    seconds. Raises `InvalidArgumentError` where the file can't be written.
     """
-    written: logging.StreamHandler[Any]
+    output: _Output
     if settings.file is not None:
         try:
-            written = logging.FileHandler(settings.file, encoding="utf-8")
+            output = _File(settings.file)
         except OSError as bad:
             raise InvalidArgumentError(f"the log {settings.file} can't be written: {bad}") from bad
     else:
-        written = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    written.setFormatter(JsonLines())
-    waiting: queue.Queue[logging.LogRecord] = queue.Queue(_WAITING)
-    handler, listener = _Waiting(waiting), logging.handlers.QueueListener(waiting, written)
-    listener.start()
+        output = _Stream(stream if stream is not None else sys.stderr)
+    handler = _Writer(output)
     try:
-        with _handled_by(handler, _ROOT, settings.level), _handled_by(handler, _UVICORN, "warning"):
+        with (
+            _handled_by(handler, None, "warning"),
+            _handled_by(handler, _ROOT, settings.level),
+            _handled_by(handler, _UVICORN, "warning"),
+            _nothing_on_stderr(),
+        ):
             yield
     finally:
-        listener.stop()
+        handler.stop()
         handler.close()
-        written.close()
 
 
 @contextlib.contextmanager
-def _handled_by(handler: logging.Handler, name: str, level: str) -> Iterator[None]:
-    """Hand what a logger is told to a handler, and to no other."""
+def _handled_by(handler: logging.Handler, name: str | None, level: str) -> Iterator[None]:
+    """Hand what a logger is told to a handler, and to no other; of None, what no other logger handles."""
     logger = logging.getLogger(name)
     before = logger.level, logger.propagate
     logger.setLevel(level.upper())
@@ -124,3 +314,26 @@ def _handled_by(handler: logging.Handler, name: str, level: str) -> Iterator[Non
         logger.removeHandler(handler)
         level_before, logger.propagate = before
         logger.setLevel(level_before)
+
+
+@contextlib.contextmanager
+def _nothing_on_stderr() -> Iterator[None]:
+    """Log what Python would write to standard error, on which a thread would wait if it is a pipe that nobody reads."""
+    before = warnings.showwarning, threading.excepthook, sys.unraisablehook
+
+    def warned(message: Warning | str, *_: object) -> None:
+        _log.warning("%s", " ".join(str(message).split()))
+
+    def failed(what: Any) -> None:
+        if what.exc_type is not SystemExit:
+            _log.error("a thread has ended with an error", exc_info=(what.exc_type, what.exc_value, what.exc_traceback))
+
+    def ignored(what: Any) -> None:
+        about = f"{what.err_msg or 'an exception was ignored in'}: {what.object!r}"
+        _log.error("%s", about, exc_info=(what.exc_type, what.exc_value, what.exc_traceback))
+
+    warnings.showwarning, threading.excepthook, sys.unraisablehook = warned, failed, ignored  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning, threading.excepthook, sys.unraisablehook = before

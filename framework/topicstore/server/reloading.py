@@ -7,18 +7,16 @@ again; all else holds at once, also what they may do and be sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 import msgspec
 
 from .access.access import Access
-from .listeners import Listener, listen
-from .listeners.peer import ConnectionFactory
 from .settings import MESSAGES, ServerSettings
 
-__all__ = ["Reloaded", "in_force", "new_access", "new_listeners", "stop", "summary", "with_access_of"]
+__all__ = ["Reloaded", "in_force", "new_access", "summary", "with_access_of"]
 
 _RESTART = (
     ("durable_storage", "*", "data_dir"),
@@ -115,38 +113,6 @@ def in_force(before: ServerSettings, after: ServerSettings) -> ServerSettings:
 def with_access_of(before: ServerSettings, after: ServerSettings) -> ServerSettings:
     """Return new settings with the old ones of who may do what, for a server whose program says that."""
     return msgspec.structs.replace(after, authentication=before.authentication, authorization=before.authorization)
-
-
-async def new_listeners(
-    running: Sequence[Listener], settings: ServerSettings, connect: ConnectionFactory
-) -> list[Listener]:
-    """Return the listeners of new settings; those of ``running`` that are not among them accept until they are stopped.
-
-    One whose address stays keeps its sockets, so that nobody is refused; its files of TLS are read again. Raises
-    `ListenError`; then none of the new ones accepts.
-    """
-    by_name = {listener.via.name: listener for listener in running}
-    found: list[Listener] = []
-    try:
-        for name, one in settings.listeners.items():
-            before = by_name.get(name)
-            if before is None or before.address != one.listen:
-                found.append(await listen(name, one, settings.limits, connect))
-            elif before.same(one, settings.limits):
-                found.append(before)
-            else:
-                found.append(await before.changed(one, settings.limits))
-    except BaseException:
-        stop(found, but=running)
-        raise
-    return found
-
-
-def stop(listeners: Iterable[Listener], *, but: Sequence[Listener]) -> None:
-    """Have listeners accept no more, except some."""
-    for listener in listeners:
-        if listener not in but:
-            listener.stop()
 
 
 def new_access(before: ServerSettings, after: ServerSettings) -> Access | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from topicstore.contract.errors import InvalidArgumentError
+from topicstore.files.text import read_text
 
 __all__ = ["ReplacedFile", "Signature", "Watched"]
 
@@ -47,8 +48,8 @@ class ReplacedFile:
     def lines(self) -> list[tuple[int, str]]:
         """Return the lines that count, with their numbers, from 1 on. Raises the file's error."""
         with self._explained():
-            text = self.path.read_text(encoding="utf-8")
-        return [(number, line) for number, line in enumerate(text.split("\n"), 1) if counts(line)]
+            text = read_text(self.path)
+        return [(number, line) for number, line in enumerate(_lines(text), 1) if counts(line)]
 
     def change(self, change: Callable[[list[str]], list[str]], *, missing_ok: bool) -> None:
         """Replace all lines by what ``change`` makes of them, comments too.
@@ -103,7 +104,7 @@ class ReplacedFile:
 
     def _all(self, *, missing_ok: bool) -> list[str]:
         try:
-            return [line for line in self.path.read_text(encoding="utf-8").split("\n") if line.strip()]
+            return [line for line in _lines(read_text(self.path)) if line.strip()]
         except FileNotFoundError:
             if missing_ok:
                 return []
@@ -117,7 +118,7 @@ class ReplacedFile:
             raise self._error(
                 f"there is no file of {self._what} at {self.path}; 'topicstore {self._what} add' makes it"
             ) from bad
-        except (OSError, UnicodeDecodeError) as bad:
+        except (OSError, UnicodeError) as bad:
             raise self._error(f"the file of {self._what} {self.path} can't be used: {bad}") from bad
 
 
@@ -205,6 +206,11 @@ class Watched(Generic[T]):
                 return self._missing
             self._told = ""
             return found
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text, whose ends may be those of Windows."""
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def counts(line: str) -> bool:

@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 
 import topicstore as ts
 
+from .listeners import Reserved
+from .logs import reopen
 from .readiness import notify
 from .server import Server
 from .settings import ServerSettings
+from .signals import Signals
 
-__all__ = ["INTERRUPTED", "serve"]
-
-INTERRUPTED = 130
-"""The exit code after a second signal, which ends the program at once."""
+__all__ = ["serve"]
 
 _FULL = 2
 """The oldest generation of the garbage collector."""
@@ -36,29 +34,44 @@ async def serve(
     ready: Callable[[Server], object],
     read: Callable[[], ServerSettings] | None = None,
     storages: Mapping[str, ts.Database] | None = None,
+    reserved: Reserved | None = None,
+    signals: Signals | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return. A second one ends the process at once.
 
-    SIGHUP reads certificates again, and with ``read`` all settings. ``ready`` is called in the event loop once clients
-    are accepted. The database is not closed. ``read`` and ``storages`` are those of `Server`. Raises what
-    `Server.__aenter__` and `Server.wait` raise.
+    SIGHUP reads certificates again, and with ``read`` all settings. It is heeded once the server serves, and until it
+    ends. ``ready`` is called in the event loop once clients are accepted. The database is not closed. ``read``,
+    ``storages`` and ``reserved`` are those of `Server`. ``signals`` are entered ones, which may have come already.
+    Raises what `Server.__aenter__` and `Server.wait` raise.
     """
-    async with Server(db, settings, read=read, storages=storages) as server:
-        over = asyncio.Event()
-        with _signals(over, server), _collecting_rarely():
-            ready(server)
-            failing = asyncio.ensure_future(server.wait())
-            ending = asyncio.ensure_future(over.wait())
-            try:
-                await asyncio.wait((failing, ending), return_when=asyncio.FIRST_COMPLETED)
-                if failing.done():
-                    failing.result()
+    over, hung_up = asyncio.Event(), asyncio.Event()
+    with contextlib.ExitStack() as entered:
+        signals = signals if signals is not None else entered.enter_context(Signals())
+        entered.enter_context(signals.handled(asyncio.get_running_loop(), end=over.set, reload=hung_up.set))
+        if over.is_set():
+            return
+        async with Server(db, settings, read=read, storages=storages, reserved=reserved) as server:
+            with _collecting_rarely():
+                if not over.is_set():
+                    ready(server)
+                await _until(over, hung_up, server)
                 notify("STOPPING=1")
                 await server.drain()
-            finally:
-                for task in (failing, ending):
-                    task.cancel()
-                await asyncio.gather(failing, ending, return_exceptions=True)
+
+
+async def _until(over: asyncio.Event, hung_up: asyncio.Event, server: Server) -> None:
+    """Serve until ``over`` is set; raise what `Server.wait` raises."""
+    failing = asyncio.ensure_future(server.wait())
+    ending = asyncio.ensure_future(over.wait())
+    reloading = asyncio.ensure_future(_reload(hung_up, server))
+    try:
+        await asyncio.wait((failing, ending), return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            failing.result()
+    finally:
+        for task in (failing, ending, reloading):
+            task.cancel()
+        await asyncio.gather(failing, ending, reloading, return_exceptions=True)
 
 
 @contextlib.contextmanager
@@ -91,33 +104,15 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-@contextlib.contextmanager
-def _signals(over: asyncio.Event, server: Server) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    reloading: set[asyncio.Task[None]] = set()
-
-    def end() -> None:
-        if over.is_set():
-            os._exit(INTERRUPTED)  # whatever hangs, hangs no longer; what was acknowledged is stored
-        over.set()
-
-    def reload() -> None:
-        task = loop.create_task(_reload(server))
-        reloading.add(task)
-        task.add_done_callback(reloading.discard)
-
-    loop.add_signal_handler(signal.SIGTERM, end)
-    loop.add_signal_handler(signal.SIGINT, end)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
-
-
-async def _reload(server: Server) -> None:
-    try:
-        await (server.reread() if server.can_reread else server.reload(server.settings))
-    except (ts.TopicstoreError, OSError) as bad:
-        _log.error("settings and certificates stay as they were: %s", bad)
+async def _reload(hung_up: asyncio.Event, server: Server) -> None:
+    """Reload after each SIGHUP, and after several that come during a reload once more."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        reopen()
+        try:
+            await (server.reread() if server.can_reread else server.reload(server.settings))
+        except (ts.TopicstoreError, OSError) as bad:
+            _log.error("settings and certificates stay as they were: %s", bad)
+        except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
+            _log.error("settings and certificates could not be read again", exc_info=fault)

@@ -20,10 +20,10 @@ from .access.access import Access
 from .broker import Broker
 from .http.discovery import Announcement, FoundServer
 from .http.http_server import HttpServer
-from .listeners import Listener, listen
+from .listeners import Listener, Replacement, Reserved, listen
 from .logs import set_level
 from .memory_budget import MemoryBudget
-from .reloading import Reloaded, in_force, new_access, new_listeners, stop, summary, with_access_of
+from .reloading import Reloaded, in_force, new_access, summary, with_access_of
 from .retaining import change_database, check_database
 from .settings import MESSAGES, ServerSettings
 from .sys_topics import Traffic
@@ -58,18 +58,21 @@ class Server:
         access: Access | None = None,
         read: Callable[[], ServerSettings] | None = None,
         storages: Mapping[str, ts.Database] | None = None,
+        reserved: Reserved | None = None,
     ) -> None:
         """Make a server; it begins to serve when it is entered.
 
         access:   who may do what; by default what the settings say.
         read:     reads the settings again, for `reread`; called in a thread.
         storages: all open databases by name, with ``db``, for the HTTP interface; by default only that.
+        reserved: the bound sockets of all addresses of the settings; by default they are bound when it is entered.
         """
         self._db = db
         self._read = read
         self._storages: Mapping[str, ts.Database] = storages if storages is not None else {MESSAGES: db}
         self._settings = settings if settings is not None else ServerSettings()
         self._given = access
+        self._reserved = reserved
         self._broker: Broker | None = None
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
@@ -89,6 +92,8 @@ class Server:
         settings, listeners = self._settings, list[Listener]()
         self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as undo:
+            reserved = self._reserved if self._reserved is not None else await asyncio.to_thread(Reserved, settings)
+            undo.callback(reserved.close)
             access = self._given
             if access is None:
                 access = Access(settings.authentication, settings.authorization)
@@ -97,14 +102,14 @@ class Server:
             broker = Broker(self._db, settings, access)
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
-                listener = await listen(name, one, settings.limits, broker.connection)
+                listener = await listen(name, one, settings.limits, broker.connection, reserved.take(name))
                 undo.callback(listener.stop)
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
             if settings.http is not None:
                 self._http = http = await asyncio.to_thread(HttpServer, self._db, settings.http, self)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
-                await asyncio.to_thread(http.start)
+                await asyncio.to_thread(http.start, reserved.take(None))
             else:
                 found = FoundServer(pid=os.getpid())
                 self._announcement = await asyncio.to_thread(Announcement.of, self._db, found)
@@ -193,20 +198,18 @@ class Server:
             access = new_access(before, following)
             if access is None:  # else it has just read it
                 await asyncio.to_thread(broker.serving.access.reread)
+            replacement = Replacement(self._listeners)
             try:
-                listeners = await new_listeners(self._listeners, following, broker.connection)
-                try:
-                    await self._take_over(following)
-                    self._serving()
-                except BaseException:
-                    stop(listeners, but=self._listeners)
-                    raise
+                await replacement.open(following, broker.connection)
+                await self._take_over(following)
+                self._serving()
             except BaseException:
+                await replacement.undo()
                 if access is not None:
                     await _close(access)
                 raise
-            stop(self._listeners, but=listeners)
-            self._settings, self._listeners = following, listeners
+            replacement.finish()
+            self._settings, self._listeners = following, replacement.listeners
             if access is not None:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access

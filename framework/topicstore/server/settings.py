@@ -9,7 +9,7 @@ import msgspec
 
 from topicstore.contract.errors import InvalidArgumentError
 
-from .addresses import Address
+from .addresses import Address, Addresses
 from .durable_settings import DurableSessionsSettings, StorageSettings, ZoneSettings
 from .limits import Limits
 from .quantities import Duration, Size
@@ -68,7 +68,8 @@ class ListenerSettings(Section, frozen=True):
     """Section ``[listeners.NAME]``: where clients of MQTT connect. The name stands in logs."""
 
     listen: Address
-    """``"HOST:PORT"``; port 0 takes a free one."""
+    """``"HOST:PORT"``; port 0 takes a free one. ``[::]`` is all addresses of IPv6 only, ``0.0.0.0`` all of IPv4: two
+    listeners may have them at the same port."""
     protocol: Literal["mqtt", "websocket"] = "mqtt"
     """Whether clients speak MQTT at once, or within a WebSocket."""
     zone: str | None = None
@@ -158,8 +159,9 @@ class HttpTlsSettings(Section, frozen=True):
 class HttpSettings(Section, frozen=True):
     """Section ``[http]``: the HTTP interface. Without the section there is none."""
 
-    listen: Address = Address("127.0.0.1:18083")
-    """``"HOST:PORT"``; port 0 takes a free one."""
+    listen: Addresses = Address("127.0.0.1:18083")
+    """``"HOST:PORT"``, or a list of several; port 0 takes a free one. ``[::]`` is all addresses of IPv6 only,
+    ``0.0.0.0`` all of IPv4."""
     tls: HttpTlsSettings | None = None
     anonymous: Literal["loopback", "never"] = "loopback"
     """From where requests without a token are allowed everything: from this machine, from nowhere. The first token,

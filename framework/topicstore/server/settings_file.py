@@ -17,7 +17,9 @@ from typing import Any
 import attrs
 import msgspec
 
-from .addresses import Address
+from topicstore.files.text import read_text
+
+from .addresses import Address, Addresses
 from .quantities import Duration, Size
 from .settings import ServerSettings, SettingsError
 from .settings_environment import Variable, overlay, variables
@@ -58,14 +60,24 @@ def _has(given: Any, place: Sequence[str]) -> bool:
     return True
 
 
-def read_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> ServerSettings:
-    """Return the settings of a file and the environment; of None, those without a file. Raises `SettingsError`."""
-    return read_configuration(path, environ).settings
+def read_settings(
+    path: Path | None, environ: Mapping[str, str] = os.environ, *, empty_ok: bool = True
+) -> ServerSettings:
+    """Return the settings of a file and the environment; of None, those without a file. Raises `SettingsError`.
+
+    ``empty_ok``: an empty file means all defaults. A server that reads its file again refuses one, as an editor leaves
+    it that was interrupted, or a full disk.
+    """
+    return read_configuration(path, environ, empty_ok=empty_ok).settings
 
 
-def read_configuration(path: Path | None, environ: Mapping[str, str] = os.environ) -> Configuration:
+def read_configuration(
+    path: Path | None, environ: Mapping[str, str] = os.environ, *, empty_ok: bool = True
+) -> Configuration:
     """Return `read_settings` together with where each setting comes from. Raises `SettingsError`."""
     text = "" if path is None else _text(path)
+    if path is not None and not empty_ok and not text.strip():
+        raise SettingsError(f"{path} is empty, as if it could not be written; a comment in it means all defaults")
     try:
         given = deepcopy(_WITHOUT_A_FILE) if path is None else tomllib.loads(text)
     except tomllib.TOMLDecodeError as bad:
@@ -94,10 +106,10 @@ def convert(document: Mapping[str, Any], folder: Path) -> ServerSettings:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError as bad:
         raise SettingsError(f"there is no file {path}; 'topicstore config init' prints one with all settings") from bad
-    except (OSError, UnicodeDecodeError) as bad:
+    except (OSError, UnicodeError) as bad:
         raise SettingsError(f"{path}: {bad}") from bad
 
 
@@ -124,6 +136,8 @@ def _read(kind: type[Any], value: Any, folder: Path) -> Any:
         return folder / value
     if kind is Address:
         return Address(value)
+    if kind is Addresses:
+        return Addresses.read(value)
     if issubclass(kind, (Duration, Size)):
         return kind.read(value)
     raise NotImplementedError(f"settings hold no {kind.__name__}")

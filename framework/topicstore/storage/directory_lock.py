@@ -16,6 +16,7 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +35,17 @@ _NOT_LOCKED = frozenset((errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOLCK, 
 """The errors of file systems that can't lock directories, and of a directory that may be entered but not read."""
 
 
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+"""The locks of this process, and in a forked child those that it has left to its parent."""
+
+
+def _identity(file: int) -> tuple[int, int] | None:
+    if file < 0:
+        return None
+    found = os.fstat(file)
+    return found.st_dev, found.st_ino
+
+
 class DirectoryLock:
     """The lock of a directory, held from its construction until `release`; with ``reading``, readers may share it."""
 
@@ -42,6 +54,8 @@ class DirectoryLock:
         self._file = self._directory = -1
         """The file descriptors; -1 if one can't be opened, or was closed."""
         self._shared = False
+        self.held_by: tuple[int, tuple[int, int] | None] | None = None
+        """The process that holds the lock, and the device and inode of the file; None if none holds it."""
         remember(self)
         with Taken() as taken:
             taken.add(self._close)
@@ -52,7 +66,9 @@ class DirectoryLock:
                     self._lock(self._file, path)
                 self._lock_directory(directory)
             except BlockingIOError as busy:
-                raise DatabaseLockedError(f"{directory} is open elsewhere: {self._holder()}") from busy
+                raise DatabaseLockedError(self._refusal(directory)) from busy
+            self.held_by = self._owner, _identity(self._file)
+            _held.add(self)
             if not self._shared:
                 since = format_time(int(time.time()) * 1_000_000)
                 holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
@@ -97,6 +113,13 @@ class DirectoryLock:
     def _lock(self, file: int, path: Path) -> None:
         lock_file(file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, path)
 
+    def _refusal(self, directory: Path) -> str:
+        """Return who has the lock that can't be had."""
+        wanted = os.getpid(), _identity(self._file)
+        if self._file >= 0 and any(one.held_by == wanted for one in list(_held)):
+            return f"{directory} is open elsewhere in this process (pid {os.getpid()}); use that one, or close it first"
+        return f"{directory} is open elsewhere: {self._holder()}"
+
     def _holder(self) -> str:
         said = os.pread(self._file, 1000, 0) if self._file >= 0 else b""
         return said.decode(errors="replace").strip() or "another process"
@@ -113,6 +136,7 @@ class DirectoryLock:
     def _close(self) -> None:
         files = self._file, self._directory
         self._file = self._directory = -1
+        self.held_by = None
         for file in files:
             if file >= 0:
                 os.close(file)

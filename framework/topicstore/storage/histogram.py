@@ -61,7 +61,8 @@ def histogram(
 ) -> Histogram:
     """Count the matching messages stored before the call in ``spans`` spans of equal length.
 
-    They begin at ``start`` (None: at the first message) and end at or shortly after ``until`` (None: the last message).
+    They begin at ``start`` (None: at the first message). The last of them ends at or shortly after ``until`` (None: the
+    last message), but a message at ``until``, or later, is in none. No span is shorter than a microsecond.
     """
     storage.check_open()
     parts = [
@@ -73,7 +74,7 @@ def histogram(
     begin = min((part.first.min() for part in parts), default=0) if start is None else start
     end = max((part.last.max() for part in parts), default=begin) + 1 if until is None else until
     width = max(-(-int(end - begin) // spans), 1)
-    edges = int(begin) + width * np.arange(spans + 1, dtype=np.float64)
+    edges = np.minimum(int(begin) + width * np.arange(spans + 1, dtype=np.float64), max(begin, end))
     counts, exact = np.zeros(spans), True
     for part in parts:
         found, sure = part.counts(edges)

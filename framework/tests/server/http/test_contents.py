@@ -183,6 +183,36 @@ def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
         assert (380_000, True) == (left.messages, left.exact)
 
 
+@pytest.mark.parametrize("topic_filter", ["#", "edge/+"])
+def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, topic_filter: str) -> None:
+    """And no message at ``until`` or later is counted, though the last span ends later, as of more spans than time."""
+    with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift") as db:
+        random = np.random.default_rng(3).integers(0, 30_000_000, 200)
+        times = np.unique(np.concatenate([_START + random, _START + 1_000_000 * np.arange(30)]))
+        db.store([ts.Message(f"edge/{n % 3}", b"x", "c", timestamp=int(time)) for n, time in enumerate(times)])
+        for first, last, spans in (
+            (1, 2_000_000, 600),
+            (4_999_997, 5_000_000, 10),
+            (0, 30_000_000, 30),
+            (0, 30_000_000, 7),
+            (0, 10, 60),
+            (0, 1, 1),
+            (5_000_000, 5_000_001, 10),
+            (0, 0, 5),
+            (10, 0, 5),
+            (-10, 30_000_001, 1_000),
+        ):
+            start, until = _START + first, _START + last
+            found = histogram(db.storage, TopicFilter(topic_filter), start, until, spans)
+            within = times[(times >= start) & (times < until)]
+            assert (found.exact, found.start, found.messages) == (True, start, len(within))
+            assert found.counts == np.bincount((within - start) // found.width, minlength=spans).tolist()
+        early = histogram(db.storage, TopicFilter(topic_filter), None, _START, 4)
+        assert ([0, 0, 0, 0], True) == (early.counts, early.exact)
+        whole = histogram(db.storage, TopicFilter(topic_filter), None, None, 60)
+        assert len(times) == whole.messages
+
+
 @pytest.mark.parametrize("path", ["/latest", "/retained", "/queues/large/messages"])
 def test_a_page_of_large_messages_ends_where_it_would_be_too_large(
     http: httpx.Client, db: ts.Database, path: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import tracemalloc
@@ -48,6 +49,17 @@ def test_json_may_be_one_message_or_a_list(http: httpx.Client, db: ts.Database) 
     assert http.post("/messages?store=true", json=more).json()["stored"] == 2
     assert _payloads(db, "json/a") == [b"text", b'{"x":1}', b"\xff"]
     assert next(db.replay("json/a")).properties == ts.Properties(user_properties=(("k", "v"),))
+
+
+@pytest.mark.parametrize("kind", ["application/json", LINES])
+def test_a_byte_order_mark_before_json_means_nothing(http: httpx.Client, db: ts.Database, kind: str) -> None:
+    """RFC 8259 lets a reader ignore it; within a payload it stays."""
+    body = '\ufeff{"topic": "mark/a", "payload": "\ufeffx"}'.encode()
+    assert _post(http, body, kind).json()["stored"] == 1
+    assert [b"\xef\xbb\xbfx"] == _payloads(db, "mark/a")[-1:]
+    rule = {"topic_filter": f"mark/{kind}"}
+    posted = http.post("/persistence", content=b"\xef\xbb\xbf" + json.dumps(rule).encode())
+    assert posted.is_success, posted.text
 
 
 def test_json_lines_are_what_a_replay_writes(http: httpx.Client, db: ts.Database) -> None:

@@ -33,6 +33,15 @@ def test_tokens_are_added_listed_and_revoked(tokens: Tokens) -> None:
         tokens.add("admin", "read")
 
 
+def test_a_file_that_an_editor_of_windows_has_saved_is_read(tokens: Tokens) -> None:
+    """A byte order mark is no part of the first name, nor is a carriage return of a hash."""
+    text = tokens.add("reader", "read")
+    tokens.path.write_bytes(b"\xef\xbb\xbf" + tokens.path.read_bytes().replace(b"\n", b"\r\n"))
+    assert "read" == tokens.scope_of(text)
+    tokens.revoke("reader")
+    assert [] == tokens.read()
+
+
 def test_the_file_holds_hashes_and_only_its_owner_reads_it(tokens: Tokens) -> None:
     text = tokens.add("reader", "read")
     assert len(text) >= 43, "256 random bits"

@@ -18,6 +18,7 @@ import topicstore
 from topicstore.cli.connecting import connected
 from topicstore.cli.terminal.options import PATH
 from topicstore.client.paths import part
+from topicstore.files.text import read_text
 from topicstore.storage.manifest import existing_manifest
 
 if TYPE_CHECKING:
@@ -172,8 +173,8 @@ def _connection(path: Path, url: str | None, token_file: Path | None) -> Iterato
 
 def _token(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as bad:
+        return read_text(file).strip()
+    except (OSError, UnicodeError) as bad:
         raise click.BadParameter(f"{file}: {bad}", param_hint="'--token-file'") from bad
 
 

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from typing import cast
 
 from topicstore import ImportSourceError
+from topicstore.files.text import without_mark
 
 __all__ = ["split_objects"]
 
 _OUTSIDE = re.compile(rb'(?:[^"{}\[\]]|"(?:[^"\\]|\\.)*+")*+(["{}\[\]]?)', re.DOTALL)
 """All up to a bracket, or to the quotation mark of a string that has not ended yet. It matches any text."""
 _IN_STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
-
-
-_BOM = b"\xef\xbb\xbf"
 
 
 def split_objects(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
@@ -68,7 +66,7 @@ class _Splitter:
 
     def _between(self, mark: bytes) -> None:
         """Take a bracket that is not in an object."""
-        before = bytes(self.text[: self._at - 1]).removeprefix(_BOM).strip()
+        before = without_mark(bytes(self.text[: self._at - 1])).strip()
         if mark == b"{" and before == (self._before or b""):
             self._depth = 1
         elif mark == b"[" and before == b"" and self._before is None:

@@ -18,6 +18,7 @@ import xxhash
 
 from topicstore import MAX_PAYLOAD, ImportSourceError, Message
 from topicstore.files.formats import csv_parser, decode_line, decode_lines
+from topicstore.files.text import without_mark
 
 from .json_documents import split_objects
 from .rows import NO_PREFIX, BadRowError, Prefix, RawRows, Rows
@@ -34,7 +35,6 @@ _LONGEST_LINE = MAX_PAYLOAD * 4 // 3 + (16 << 20)
 _LONGEST_FIELD = 64 << 20
 """The most characters of a CSV field, and bytes of a line; Python's csv takes four to eight bytes a character."""
 _PIECE = 1 << 18
-_BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 
 _PAUSE = b""
@@ -283,7 +283,7 @@ class _JsonSource(_TextSource):
         numbers: list[int] = []
         for number, row in enumerate(block, first):
             try:
-                message = self._message(row.removeprefix(_BOM) if number == 0 else row)
+                message = self._message(without_mark(row) if number == 0 else row)
             except ValueError as bad:
                 yield Rows(messages, first, number, numbers, text)
                 raise BadRowError(number, str(bad)) from bad
@@ -310,7 +310,7 @@ class JsonLinesSource(_JsonSource):
 
     def _decoded(self, data: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
         with contextlib.suppress(ValueError):
-            messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data, self.mapping)
+            messages = decode_lines(without_mark(data) if first == 0 else data, self.mapping)
             if len(messages) == len(block):
                 yield Rows(messages, first, first + len(block), None, text)
                 return
@@ -402,7 +402,7 @@ class _CsvLines:
                 raise _PausedError
         first = not self._begun and not self._kept
         self._kept += line
-        return (line.removeprefix(_BOM) if first else line).decode()
+        return (without_mark(line) if first else line).decode()
 
     def again(self) -> None:
         """Read the lines that are kept again."""

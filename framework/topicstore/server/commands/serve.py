@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from .installed import check_installed
 if TYPE_CHECKING:
     from topicstore.server import Address, Server
     from topicstore.server.settings import ListenerSettings, ServerSettings
+    from topicstore.server.signals import Signals
 
 __all__ = ["serve"]
 
@@ -31,8 +33,8 @@ Exit codes:
   130  ended at once, by a second signal
 
 \b
-SIGTERM and Ctrl-C end it in order: no more clients, DISCONNECT to all, commit, close. SIGHUP reads the settings and
-certificates again.
+SIGTERM and Ctrl-C end it in order, also while it starts: no more clients, DISCONNECT to all, commit, close. SIGHUP
+reads the settings and certificates again, once it serves.
 """
 
 
@@ -54,30 +56,34 @@ certificates again.
 )
 @click.option(
     "--http",
+    multiple=True,
     metavar="HOST:PORT",
     help="Serve HTTP there, instead of where the settings say; port 0 takes a free one. With --listen and without "
     "this option HTTP isn't served.  [default: 127.0.0.1:18083]",
 )
 @click.option("--print-ready", is_flag=True, help="Print one line of JSON once it serves, and nothing else.")
 def serve(
-    path: Path | None, config: Path | None, listen: tuple[str, ...], http: str | None, *, print_ready: bool
+    path: Path | None, config: Path | None, listen: tuple[str, ...], http: tuple[str, ...], *, print_ready: bool
 ) -> None:
     """Serve the database PATH to clients of MQTT 3.1.1 and 5, and over HTTP.
 
     PATH is a directory, created where there is none; by default it is topicstore-data in the current directory. Without
     settings only clients on this machine can connect, without a password.
     """
-    check_installed()
     from topicstore.server.settings_file import read_settings
+    from topicstore.server.signals import Signals
 
-    def read() -> ServerSettings:
-        return _with_arguments(read_settings(config), listen, http)
+    with Signals() as signals:
+        check_installed()
+        settings = _with_arguments(read_settings(config), listen, http)
 
-    settings = read()
-    _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, print_ready=print_ready)
+        def read() -> ServerSettings:
+            return _with_arguments(read_settings(config, empty_ok=False), listen, http)
+
+        _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, signals, print_ready=print_ready)
 
 
-def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: str | None) -> ServerSettings:
+def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tuple[str, ...]) -> ServerSettings:
     """Return settings with what the command line says in its place."""
     from topicstore.server.settings import HttpSettings
 
@@ -88,9 +94,11 @@ def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: str
             name = f"{one.protocol}@{one.listen}"
             listeners[name if name not in listeners else f"{name}#{number}"] = one
         settings = msgspec.structs.replace(settings, listeners=listeners, http=None)
-    if http is not None:
+    if http:
+        from topicstore.server.addresses import Addresses
+
         section = settings.http if settings.http is not None else HttpSettings()
-        section = msgspec.structs.replace(section, listen=_address(http, "--http"))
+        section = msgspec.structs.replace(section, listen=Addresses.read([_address(one, "--http") for one in http]))
         settings = msgspec.structs.replace(settings, http=section)
     return settings
 
@@ -120,16 +128,33 @@ def _address(text: str, option: str) -> Address:
         raise click.BadParameter(str(bad), param_hint=f"'{option}'") from bad
 
 
-def _run(settings: ServerSettings, read: Callable[[], ServerSettings], path: Path, *, print_ready: bool) -> None:
+def _run(
+    settings: ServerSettings,
+    read: Callable[[], ServerSettings],
+    path: Path,
+    signals: Signals,
+    *,
+    print_ready: bool,
+) -> None:
     import asyncio
 
     from topicstore.server import readiness, running
+    from topicstore.server.checking import check_files
     from topicstore.server.introduction import introduction
+    from topicstore.server.listeners import Reserved
     from topicstore.server.logs import logging_to
     from topicstore.server.settings import MESSAGES
-    from topicstore.server.storages import opened
+    from topicstore.server.storages import opened, places
+    from topicstore.storage.manifest import read_manifest
 
-    with logging_to(settings.log), opened(settings, path) as storages:
+    with ExitStack() as entered:
+        entered.enter_context(logging_to(settings.log))
+        reserved = entered.enter_context(Reserved(settings))
+        if any(read_manifest(directory) is None for _, _, directory in places(settings, path)):
+            check_files(settings)  # before a database is created that the server can't serve
+        if signals.ended:
+            return
+        storages = entered.enter_context(opened(settings, path))
         db = storages[MESSAGES]
 
         def ready(server: Server) -> None:
@@ -156,7 +181,11 @@ def _run(settings: ServerSettings, read: Callable[[], ServerSettings], path: Pat
             readiness.notify("READY=1")
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(running.serve(db, settings, ready=ready, read=read, storages=storages))
+            runner.run(
+                running.serve(
+                    db, settings, ready=ready, read=read, storages=storages, reserved=reserved, signals=signals
+                )
+            )
 
 
 def _loop_factory() -> Any:

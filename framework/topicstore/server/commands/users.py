@@ -91,5 +91,7 @@ def _password(name: str) -> bytes:
     if sys.stdin.isatty():
         text: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
         return text.encode()
+    from topicstore.files.text import without_mark
+
     line = sys.stdin.buffer.readline()
-    return line.removesuffix(b"\n").removesuffix(b"\r")
+    return without_mark(line).removesuffix(b"\n").removesuffix(b"\r")

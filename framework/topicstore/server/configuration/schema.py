@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from topicstore.server.addresses import Address
+from topicstore.server.addresses import Address, Addresses
 from topicstore.server.quantities import Duration, Period, Quota, Size
 from topicstore.server.settings import ServerSettings
 
@@ -54,6 +54,9 @@ def _schema(kind: inspect.Type, tables: dict[str, Any]) -> dict[str, Any]:
             return {"type": "object", "additionalProperties": _schema(inner, tables), "minProperties": least or 0}
         case inspect.VarTupleType(item_type=inner, min_length=least):
             return {"type": "array", "items": _schema(inner, tables), "minItems": least or 0}
+        case inspect.CustomType(cls=cls) if cls is Addresses:
+            address = _schema(inspect.type_info(Address), tables)
+            return {"anyOf": [address, {"type": "array", "items": address, "minItems": 1}]}
         case inspect.CustomType(cls=cls):
             return {"type": "string", **_TEXTS[cls]}
         case _:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import tomlkit
 
+from topicstore.server.addresses import Address, Addresses
 from topicstore.server.quantities import Duration, Size
 from topicstore.server.settings import ServerSettings
 from topicstore.server.settings_file import Configuration
@@ -32,6 +33,8 @@ def plain(settings: Any) -> Any:
         settings = msgspec.structs.asdict(settings)
     if isinstance(settings, Mapping):
         return {key: _HIDDEN if _is_secret(key, one) else plain(one) for key, one in settings.items()}
+    if isinstance(settings, Addresses) and not isinstance(settings, Address):
+        settings = settings.all
     if isinstance(settings, (tuple, list)):
         return [plain(one) for one in settings]
     return str(settings) if isinstance(settings, (Duration, Size, Path, str)) else settings

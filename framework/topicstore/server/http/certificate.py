@@ -6,7 +6,7 @@ import re
 import ssl
 
 from topicstore.server.listeners import ListenError
-from topicstore.server.listeners.tls import tls_context, unusable
+from topicstore.server.listeners.tls import tls_context, unusable_files
 from topicstore.server.settings import HttpTlsSettings, TlsSettings
 
 __all__ = ["Certificate"]
@@ -23,7 +23,7 @@ class Certificate:
             self._now = tls_context(files, protocol="http/1.1")
             own, *_ = _PEM.findall(settings.certificate.read_bytes())
         except (OSError, ValueError) as bad:
-            raise ListenError(f"http: {unusable(files, bad)}") from bad
+            raise ListenError(f"http: {unusable_files(files, bad)}") from bad
         self.pem: str = own.decode()
         """The certificate itself as text, without those between it and the authority, which vouch for others too."""
         self.context = self._now

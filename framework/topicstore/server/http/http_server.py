@@ -20,7 +20,7 @@ import uvicorn
 import topicstore as ts
 from topicstore.releasing import Taken, release_all
 from topicstore.server.addresses import written_address
-from topicstore.server.listeners import ListenError
+from topicstore.server.listeners import ListenError, bind, places_of
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.settings import HttpSettings
@@ -53,7 +53,11 @@ class _Uvicorn(uvicorn.Server):
     """uvicorn in a thread: signals are the program's, and whoever started it is told when it serves."""
 
     def __init__(
-        self, config: uvicorn.Config, bound: socket.socket, certificate: Certificate | None, threads: FairThreads
+        self,
+        config: uvicorn.Config,
+        bound: Sequence[socket.socket],
+        certificate: Certificate | None,
+        threads: FairThreads,
     ) -> None:
         super().__init__(config)
         self.serving: Future[None] = Future()
@@ -81,7 +85,7 @@ class _Uvicorn(uvicorn.Server):
         if self._certificate is not None:
             patience = make.keywords["period"]
             tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": patience}
-        self.servers = [await loop.create_server(connect, sock=self._bound, backlog=_BACKLOG, **tls)]
+        self.servers = [await loop.create_server(connect, sock=one, backlog=_BACKLOG, **tls) for one in self._bound]
         self.started = True
         self.serving.set_result(None)
 
@@ -136,28 +140,32 @@ class HttpServer:
         """``http`` or ``https``."""
         return "http" if self._settings.tls is None else "https"
 
-    def start(self) -> None:
-        """Bind the address and serve; return when requests are answered. It is called once.
+    def start(self, bound: Sequence[socket.socket] | None = None) -> None:
+        """Serve; return when requests are answered. It is called once.
+
+        ``bound`` are the sockets to serve on, which are its own from now on; by default its addresses are bound.
 
         Raises `ListenError`, and `OSError` if commands can't be told where it is; then nothing is left open, and it
         can't be started again.
         """
         with Taken() as begun:
             begun.add(self.stop)
+            sockets = list(bound or ())
             with self._changing:
+                self._taken.add(lambda: release_all(one.close for one in sockets))
                 if self.context.stopping.is_set():
                     raise ListenError("the HTTP interface was stopped; make another one")
                 if self._settings.tls is not None:
                     self._certificate = Certificate(self._settings.tls)
-                bound = _bound(self._settings)
-                self._taken.add(bound.close)
-                self.addresses = [written_address(bound.getsockname())]
-                self._serve(bound)
+                for address in self._settings.listen.all if bound is None else ():
+                    sockets += bind(address, places_of(address, " for HTTP"), " for HTTP")
+                self.addresses = [written_address(one.getsockname()) for one in sockets]
+                self._serve(sockets)
                 self._taken.add(self.context.metrics.stop)
                 self.context.metrics.start()
                 self._announce(self._certificate)
 
-    def _serve(self, bound: socket.socket) -> None:
+    def _serve(self, bound: Sequence[socket.socket]) -> None:
         config: Any = uvicorn.Config(
             by_sent_path(application(self.context)),
             http=connections(self._settings.connections, self._settings.request_timeout, self.context.memory),
@@ -241,16 +249,6 @@ def _run(server: _Uvicorn) -> None:
         if server.serving.done():
             raise
         server.serving.set_exception(failed)
-
-
-def _bound(settings: HttpSettings) -> socket.socket:
-    address = settings.listen
-    try:
-        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
-    except OSError as bad:
-        reason = os.strerror(bad.errno) if bad.errno and bad.errno > 0 else str(bad)
-        raise ListenError(f"can't listen on {address} for HTTP: {reason}") from bad
 
 
 def _local(address: str) -> str:

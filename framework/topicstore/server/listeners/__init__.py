@@ -6,7 +6,22 @@ transport, whatever lies between that and the socket.
 
 from __future__ import annotations
 
-from .listener import Listener, ListenError, listen, read_tls
+from .listener import Listener, listen, read_tls
 from .peer import ConnectionFactory, Peer, Via, peer_of
+from .replacing import Replacement
+from .reserving import ListenError, Reserved, bind, places_of
 
-__all__ = ["ConnectionFactory", "ListenError", "Listener", "Peer", "Via", "listen", "peer_of", "read_tls"]
+__all__ = [
+    "ConnectionFactory",
+    "ListenError",
+    "Listener",
+    "Peer",
+    "Replacement",
+    "Reserved",
+    "Via",
+    "bind",
+    "listen",
+    "peer_of",
+    "places_of",
+    "read_tls",
+]

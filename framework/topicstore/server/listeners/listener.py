@@ -6,26 +6,22 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from topicstore.contract.errors import InvalidArgumentError
-from topicstore.server.addresses import Address, written_address
+from topicstore.server.addresses import Address
 from topicstore.server.limits import Limits
 from topicstore.server.settings import ListenerSettings
 
 from .handshake import FailedHandshakes, Handshake
 from .peer import ConnectionFactory, Scheme, Via
-from .tls import tls_context, unusable
+from .reserving import ListenError, Place, bind, places_of, unusable
+from .tls import tls_context, unusable_files
 from .websocket import WebSocketEdge
 
-__all__ = ["ListenError", "Listener", "listen", "read_tls"]
+__all__ = ["Listener", "listen", "read_tls"]
 
 _BACKLOG = 4_096
-
-
-class ListenError(InvalidArgumentError):
-    """A listener can't be opened or changed: an address in use, or a certificate that can't be read."""
 
 
 def read_tls(name: str, settings: ListenerSettings) -> ssl.SSLContext | None:
@@ -36,7 +32,7 @@ def read_tls(name: str, settings: ListenerSettings) -> ssl.SSLContext | None:
     try:
         return tls_context(tls, protocol="mqtt" if settings.protocol == "mqtt" else "http/1.1")
     except OSError as bad:
-        raise ListenError(f"listener {name}: {unusable(tls, bad)}") from bad
+        raise ListenError(f"listener {name}: {unusable_files(tls, bad)}") from bad
 
 
 class Listener:
@@ -49,6 +45,10 @@ class Listener:
         self._factory = self._factory_for(connect)
         self._failed = FailedHandshakes(name)
         self._servers: list[asyncio.Server] = []
+        """One for each socket."""
+        self._closed: list[Place] = []
+        """Where it doesn't accept until `reopen`."""
+        self._stopped = False
         self._reloading = asyncio.Lock()
 
     def _factory_for(self, connect: ConnectionFactory) -> Callable[[], asyncio.Protocol]:
@@ -67,9 +67,14 @@ class Listener:
         return self._settings.listen
 
     @property
+    def places(self) -> list[Place]:
+        """Where its sockets are bound."""
+        return [Place.of(one) for server in self._servers for one in server.sockets]
+
+    @property
     def addresses(self) -> list[str]:
         """The addresses on which it listens, with the ports that were taken."""
-        return [written_address(one.getsockname()) for server in self._servers for one in server.sockets]
+        return [str(place) for place in self.places]
 
     @property
     def urls(self) -> list[str]:
@@ -77,28 +82,61 @@ class Listener:
         path = self._settings.path if self._settings.protocol == "websocket" else ""
         return [f"{self.via.scheme}://{address}{path}" for address in self.addresses]
 
-    def _context(self) -> ssl.SSLContext | None:
-        return read_tls(self.via.name, self._settings)
-
-    async def _serve(self, context: ssl.SSLContext | None, bound: socket.socket | None) -> asyncio.Server:
+    async def _serve(self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None) -> list[asyncio.Server]:
+        """Return servers that accept on bound sockets, which are theirs from now on. Raises `ListenError`."""
         loop = asyncio.get_running_loop()
         factory = self._factory
         if context is not None:
             seconds = max(self._limits.connect_timeout, 0.001)
             factory = partial(Handshake, self._factory, context, seconds, self._failed)
-        if bound is not None:
-            return await loop.create_server(factory, sock=bound, backlog=_BACKLOG)
-        address = self._settings.listen
-        return await loop.create_server(factory, address.host, address.port, backlog=_BACKLOG)
-
-    async def start(self) -> None:
-        """Bind the address, and accept. Raises `ListenError`."""
-        context = self._context()
+        now: list[asyncio.Server] = []
         try:
-            self._servers = [await self._serve(context, None)]
-        except OSError as bad:
-            reason = os.strerror(bad.errno) if bad.errno and bad.errno > 0 else str(bad)
-            raise ListenError(f"can't listen on {self._settings.listen}: {reason}") from bad
+            for one in sockets:
+                now.append(await loop.create_server(factory, sock=one, backlog=_BACKLOG))  # noqa: PERF401 - see below
+        except BaseException as bad:  # those that were made are closed if one can't be
+            _close(now)
+            for one in sockets:
+                one.close()
+            if isinstance(bad, OSError):  # such as too many open files
+                raise unusable(self._settings.listen, bad) from bad
+            raise
+        return now
+
+    def read_files(self) -> ssl.SSLContext | None:
+        """Return what it needs for TLS, read from its files; None if it speaks none. Raises `ListenError`."""
+        return read_tls(self.via.name, self._settings)
+
+    async def start(self, context: ssl.SSLContext | None, bound: Sequence[socket.socket]) -> None:
+        """Accept on bound sockets, which are its own from now on. Raises `ListenError`; then they are closed."""
+        self._servers = await self._serve(bound, context)
+
+    def duplicate(self, place: Place) -> socket.socket:
+        """Return a socket of the caller's that is the one that it has at a place. Raises `ListenError`."""
+        numbers = [one.fileno() for server in self._servers for one in server.sockets if Place.of(one) == place]
+        if not numbers:
+            raise ListenError(f"listener {self.via.name}: it was stopped meanwhile")
+        try:
+            return socket.socket(fileno=os.dup(numbers[0]))
+        except OSError as bad:  # such as too many open files
+            raise ListenError(f"listener {self.via.name}: its sockets can't be taken over: {bad}") from bad
+
+    def close(self, place: Place) -> None:
+        """Accept no more at a place, so that its address is free, until `reopen`."""
+        for server in list(self._servers):
+            if [Place.of(one) for one in server.sockets] == [place]:
+                self._servers.remove(server)
+                server.close()
+                self._closed.append(place)
+
+    async def reopen(self) -> None:
+        """Accept again at the places that were closed, unless it was stopped. Raises `ListenError`."""
+        closed, self._closed = self._closed, []
+        if closed:
+            now = await self._serve(bind(self._settings.listen, closed), self.read_files())
+            if self._stopped:
+                _close(now)
+            else:
+                self._servers += now
 
     async def reload(self) -> None:
         """Read the TLS files again; connections from now on get what is in them, those that are there keep theirs.
@@ -109,50 +147,22 @@ class Listener:
             await self._reload()
 
     async def _reload(self) -> None:
-        context = self._context()
+        context = self.read_files()
         if context is None:
             return
         before = self._servers
-        now = await self._taken_over(context, before)
+        now = await self._serve([self.duplicate(place) for place in self.places], context)
         if self._servers is not before:  # stopped meanwhile
             _close(now)
             return
         self._servers = now
         _close(before)
 
-    async def changed(self, settings: ListenerSettings, limits: Limits) -> Listener:
-        """Return a listener with other settings, but the same address, on the same sockets; TLS files are read again.
-
-        Until this one is stopped, both accept, so that no client is refused. Raises `ListenError`.
-        """
-        following = Listener(self.via.name, settings, limits, self._connect)
-        following._servers = await following._taken_over(following._context(), self._servers)
-        return following
-
-    async def _taken_over(
-        self, context: ssl.SSLContext | None, before: Iterable[asyncio.Server]
-    ) -> list[asyncio.Server]:
-        """Return servers that accept on the sockets of others."""
-        now: list[asyncio.Server] = []
-        try:
-            for number in [one.fileno() for server in before for one in server.sockets]:
-                bound = socket.socket(fileno=os.dup(number))
-                try:
-                    now.append(await self._serve(context, bound))
-                except BaseException:
-                    bound.close()
-                    raise
-        except BaseException as bad:
-            _close(now)
-            if isinstance(bad, OSError):  # such as too many open files
-                raise ListenError(f"listener {self.via.name}: its sockets can't be taken over: {bad}") from bad
-            raise
-        return now
-
     def stop(self) -> None:
         """Accept no more; connections that are there stay."""
+        self._stopped = True
         _close(self._servers)
-        self._servers = []
+        self._servers, self._closed = [], []
 
 
 def _close(servers: Iterable[asyncio.Server]) -> None:
@@ -171,8 +181,25 @@ def _via(name: str, settings: ListenerSettings) -> Via:
     )
 
 
-async def listen(name: str, settings: ListenerSettings, limits: Limits, connect: ConnectionFactory) -> Listener:
-    """Open a listener; ``connect`` is called for every connection. Raises `ListenError`."""
+async def listen(
+    name: str,
+    settings: ListenerSettings,
+    limits: Limits,
+    connect: ConnectionFactory,
+    bound: Sequence[socket.socket] | None = None,
+) -> Listener:
+    """Open a listener; ``connect`` is called for every connection. Raises `ListenError`.
+
+    ``bound`` are its sockets, which are its own from now on; by default its address is bound.
+    """
     listener = Listener(name, settings, limits, connect)
-    await listener.start()
+    try:
+        context = listener.read_files()
+    except BaseException:
+        for one in bound or ():
+            one.close()
+        raise
+    if bound is None:
+        bound = bind(settings.listen, await asyncio.to_thread(places_of, settings.listen))
+    await listener.start(context, bound)
     return listener

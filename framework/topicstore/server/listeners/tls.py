@@ -7,7 +7,7 @@ from pathlib import Path
 
 from topicstore.server.settings import TlsSettings
 
-__all__ = ["tls_context", "unusable"]
+__all__ = ["tls_context", "unusable_files"]
 
 _VERIFY = {"ignored": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -28,7 +28,7 @@ def tls_context(settings: TlsSettings, *, protocol: str) -> ssl.SSLContext:
     return context
 
 
-def unusable(settings: TlsSettings, bad: Exception) -> str:
+def unusable_files(settings: TlsSettings, bad: Exception) -> str:
     """Return what is wrong with the files of TLS after reading them failed; OpenSSL doesn't say which one it was."""
     files = [path for path in (settings.certificate, settings.key, settings.client_authorities) if path is not None]
     missing = [str(path) for path in files if _is_missing(path)]

@@ -1,0 +1,31 @@
+"""Text in UTF-8, without the byte order mark that some editors and shells put at its beginning."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+__all__ = ["decoded", "read_text", "without_mark"]
+
+_OTHERS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+
+
+def without_mark(data: bytes) -> bytes:
+    """Return bytes without the byte order mark of UTF-8 at their beginning."""
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def decoded(data: bytes) -> str:
+    """Return the text of bytes in UTF-8, without a byte order mark.
+
+    Raises UnicodeError, which names UTF-16 by its mark.
+    """
+    for mark, name in _OTHERS.items():
+        if data.startswith(mark):
+            raise UnicodeError(f"it begins with the byte order mark of {name}; UTF-8 is expected")
+    return without_mark(data).decode()
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, as `decoded` does. Raises OSError and UnicodeError."""
+    return decoded(path.read_bytes())

@@ -1,0 +1,110 @@
+"""The signals of a server's process: SIGTERM and SIGINT end it in order, SIGHUP has it read its settings again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["INTERRUPTED", "Signals", "hold_signals"]
+
+INTERRUPTED = 130
+"""The exit code after a second signal, which ends the program at once."""
+
+_NUMBERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+
+
+def hold_signals() -> None:
+    """Block the signals of a server until its `Signals` are entered, so that none is lost, or kills the process.
+
+    It is called before there are other threads. Once those `Signals` are left, SIGHUP is ignored, so that it can't kill
+    a program that is about to exit.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+
+
+class Signals:
+    """While entered, no signal kills the process, but the second of SIGTERM and SIGINT, which ends it at once.
+
+    A signal that comes before `handled` waits for it. One that comes after it changes nothing. In other threads than
+    the main one, no signal is handled, and the attributes stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        """Whether SIGTERM or SIGINT came."""
+        self._hung_up = False
+        """Whether SIGHUP came that nobody has handled."""
+        self._end: Callable[[], object] | None = None
+        self._reload: Callable[[], object] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        """The handlers that there were before; empty while these aren't entered, and in other threads."""
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.signal(number, self._arrived) for number in _NUMBERS}
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            self._before = {**before, **({signal.SIGHUP: signal.SIG_IGN} if signal.SIGHUP in held else {})}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._hung_up = self._reload is None
+            call = self._reload
+        elif self.ended:
+            os._exit(INTERRUPTED)  # whatever hangs, hangs no longer; what was acknowledged is stored
+        else:
+            self.ended = True
+            call = self._end
+        if call is not None:
+            call()
+
+    @contextlib.contextmanager
+    def handled(
+        self, loop: asyncio.AbstractEventLoop, *, end: Callable[[], object], reload: Callable[[], object]
+    ) -> Iterator[None]:
+        """Call functions in an event loop for each signal, at once for those that came before. Entered in that loop.
+
+        Once it is left, signals that come are only noted. The handlers are not the loop's: when it takes those back,
+        signals would kill the process for a moment.
+        """
+        self._end = partial(loop.call_soon_threadsafe, end)
+        self._reload = partial(loop.call_soon_threadsafe, reload)
+        if self.ended:
+            end()
+        if self._hung_up:
+            reload()
+        try:
+            with _woken(loop) if self._before else contextlib.nullcontext():
+                yield
+        finally:
+            self._end = self._reload = None
+
+
+@contextlib.contextmanager
+def _woken(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Wake a loop for each signal, also one that another thread got: Python calls handlers in the main thread."""
+    with contextlib.ExitStack() as entered:
+        waking, woken = map(entered.enter_context, socket.socketpair())
+        for one in (waking, woken):
+            one.setblocking(False)
+        loop.add_reader(woken, woken.recv, 1_024)
+        entered.callback(loop.remove_reader, woken)
+        before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+        entered.callback(signal.set_wakeup_fd, before)
+        yield
