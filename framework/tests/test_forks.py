@@ -58,17 +58,17 @@ GIVEN = {  # where something takes an argument of that name
     "name": "q",
     "max_messages": 1, "max_bytes": 1, "overflow": None, "call": print, "sequence": 0, "upto": 1,
     "rule": rule, "interval": 1.0, "connects": [Connect(client_id="one")], "sessions": [session],
-    "packet_ids": [0], "client_ids": ["me"], "limit": 1,
+    "packet_ids": [0], "client_ids": ["me"], "limit": 1, "allow": None,
 }
 ROWS = {
     "publish": [(session, message, 0)], "pubrec": [(session, 1)], "pubrel": [(session, 1)],
-    "subscribe": [(session, "b", SubscribeOptions())],
+    "subscribe": [(session, "b", SubscribeOptions())], "unsubscribe": [(session, "b")],
 }
 SPECIAL = {"__iter__", "__aiter__", "__len__", "__bool__", "__contains__", "__getitem__", "__repr__"}
 RETURNS = {  # what was known before, or ends nothing here
     "__len__", "__bool__", "__repr__", "close", "clock", "read_only", "shard_of", "topic_filter", "bytes", "dropped",
     "name", "client_id", "ended", "failure", "keep_alive", "on_end", "present", "receive_maximum", "clock_ahead",
-    "settings", "slow_after", "handover_after", "store_qos0",
+    "settings", "slow_after", "handover_after", "store_qos0", "filters",
 }
 
 async def first(items):

@@ -407,6 +407,7 @@ ROWS = [
     M("places end with stores", "test_places_survive_all_changes", {STORE: count("stores"), **with_suffix(lambda me: vars(me).get("stores", 0), after_stores)}, "reference"),
     M("places count rows", "test_places_survive_all_changes", with_suffix(lambda me: 0, by_rows), "reference"),
     M("places end with compaction", "test_places_survive_all_changes", {COMPACT: count("compactions"), **with_suffix(lambda me: vars(me).get("compactions", 0), after_compaction)}, "block"),
+    M("places say what is there", "test_places_say_what_was_read", {"SLAB.reached": lie(1 << 60)}, "reference"),
     M("all streams are there", "test_streams_that_are_not_there", {"SLAB.begin": argument(stream=0)}, "reference"),
     M("any place is the beginning", "test_places_that_are_none", {NEXT: argument(place=lambda place: place if len(place) == 8 else bytes(8))}, "reference"),
     # structure

@@ -120,10 +120,14 @@ def test_every_error_has_its_exit_code() -> None:
         if end.exit_code != 2:
             codes[end.exit_code].add(name)
     assert codes == {
-        3: {"DatabaseNotFoundError", "NotADatabaseError", "NewerFormatError", "ManifestMismatchError"},
+        3: {
+            *("DatabaseNotFoundError", "NotADatabaseError", "NewerFormatError", "ManifestMismatchError"),
+            *("FileAccessError", "PathExistsError", "PathNotDirectoryError"),
+        },
         4: {"DatabaseLockedError"},
         5: {
             "EngineError",
+            "FileSystemError",
             "DataLossError",
             "LogDamagedError",
             "QuotaExceededError",

@@ -874,7 +874,7 @@ class Histories(SessionsMachine):
         if begin is not None:
             self.replay(client, subscription, begin)
         if options.retain_handling == 0 or (options.retain_handling == 1 and known is None):
-            self.send_retained(client, subscription)
+            self.send_retained(client, subscription, replays=begin is not None)
 
     @staticmethod
     def subscribed(client: Client, text: str, options: SubscribeOptions) -> Subscription:
@@ -916,10 +916,14 @@ class Histories(SessionsMachine):
             if published.stored and published.time >= begin and self.matches(client, subscription, published)
         }
 
-    def send_retained(self, client: Client, subscription: Subscription) -> None:
-        """The retained messages there are now are due, unless there are none: then those of before go on."""
-        due = [kept for topic, kept in self.retained_now().items() if subscription.topic_filter.matches(topic)]
-        if due:
+    def send_retained(self, client: Client, subscription: Subscription, *, replays: bool = False) -> None:
+        """The retained messages there are now are due, unless there are none: then those of before go on.
+
+        One that the subscription replays comes once, as a message of the past.
+        """
+        there = [kept for topic, kept in self.retained_now().items() if subscription.topic_filter.matches(topic)]
+        due = [kept for kept in there if not (replays and kept.message.payload in subscription.due)]
+        if there:
             if client.bounded and subscription.kept is not None:
                 subscription.kept_before |= set(TOPICS) - set(subscription.kept)
             subscription.kept, subscription.kept_due = [], due

@@ -256,9 +256,10 @@ class FeedSource(Source):
         return shard in self._behind
 
     def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
-        """Return those messages at some positions of a shard that match and come after its place."""
+        """Return those messages at some positions of a shard that the subscription gets after its place."""
         after = self._places[shard]
-        return self._channel.feed.fetch(shard, [position for position in positions if position > after])
+        found = self._channel.feed.fetch(shard, [position for position in positions if position > after])
+        return {position: message for position, message in found.items() if not self._is_own(message)}
 
     def quiet(self, shard: int) -> bool:
         """Say whether no matching message after its place was announced, and so none that is visible by now."""
@@ -306,7 +307,11 @@ class FeedSource(Source):
 
     def gets(self, message: Message) -> bool:
         """Say whether a message that is stored nowhere is delivered here."""
-        return self.takes(message) and not (self.options.no_local and message.client_id == self._keys.client_id)
+        return self.takes(message) and not self._is_own(message)
+
+    def _is_own(self, message: Message) -> bool:
+        """Say whether a message is kept from the client because it has published it itself."""
+        return self.options.no_local and message.client_id == self._keys.client_id
 
     def _wake_all(self) -> None:
         self._behind = dict.fromkeys(range(len(self._places)))

@@ -9,13 +9,14 @@ from topicstore.server.http.problems import status_of
 
 EXPECTED = {
     400: "ImportSource InvalidArgument InvalidCursor InvalidFilter InvalidMessage InvalidOption InvalidTopic "
-    "LateMessage TimestampAhead UnknownPlugin WrongDatabase",
+    "LateMessage PlaceAhead TimestampAhead UnknownPlugin WrongDatabase",
     404: "DatabaseNotFound SessionNotFound",
     409: "Generation Incompatible ManifestMismatch NewerFormat NotADatabase ReadOnlyDatabase SessionEnded "
     "SessionTakenOver StateConflict SubscriptionClosed Unsupported",
     410: "GenerationArchived GenerationDropped",
     413: "MessageTooLarge",
-    500: "BackendUnavailable Corruption DataLoss Engine ForkedProcess LogDamaged Plugin Topicstore Unrecoverable",
+    500: "BackendUnavailable Corruption DataLoss Engine FileAccess FileSystem ForkedProcess LogDamaged PathExists "
+    "PathNotDirectory Plugin Topicstore Unrecoverable",
     503: "DatabaseClosed DatabaseLocked NestedCall Recoverable ShardReadOnly TooManyOpenFiles",
     507: "QuotaExceeded StorageFull",
 }
