@@ -120,6 +120,7 @@ class Threads(Executor):
         closing = closer.submit(self._close, close)
         closer.shutdown(wait=False)
         await self.finished(closing)
+        closer.shutdown()  # its thread has nothing left to do, and is waited for as the others are
         closing.result()
 
     def leave(self) -> None:
