@@ -98,7 +98,7 @@ async def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
 
 
 async def test_a_file_that_has_gone_lets_nobody_in(password_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And is logged; a file that can't be read counts as it was, but when the server starts, it is an error."""
+    """The server logs that its file of users is missing; one that can't be read is an error when the server starts."""
     access = made(password_file=password_file)
     password_file.unlink()
     assert ["-unavailable"] == await outcome(access, login("ann", b"secret"))
@@ -233,6 +233,20 @@ async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None
         assert ("subscribe", "a/x") == plugin.asked[-1]
         assert [False] == await access.permissions(someone()).decide("publish", ["a/x"])
         assert 6 == len(plugin.asked)
+
+
+async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
+    """Topics that are too long to be remembered are asked about once, though several calls bring their answers."""
+    topics = [f"a/{number}/{'x' * 60_000}" for number in range(12)]
+    plugin = Topics(dict.fromkeys(topics, True))
+    access = made(LISTED, plugin)
+    permissions = access.permissions(someone())
+    with closing(access):
+        assert [None] * 12 == permissions.received(topics)
+        for part in (topics[:4], topics[4:8], topics[8:]):
+            await permissions.ask_received(part)
+        assert [True] * 12 == permissions.received(topics)
+        assert [("subscribe", topic) for topic in topics] == plugin.asked
 
 
 def test_without_plugins_nothing_is_waited_for() -> None:

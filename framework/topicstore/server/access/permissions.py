@@ -17,6 +17,8 @@ __all__ = ["Permissions"]
 
 _REMEMBERED, _BYTES = 256, 256 << 10
 """Decisions that a connection keeps of each action."""
+_UNUSED = 256
+"""Answers of plugins about messages that are kept until they are used: twice what is asked for at a time."""
 _TOPICS = 1_024
 """Decisions that a connection keeps of what the client may be sent."""
 
@@ -54,7 +56,8 @@ class Permissions:
         self._received: BoundedCache[str, bool] = BoundedCache(_TOPICS, _BYTES)
         """By topic, whether its messages may go to the client. Used in any thread."""
         self._answered: dict[str, bool] = {}
-        """The last answers of plugins about messages, until they were used: `_received` may not have kept them."""
+        """Answers of plugins about messages, until all that belong together are there: `_received` may not keep them.
+        There are at most `_UNUSED`, and those of one call more."""
 
     def decided(self, action: Action, topic: str) -> bool | None:
         """Return whether the client may publish to a topic or subscribe to a filter; None if plugins must be asked.
@@ -127,10 +130,12 @@ class Permissions:
             answers = await self._plugins.ask(
                 [Question(user=self._user, client_id=self._client_id, action="subscribe", topic=one) for one in topics]
             )
-            self._answered = {
+            found = {
                 topic: self._received.keep(topic, self._rules.may_receive(topic) if answer is None else answer is True)
                 for topic, answer in zip(topics, answers, strict=True)
             }
+            before = self._answered if len(self._answered) <= _UNUSED else {}
+            self._answered = before | found  # messages that are sent together may need the answers of several calls
 
     def _listed(self, action: Action, topic: str) -> bool:
         if action == "publish":
