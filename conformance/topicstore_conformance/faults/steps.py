@@ -21,7 +21,7 @@ class Handler:
     step: int = -1
     """When it runs, counted in calls of Python's functions and returns from C; -1: never."""
     ended: tuple[type[Exception], ...] = ()
-    """What may end the work because of what the handler did."""
+    """The errors with which the work may end because of what the handler did."""
     kinds: dict[tuple[str, ...], int] = attrs.field(factory=dict)
     """The first step of each kind."""
     steps: int = 0

@@ -537,7 +537,7 @@ def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
 
 @pytest.mark.parametrize("column", ["topic", "timestamp", "payload", "other"])
 def test_a_column_that_a_file_has_twice_is_bad_input(tmp_path: Path, column: str) -> None:
-    """Nobody can say which is meant; it is told before anything is stored, and is no damage of the database."""
+    """An import refuses such a file before it stores anything, as bad input and not as damage of the database."""
     columns = {"topic": ["a"], "payload": [b"x"], "timestamp": [1_700_000_000_000_000], "other": [1]}
     names = [*columns, column]
     pq.write_table(pa.Table.from_arrays([pa.array(columns[name]) for name in names], names), tmp_path / "file.parquet")

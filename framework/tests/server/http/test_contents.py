@@ -185,7 +185,7 @@ def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
 
 @pytest.mark.parametrize("topic_filter", ["#", "edge/+"])
 def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, topic_filter: str) -> None:
-    """And no message at ``until`` or later is counted, though the last span ends later, as of more spans than time."""
+    """A histogram counts no message at ``until`` or later, also where there are more spans than microseconds."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift") as db:
         random = np.random.default_rng(3).integers(0, 30_000_000, 200)
         times = np.unique(np.concatenate([_START + random, _START + 1_000_000 * np.arange(30)]))

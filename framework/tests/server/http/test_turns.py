@@ -1,4 +1,4 @@
-"""Whose request gets a thread, and what is not done any more because its client has gone."""
+"""Requests of all addresses get threads by turns, and work for clients that have gone ends."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_health_is_told_while_many_heavy_requests_wait(
 def test_what_clients_have_asked_for_ends_when_they_go(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read is counted: a step of those that had begun, and none of the others."""
+    """A request that had begun reads one step more, and one that waited reads nothing."""
     fetches = HeldFetches(monkeypatch)
     db, server = served
     assert server.http is not None
