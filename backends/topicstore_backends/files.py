@@ -18,6 +18,7 @@ from topicstore.contract.descriptors import lock_file, naming
 from topicstore.contract.errors import DataLossError, StorageFullError, TooManyOpenFilesError
 
 __all__ = [
+    "OPENING",
     "OWN_FILES",
     "READER",
     "ReaderDirectory",
@@ -35,7 +36,9 @@ __all__ = [
 
 READER = "topicstore-reader-"
 """The beginning of the names of directories in which a database is read."""
-OWN_FILES = (f"{READER}*", "*.cut-at-*")
+OPENING = "topicstore-opening"
+"""The beginning of the names of directories that keep a database as it was before it is opened."""
+OWN_FILES = (f"{READER}*", f"{OPENING}*", "*.cut-at-*")
 """Patterns of the names of what is topicstore's own in an engine's directory."""
 
 _REMOVING = 2
@@ -76,7 +79,7 @@ def disk_bytes(path: Path) -> int:
     total = 0
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
-            total += 0 if entry.name.startswith(READER) else entry.stat().st_size
+            total += 0 if entry.name.startswith((READER, OPENING)) else entry.stat().st_size
     return total
 
 
@@ -87,7 +90,7 @@ def link_files(path: Path, links: str, *, without: Collection[str], lasting: str
     them. An engine that opens the second directory writes its own files there and leaves the first one unchanged.
     """
     for entry in path.iterdir():
-        if entry.name not in without and not entry.name.startswith(READER):
+        if entry.name not in without and not entry.name.startswith((READER, OPENING)):
             link = Path(links, entry.name)
             if entry.suffix == lasting:
                 link.hardlink_to(entry.resolve())

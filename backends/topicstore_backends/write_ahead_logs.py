@@ -37,7 +37,17 @@ from topicstore.contract.errors import CorruptionError, DataLossError, LogDamage
 
 from .files import link_files, place_aside, set_aside, sync
 
-__all__ = ["Cut", "CutNeededError", "apply_cuts", "check_logs", "cuts", "cuts_of", "isolated", "link_uncut"]
+__all__ = [
+    "Cut",
+    "CutNeededError",
+    "apply_cuts",
+    "check_logs",
+    "cuts",
+    "cuts_of",
+    "isolated",
+    "least_sequence",
+    "link_uncut",
+]
 
 _BLOCK = 32 << 10
 _HEAD = 7
@@ -155,6 +165,25 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
     if not refused and not found and _follow_each_other(counting, sequence):
         return []
     return found + _cuts_of(counting, sequence, manifest_counts=manifest_counts)
+
+
+def least_sequence(directory: Path) -> int:
+    """Return the sequence number that LevelDB reaches at least when it opens a database and reads each of its logs.
+
+    That is the number up to which the manifest has read logs, or that of the first change in a later log. It is 0 if
+    there is no database. Only the beginnings of logs are read.
+    """
+    manifest = _manifest_of(directory)
+    if manifest is None:
+        return 0
+    oldest, sequence = _numbers(_read(manifest, head=None).writes)
+    for name in os.listdir(directory):  # noqa: PTH208 - texts
+        if _LOG.fullmatch(name) and int(name[:-4]) >= oldest:
+            with (directory / name).open("rb", buffering=0) as log:
+                first = _first_write(log.read(2 * _BLOCK))
+            if first:
+                sequence = max(sequence, _changes(first).start)
+    return sequence
 
 
 def _manifest_of(directory: Path) -> Path | None:

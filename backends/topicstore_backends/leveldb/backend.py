@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,11 +23,20 @@ from topicstore_backends.files import (
     remove_abandoned,
 )
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
+from topicstore_backends.write_ahead_logs import (
+    Cut,
+    apply_cuts,
+    check_logs,
+    cuts,
+    cuts_of,
+    least_sequence,
+    link_uncut,
+)
 
 from .engine import LeveldbEngine
 from .errors import Translated
 from .instance import Instance
+from .keeping import drop_kept, keep_files, settle
 from .keys import FORMAT, FORMAT_NAME, LAST
 
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
@@ -97,13 +107,24 @@ class LeveldbBackend(Backend):
             else:
                 check_there(path / "CURRENT", "LevelDB")
             remove_abandoned(path)
+            settle(path)  # a process may have died while it opened the database
             check_logs(path, manifest_counts=True)
+            if (path / "CURRENT").exists():
+                keep_files(path)
         try:
-            return self._open(path, keyspaces)
-        except CorruptionError:
+            engine = self._open(path, keyspaces)
+        except BaseException as failed:
             with Translated(path):
-                check_logs(path, manifest_counts=True, refused=True)
+                settle(path)
+                if isinstance(failed, CorruptionError):
+                    check_logs(path, manifest_counts=True, refused=True)
             raise
+        with ExitStack() as failing:
+            failing.callback(engine.close)
+            with Translated(path):
+                drop_kept(path)
+            failing.pop_all()
+        return engine
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
         """Cut the logs at the first damage. See `Backend.repair_log`."""
@@ -154,7 +175,10 @@ class LeveldbBackend(Backend):
         with Translated(path, opened=opened, opening=True):
             instance = Instance(opened, Translated(path, opened=opened))
             try:
+                before = least_sequence(opened) if paranoid else 0
                 instance.database = _open_database(opened, self.options, paranoid=paranoid)
+                if paranoid and least_sequence(opened) < before:
+                    raise EngineError(f"{path}: LevelDB has not read all of its logs; open the database again")
                 if paranoid:  # otherwise the format may be what can't be read
                     _check_format(path, instance.database, keyspaces)
                 return LeveldbEngine(opened, instance, keyspaces, made)
