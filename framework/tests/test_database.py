@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -152,16 +153,11 @@ def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
     """A failed one leaves no directory; a good one is a database of its own; none goes inside, or where one is."""
     db.store(messages(10))
-    original = db.storage.shards[1].log.engine.checkpoint
-
-    def fail(_: Path) -> None:
-        raise ts.StorageFullError("disk full")
-
-    db.storage.shards[1].log.engine.checkpoint = fail  # type: ignore[method-assign]
-    with pytest.raises(ts.StorageFullError):
+    full = ts.StorageFullError("disk full")
+    engine = db.storage.shards[1].log.engine
+    with patch.object(engine, "checkpoint_steps", side_effect=full), pytest.raises(ts.StorageFullError):
         db.checkpoint(tmp_path / "copy")
     assert ["db"] == [path.name for path in tmp_path.iterdir()]
-    db.storage.shards[1].log.engine.checkpoint = original  # type: ignore[method-assign]
     with pytest.raises(ts.NotADatabaseError, match="inside the database"):
         db.checkpoint(tmp_path / "db" / "copy")
     cursors = [db.cursor(stream, "#") for stream in db.streams("#")]

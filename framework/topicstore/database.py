@@ -199,6 +199,18 @@ class Database:
         """Wait until everything stored so far is on disk, whatever the durability."""
         self.storage.flush()
 
+    def recover(self) -> list[int]:
+        """Open the shards again that take no writes since one failed; return the numbers of those that do again.
+
+        Call it when the cause has gone, such as a full disk. Subscriptions, sessions and replays go on, and reads wait
+        meanwhile. Everything acknowledged is there, and the failed write is there as a whole, with a `RuntimeWarning`,
+        or not at all.
+
+        Raises the errors of `open`, several as an `ExceptionGroup`, as long as the cause is there, and may be called
+        again; the shards can be read as before. If the backend isn't persistent it raises `ShardReadOnlyError`.
+        """
+        return self.storage.recover()
+
     # --- reading ---
 
     def streams(self, topic_filter: str, start: Time = 0) -> list[Stream]:

@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -193,7 +194,7 @@ class DuckdbEngine(Engine):
         DuckDB does so by itself only when the log is large, but rows of large batches go past the log into the file.
         """
         self._put += batch.size
-        self._freed |= bool(batch.ranges) or any(None in values for _, _, values in batch.runs)
+        self._freed |= bool(batch.ranges) or None in chain.from_iterable([values for _, _, values in batch.runs])
         if self._freed and self._put >= max(_LEAST_PUT, _size(self._file) * _SHARE_PUT):
             with suppress(duckdb.Error):  # the batch is in the log, and a later write tries again
                 self._write_log_locked()
@@ -305,6 +306,18 @@ class DuckdbEngine(Engine):
                     "go on have ended; try again"
                 ) from busy
             self._detached = False
+
+    def recover(self) -> bool:
+        """Attach the file again where a failed write requires that, look at its tables, and return True.
+
+        DuckDB rolls failed transactions back, and files are not closed one by one: see `Instance.attach_again`.
+        """
+        with self._write_lock, self._translated:
+            self.check_open()
+            self._attach_if_detached_locked()
+            self._rows.clear()  # one may have been noted by a write that failed
+            self._look()
+        return True
 
     def flush_log(self) -> None:
         """Do nothing: every commit is already on disk."""

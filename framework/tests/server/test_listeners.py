@@ -21,7 +21,7 @@ from topicstore.server.listeners import (
     Peer,
     Replacement,
     Via,
-    handshake,
+    failed_handshakes,
     listen,
     peer_of,
 )
@@ -90,7 +90,7 @@ class Echoes:
     ) -> int:
         """Open a listener on this machine, and return its port."""
         settings = ListenerSettings(listen=Address("127.0.0.1:0"), protocol=protocol, tls=tls, **more)  # type: ignore[arg-type]
-        listener = await listen(name, settings, limits if limits is not None else Limits(), self.connect)
+        listener = await listen(name, settings, limits if limits is not None else Limits(), self.connect, 1 << 20)
         self.listeners.append(listener)
         return Address(listener.addresses[0]).port
 
@@ -323,7 +323,7 @@ async def test_a_handshake_that_fails_is_logged(
     echoes: Echoes, authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With listener, address and reason; of many only some, and how many were left out is said later."""
-    monkeypatch.setattr(handshake, "_SECONDS", float("inf"))  # however long this machine takes
+    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))  # however long this machine takes
     port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
     caplog.set_level(logging.INFO, "topicstore.server")
 
@@ -331,7 +331,7 @@ async def test_a_handshake_that_fails_is_logged(
         return [getattr(one, "fields", {}) for one in caplog.records if "TLS handshake failed" in one.getMessage()]
 
     addresses = []
-    for _ in range(handshake._LINES + 5):
+    for _ in range(failed_handshakes._LINES + 5):
         async with stream(port) as (reader, writer):
             addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
             writer.write(b"\x10 no TLS at all, and long enough to be seen as that")
@@ -341,9 +341,9 @@ async def test_a_handshake_that_fails_is_logged(
     told = lines()
     assert addresses[: len(told)] == [line["address"] for line in told]
     assert {"hall"} == {line["listener"] for line in told}
-    assert len(told) == handshake._LINES
+    assert len(told) == failed_handshakes._LINES
     assert all("SSL" in line["reason"] for line in told)
-    failed = echoes.listeners[0]._failed
+    failed = echoes.listeners[0]._servers[0]._failed
     failed._began = float("-inf")
     failed.note("somebody", "why")
     assert lines()[-1]["omitted"] == 5
@@ -595,7 +595,7 @@ async def replaced(echoes: Echoes, **addresses: str) -> None:
     listeners = {name: ListenerSettings(listen=Address(text)) for name, text in addresses.items()}
     replacement = Replacement(echoes.listeners)
     try:
-        await replacement.open(ServerSettings(listeners=listeners), echoes.connect)
+        await replacement.open(ServerSettings(listeners=listeners), echoes.connect, 1 << 20)
     except BaseException:
         await replacement.undo()
         raise

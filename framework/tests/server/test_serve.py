@@ -107,7 +107,7 @@ def test_whether_anybody_reads_what_it_says_does_not_matter(tmp_path: Path, more
         assert process.stderr is not None
         process.stdout.close()
         process.stdout = None
-        assert "nobody reads it" in json.loads(process.stderr.readline())["event"]
+        assert any("nobody reads it" in json.loads(line)["event"] for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         assert 0 == process.wait(PATIENCE)
 

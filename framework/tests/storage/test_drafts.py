@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.storage import drafts
-from topicstore.storage.drafts import draft, draft_name, sweep_drafts
+from topicstore.storage.drafts import draft, draft_name, sweep_drafts, sweep_drafts_below
+from topicstore.storage.manifest import MANIFEST
 from topicstore_conformance.conditions.skipping import need
 
 CHECKPOINT = """
@@ -78,3 +79,21 @@ def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_pa
         assert {copies / "copy", anothers} == set(copies.iterdir())
     with ts.open(copies / "copy") as copy:
         assert [b"1"] == [message.payload for message in copy.replay("#")]
+
+
+def test_drafts_at_any_place_below_are_swept(tmp_path: Path) -> None:
+    """Those in use stay, and so does everything within a database."""
+    exports, database = tmp_path / "exports" / "2026", tmp_path / "databases" / "db"
+    exports.mkdir(parents=True)
+    with ts.open(database, backend="memory"):
+        pass
+    database.mkdir(parents=True, exist_ok=True)
+    (database / MANIFEST).touch()
+    for place in (tmp_path, exports, database / "below"):
+        place.mkdir(exist_ok=True)
+        (place / draft_name()).mkdir()
+    with draft(exports) as used:
+        sweep_drafts_below(tmp_path)
+        left = set(tmp_path.rglob(".unfinished-*"))
+    assert {path.parent for path in left} == {exports, database / "below"}
+    assert used in left

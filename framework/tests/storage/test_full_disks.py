@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from topicstore_conformance.conditions.skipping import need
@@ -85,6 +86,20 @@ def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str, sha
     need(backend)
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
+    assert [[True], [True], [True], [True, True], [True]] == _said(tmp_path, backend, ROOM[backend], how, shards, SIZE)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_room_grows_with_what_is_stored(tmp_path: Path, how: str) -> None:
+    """LevelDB's shards, of which each may compact when it is opened, need more of it than the first generation had."""
+    need("leveldb")
+    if (reason := namespaces.why_not()) is not None:
+        pytest.skip(reason)
+    options = {"write_buffer_bytes": 8 << 20, "file_bytes": 2 << 20}
+    assert [[True], [True], [True], [True, True], [True]] == _said(tmp_path, "leveldb", options, how, 4, 256 << 20)
+
+
+def _said(directory: Path, backend: str, options: dict[str, int], how: str, shards: int, size: int) -> list[list[Any]]:
+    """Return what the program says that fills a disk of this size and makes room on it."""
     code = f"SHARED, FILL = {SHARED!r}, {FILL!r}\n{SHARED}{DROP}"
-    said = namespaces.run_mounted(namespaces.SMALL, tmp_path, SIZE, code, tmp_path, backend, ROOM[backend], how, shards)
-    assert [[True], [True], [True], [True, True], [True]] == said
+    return namespaces.run_mounted(namespaces.SMALL, directory, size, code, directory, backend, options, how, shards)

@@ -193,3 +193,30 @@ def test_what_is_written_out_follows_no_link(tmp_path: Path, victim: Path) -> No
     result = CliRunner().invoke(cli, ["replay", str(tmp_path / "db"), "--output", str(tmp_path / "out.jsonl")])
     assert 0 == result.exit_code, result.output
     assert b'"payload":"1"' in (tmp_path / "out.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
+def test_names_that_are_never_a_databases_are_in_nobodys_way(tmp_path: Path, victim: Path, backend: str) -> None:
+    """The root of a volume, and the links by which editors lock files, also while a database is open and closed."""
+    need(backend)
+    root = tmp_path / "volume"
+    for name in ("lost+found", ".snapshot"):
+        (root / name).mkdir(parents=True)
+    (root / ".#notes").symlink_to("somebody@machine.1234:5678")
+    (root / ".link").symlink_to(victim)
+    with ts.open(root, backend=backend) as db:
+        db.store([ts.Message("t", b"1")])
+        (root / "shard-0000" / ".#CURRENT").symlink_to("somebody@machine.1234:5678")
+    with ts.open(root) as db:
+        db.store([ts.Message("t", b"2")])
+    (root / "shard-0000" / ".#CURRENT").unlink()
+    with ts.open(root, mode="r") as db:
+        assert [b"1", b"2"] == [message.payload for message in db.replay("#")]
+
+
+def test_what_is_in_the_way_of_a_new_database_is_named(tmp_path: Path) -> None:
+    """Up to three names, and how many more there are."""
+    for name in ("e", "d", "c", "b", "a", ".hidden"):
+        (tmp_path / name).touch()
+    with pytest.raises(ts.NotADatabaseError, match=r"In the way: a, b, c and 2 more$"):
+        ts.open(tmp_path)

@@ -92,6 +92,7 @@ class AsyncDatabase(Face[Database]):
     publish = threaded(Database.publish)
     retained = threaded(Database.retained)
     flush = threaded(Database.flush)
+    recover = threaded(Database.recover)
     shard_of = threaded(Database.shard_of)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> AsyncWriter:

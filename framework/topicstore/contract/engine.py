@@ -16,7 +16,8 @@ What must hold, for every engine:
 * Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work.
 * All methods may be called from any thread; writes are serialised by the caller.
 * Errors are `EngineError`, its subclass `CorruptionError`, `StorageFullError` and `TooManyOpenFilesError`; none
-  is ignored. After a failed write the caller writes no more until the engine is opened again.
+  is ignored. After a failed write the caller writes no more until the shard is opened again, or until
+  `Engine.recover` returns True.
 * A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
   range whose end isn't after its start is empty.
 * `close` ends open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
@@ -298,6 +299,15 @@ class Engine(Reader):
         `topicstore.contract.forking.ProcessLock`. By it the framework knows that a signal handler which closes the
         database has interrupted such a call, and has another thread close the engine.
         """
+
+    def recover(self) -> bool:
+        """Take writes again after one failed, without being opened again; return whether the engine can do that.
+
+        After True the engine has all that was acknowledged, and the failed write wholly or not at all. It was on disk
+        before or is so now. After False the caller closes the engine and opens the shard again. The default returns
+        False.
+        """
+        return False
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         """Free the disk space of a range that was deleted. May take long. The default does nothing."""

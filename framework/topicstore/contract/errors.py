@@ -307,15 +307,15 @@ class PathNotDirectoryError(FileSystemError, NotADirectoryError):
 class StorageFullError(RecoverableError):
     """The disk or a quota is full. Acknowledged messages are safe and readable.
 
-    The batch that was being stored is not acknowledged. Make room, then close and open the database.
+    The batch that was being stored is not acknowledged. Make room, then call `Database.recover`.
     """
 
 
 class TooManyOpenFilesError(RecoverableError):
     """The process, or the machine, has as many files open as it may have. Stored data is safe.
 
-    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, close
-    and open the database. A shard of RocksDB or LevelDB needs about ten files at least, and more as it grows.
+    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, call
+    `Database.recover`. A shard of RocksDB or LevelDB needs about ten files at least, and more as it grows.
     """
 
 
@@ -365,5 +365,6 @@ class DataLossError(CorruptionError):
 class ShardReadOnlyError(RecoverableError):
     """An earlier write or flush of this shard failed, so it takes no more writes.
 
-    Acknowledged messages are safe and readable. Remove the cause, then close and open the database.
+    Acknowledged messages are safe and readable. Remove the cause, then call `Database.recover`, or close and open the
+    database.
     """

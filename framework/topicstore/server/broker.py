@@ -45,11 +45,12 @@ _log = logging.getLogger("topicstore.server")
 class Broker:
     """The connections of one event loop, on one database. Made and used in the event loop."""
 
-    def __init__(self, db: ts.Database, settings: ServerSettings, access: Access) -> None:
+    def __init__(self, db: ts.Database, settings: ServerSettings, access: Access, clients: int) -> None:
+        """``clients``: how many clients there are file descriptors for."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._sessions = db.sessions
-        self.serving = Serving(loop, settings, access, version=ts.__version__, counts=self._sessions.counts)
+        self.serving = Serving(loop, settings, access, clients, version=ts.__version__, counts=self._sessions.counts)
         self.serving.on_kick = self._kick
         self._hop = StoreHop(db, self._on_end)
         self._thread = ThreadPoolExecutor(1, "topicstore-server")
@@ -82,12 +83,13 @@ class Broker:
         """Return what a new connection of a listener talks to."""
         return MqttConnection(self.serving, via)
 
-    def use(self, settings: ServerSettings, access: Access | None) -> None:
+    def use(self, settings: ServerSettings, access: Access | None, clients: int) -> None:
         """Have settings hold from now on; what was settled with a client stays until it connects again.
 
-        ``access`` is who may do what from now on, also of the clients that are connected; None: as before.
+        ``access`` is who may do what from now on, also of the clients that are connected; None: as before. ``clients``
+        is as at the beginning.
         """
-        self.serving.use(settings)
+        self.serving.use(settings, clients)
         if access is not None:
             self.serving.access = access
             self._renewing = self._loop.create_task(self._renew())

@@ -24,7 +24,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connection with 0x95, packet too large. A CONNECT has at most 1 MiB in any case."""
     connections: Count = 100_000
     """Clients that may be connected at the same time. More are refused with 0x97, quota exceeded; in 3.1.1 with 3,
-    server unavailable."""
+    server unavailable. If the process may have fewer files open (``ulimit -n``), fewer may be connected; the log
+    says how many. Connections for which there are no descriptors are closed at once."""
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 1_000
     """Publishes of QoS 1 and 2 that a client may send before they are acknowledged; announced in CONNACK. One more ends
     the connection of a client of MQTT 5 with 0x93, receive maximum exceeded; one of 3.1.1 waits in its socket."""

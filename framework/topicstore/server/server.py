@@ -18,11 +18,13 @@ from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
 from .broker import Broker
+from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
 from .http.http_server import HttpServer
 from .listeners import Listener, Replacement, Reserved, listen
 from .logs import set_level
 from .memory_budget import MemoryBudget
+from .recovering import Recovery
 from .reloading import Reloaded, in_force, new_access, summary, with_access_of
 from .retaining import change_database, check_database
 from .settings import MESSAGES, ServerSettings
@@ -76,6 +78,7 @@ class Server:
         self._broker: Broker | None = None
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
+        self._recovery = Recovery(self._storages)
         self._announcement: Announcement | None = None
         """What says that it runs, if no HTTP interface does."""
         self._access: Access | None = None
@@ -99,20 +102,25 @@ class Server:
                 access = Access(settings.authentication, settings.authorization)
                 undo.callback(access.close)
             await asyncio.to_thread(change_database, self._db, settings)
-            broker = Broker(self._db, settings, access)
+            descriptors = Descriptors.of(settings, self._storages.values())
+            broker = Broker(self._db, settings, access, descriptors.clients)
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
-                listener = await listen(name, one, settings.limits, broker.connection, reserved.take(name))
+                bound = reserved.take(name)
+                listener = await listen(name, one, settings.limits, broker.connection, descriptors.mqtt, bound)
                 undo.callback(listener.stop)
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
+            undo.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            self._recovery.start()
             if settings.http is not None:
-                self._http = http = await asyncio.to_thread(HttpServer, self._db, settings.http, self)
+                self._http = http = await asyncio.to_thread(HttpServer, self._db, settings.http, self, descriptors)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
                 await asyncio.to_thread(http.start, reserved.take(None))
             else:
                 found = FoundServer(pid=os.getpid())
                 self._announcement = await asyncio.to_thread(Announcement.of, self._db, found)
+            descriptors.log(settings)
             undo.pop_all()
         self._access = access if access is not self._given else None
         return self
@@ -200,7 +208,10 @@ class Server:
                 await asyncio.to_thread(broker.serving.access.reread)
             replacement = Replacement(self._listeners)
             try:
-                await replacement.open(following, broker.connection)
+                descriptors = Descriptors.of(
+                    following, self._storages.values(), open_clients=len(broker.serving.connections)
+                )
+                await replacement.open(following, broker.connection, descriptors.mqtt)
                 await self._take_over(following)
                 self._serving()
             except BaseException:
@@ -213,8 +224,9 @@ class Server:
             if access is not None:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
-            broker.use(following, access)
+            broker.use(following, access, descriptors.clients)
             await broker.renewed()
+            descriptors.log(following)
             if before.log.level != following.log.level:
                 set_level(following.log)
         _log.info("settings and certificates were read again", extra={"fields": attrs.asdict(reloaded)})
@@ -294,6 +306,7 @@ class Server:
             if self._announcement is not None:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
+            last.push_async_callback(asyncio.to_thread, self._recovery.stop)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
 

@@ -38,6 +38,7 @@ class Serving:
         loop: asyncio.AbstractEventLoop,
         settings: ServerSettings,
         access: Access,
+        clients: int,
         *,
         version: str,
         counts: Callable[[], SessionCounts],
@@ -46,7 +47,7 @@ class Serving:
         self.loop, self.access = loop, access
         self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
         """Packets that aren't whole, of clients that were let in, and of others."""
-        self.use(settings)
+        self.use(settings, clients)
         self.traffic = Traffic()
         self.figures = Figures(self.traffic, version)
         self.asked = Asked()
@@ -78,8 +79,13 @@ class Serving:
         self._counts = counts
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def use(self, settings: ServerSettings) -> None:
-        """Have settings hold from now on: for connections that begin, and for the next hop."""
+    def use(self, settings: ServerSettings, clients: int) -> None:
+        """Have settings hold from now on: for connections that begin, and for the next hop.
+
+        ``clients`` is the most clients that there are file descriptors for.
+        """
+        self.most = min(settings.limits.connections, clients)
+        """Clients that may be connected at the same time."""
         self.settings, self.limits, self.buffer = settings, settings.limits, settings.messages.local_write_buffer
         self.unfinished.most = max(settings.limits.unfinished_packets, settings.limits.packet_size)
         self.unadmitted.most = max(settings.limits.unfinished_packets // _SHARE, LARGEST_CONNECT)
@@ -95,7 +101,7 @@ class Serving:
     @property
     def full(self) -> bool:
         """Whether as many clients are connected, or about to be, as may be."""
-        return self.traffic.connected + len(self.opening) >= self.limits.connections
+        return self.traffic.connected + len(self.opening) >= self.most
 
     def add(self, connection: Client) -> None:
         """Note a new connection."""

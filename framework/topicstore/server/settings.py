@@ -174,7 +174,8 @@ class HttpSettings(Section, frozen=True):
     body_size: Size = Size(64 << 20)
     """Bytes of the largest body of a request. A larger one is refused with 413."""
     connections: Annotated[int, msgspec.Meta(ge=1)] = 1_000
-    """The most connections at the same time. Further ones are refused with 503."""
+    """The most connections at the same time, at most a fourth of the files that the process may have open. Further ones
+    are refused with 503."""
     memory: Size = Size(256 << 20)
     """Bytes that all requests together may have in memory while they wait for their clients: bodies that aren't whole,
     and what was read for responses that aren't taken; one body of the largest size always may. Above it the largest of

@@ -213,6 +213,25 @@ class CommitLog:
                 else:
                     self.counters.failures += 1
 
+    def begin_again_locked(self, adopt: Callable[[], object]) -> None:
+        """Take writes again: read the tail again from the engine, which was opened again, and call ``adopt``.
+
+        ``adopt`` reads again what else is kept in memory. Nothing may be written meanwhile, as `lock` ensures. The last
+        position doesn't fall below those that readers have seen, even if the writes of these have vanished.
+        """
+        with self._flush_lock:
+            stored = load_tail(self.engine)
+            position = max(stored.last_position, self.watermark)
+            last_time = max(stored.last_time, self.tail.last_time)
+            adopt()
+            self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
+            self._end = (stored.writes, position)
+            self._flushed = stored.writes - 1
+            self._failure = None
+            if self.policy.durability == "commit":
+                self.watermark = position
+            self.moved_on.notify_all()
+
     def fail(self, error: BaseException) -> None:
         """Close the shard to writes because of an error.
 
@@ -250,7 +269,7 @@ class CommitLog:
         if self._failure is not None:
             raise ShardReadOnlyError(
                 f"shard {self.number} takes no writes since one failed ({self.failure}); "
-                "remove the cause, then close and open the database"
+                "remove the cause, then call recover(), or close and open the database"
             ) from self._failure
 
     def close(self, forget: Callable[[], object]) -> None:

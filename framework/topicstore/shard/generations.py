@@ -98,6 +98,19 @@ class Generations:
             raise PluginError(f"layout {name!r}: open returned a {type(slab).__name__}, not a Slab")
         return slab
 
+    def open_again_locked(self) -> None:
+        """Read the records again, and open the slabs again: the shard was closed and opened since a write failed.
+
+        Readers find a slab of each live generation at any moment.
+        """
+        records = {record.number: record for record in load_generations(self._log.engine)}
+        live = {number: self._open_slab(record) for number, record in records.items() if not record.dropped}
+        self.records = records
+        self.slabs.update(live)
+        for number in self.slabs.keys() - live.keys():
+            del self.slabs[number]
+        self._list_live_locked()
+
     def forget(self) -> None:
         """Drop all slabs: the engine is about to be closed."""
         self.slabs.clear()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from topicstore.cancelling import check_wanted
 from topicstore.contract.cursors import Cursor
-from topicstore.contract.errors import CorruptionError, GenerationArchivedError, InvalidCursorError
+from topicstore.contract.errors import CorruptionError, EngineError, GenerationArchivedError, InvalidCursorError
 from topicstore.contract.layout import Slab, SlabStep
 from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
 from topicstore.contract.topics import TopicFilter
@@ -131,8 +131,32 @@ class Reads:
         `topicstore.cancelling.while_wanted` once the result is not wanted any more.
         """
         check_wanted()
-        log = self._log
-        slab, record = self._generations.slab(generation), self._generations.records.get(generation)
+        while True:
+            slab = self._generations.slab(generation)
+            try:
+                return self._next(
+                    slab, generation, stream, topic_filter, place, limit, limit_bytes, bound, deadline, final
+                )
+            except (EngineError, GenerationArchivedError):
+                record = self._generations.records.get(generation)
+                if self._generations.slab(generation) is slab or record is None or record.archive is not None:
+                    raise
+                # Otherwise the shard was opened again meanwhile, since a write failed.
+
+    def _next(
+        self,
+        slab: Slab,
+        generation: int,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        limit: int,
+        limit_bytes: int,
+        bound: int | None,
+        deadline: float | None,
+        final: bool,
+    ) -> tuple[SlabStep, bool]:
+        log, record = self._log, self._generations.records.get(generation)
         bound = log.watermark if bound is None else min(bound, log.watermark)
         if record is not None and record.sealed is None and not (final and log.read_only):
             bound = self._visible(generation, stream, bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from topicstore.contract.batch import MessageBatch
@@ -135,6 +136,29 @@ class Shard:
         return self.log.open_engine()
 
     # --- writing ---
+
+    def recover(self, open_again: Callable[[Callable[[], object]], object]) -> bool:
+        """Take writes again after one failed; return False, and do nothing, if the shard takes writes.
+
+        ``open_again`` opens the engine again, and calls its argument, before readers see the engine: see
+        `LastingEngine.open_again`. Raises its errors, and those of the flush of what is there. Then the shard still
+        takes no writes. Nobody writes meanwhile, and what was prepared before isn't committed.
+        """
+        log, generations = self.log, self._generations
+
+        def read_again() -> None:
+            generations.open_again_locked()
+            self._writes.open_again_locked()
+
+        with generations.rewriting, log.lock:
+            log.check_open()
+            if log.failure is None:
+                return False
+            open_again(partial(log.begin_again_locked, read_again))
+        log.flush()
+        generations.remove_dropped()
+        generations.reclaim_removed()
+        return True
 
     def prepare(self, batch: MessageBatch, state: Sequence[StateWrite]) -> Prepared:
         """Check a batch and its state, and assign positions: see `topicstore.shard.write_path`."""

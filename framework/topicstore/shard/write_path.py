@@ -57,14 +57,19 @@ class WritePath:
     def __init__(self, log: CommitLog, generations: Generations) -> None:
         self._log = log
         self._generations = generations
-        self.displacement = load_displacement(log.engine)
+        self.displacement = 0
         """The most microseconds by which the time of a position is later than its message's own; 0 as long as positions
-        go by the time of storing. Guarded by the log's lock; it only grows, and reading it needs no lock."""
+        go by the time of storing. Guarded by the log's lock; reading it needs no lock."""
+        self.open_again_locked()
         self._behind = False
         """Whether the clock was behind the positions at the last store. Guarded by the log's lock."""
         if not log.read_only and self.ahead() > 0:
             self._behind = True
             self._warn_of_clock()
+
+    def open_again_locked(self) -> None:
+        """Read again what is stored of the state in memory, which is ahead of it if a write failed."""
+        self.displacement = load_displacement(self._log.engine)
 
     def _warn_of_clock(self) -> None:
         warn_caller(
@@ -194,7 +199,7 @@ class WritePath:
         """Add to the write how much later positions are than their messages' own times, if it is more than before."""
         displaced = displacement_of(placed)
         if displaced > self.displacement:
-            self.displacement = displaced  # if the write fails, it is too much, which is harmless
+            self.displacement = displaced  # if the write fails, it is too much until the shard is opened again
             put_displacement(write, displaced)
 
     def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:

@@ -5,12 +5,18 @@ a clean close has left may lose their ends, and the engine opens them without an
 when all shards were closed in order, and compared before a shard is opened again. Opening the database for writing
 removes the list before an engine changes anything. Without a list there is no comparison.
 
+A version that doesn't know the list leaves it behind when it writes. So a list is not of the last closing, and isn't
+believed, if a shard has younger files that are not in it: every opening makes some on RocksDB and LevelDB. Nor if the
+notes of writes on disk (`topicstore.storage.synced_writes`) are ahead of those that it has.
+
 Stored form, the file ``closed`` of the database's directory, in lines::
 
     xxh64 of the rest, with 8 bytes of the database's id as seed, 16 hexadecimal digits
     32 random hexadecimal digits: no two lists are the same
     {"000012.sst": 1204, …}        for each shard: the sizes of its files
+    [[31, 1204], null, …]          for each shard: the number of its last write that was noted, and its position
 
+Lists of earlier versions have no last line.
 Files that are empty, or that the engine doesn't need (`topicstore.contract.engine.Backend.unneeded`), aren't listed.
 """
 
@@ -28,7 +34,8 @@ import xxhash
 
 from topicstore.contract.errors import DataLossError
 
-from .durable_files import read_own, replace_file, sync_directory
+from .durable_files import is_foreign, read_own, replace_file, sync_directory
+from .synced_writes import SyncedWrites
 
 __all__ = ["ClosedFiles"]
 
@@ -53,7 +60,8 @@ class ClosedFiles:
 
     def write(self) -> None:
         """List the files of all shards, which are closed and on disk. Returns when the list is on disk too."""
-        lines = [uuid.uuid4().hex.encode(), *(msgspec.json.encode(self._sizes(shard)) for shard in range(self.shards))]
+        sizes = [msgspec.json.encode(self._sizes(shard)) for shard in range(self.shards)]
+        lines = [uuid.uuid4().hex.encode(), *sizes, msgspec.json.encode(self._noted())]
         rest = b"\n".join(lines) + b"\n"
         replace_file(self.directory / _FILE, self._checksum(rest) + b"\n" + rest, draft=self.directory / _DRAFT)
 
@@ -69,8 +77,11 @@ class ClosedFiles:
         """
         listed = self._read()
         while listed is not None and (lost := list(self._lost(shard, listed))):
+            written = self._written_since(listed)
             before, listed = listed, self._read()
             if listed == before:
+                if written:
+                    return
                 more = f"; and {len(lost) - _TOLD:,} more files" if len(lost) > _TOLD else ""
                 raise DataLossError(
                     f"shard {shard} of {self.directory} is not as it was closed: {'; '.join(lost[:_TOLD])}{more}. "
@@ -85,12 +96,35 @@ class ClosedFiles:
         except FileNotFoundError:
             return None
         lines = rest.splitlines()
-        return lines if checksum == self._checksum(rest) and len(lines) == _HEAD + self.shards else None
+        known = len(lines) - _HEAD - self.shards in (0, 1)  # without and with what was noted of the writes
+        return lines if checksum == self._checksum(rest) and known else None
+
+    def _written_since(self, listed: list[bytes]) -> bool:
+        """Return whether the database was opened for writing after the closing of which the list is."""
+        try:
+            closed = (self.directory / _FILE).lstat().st_mtime_ns
+        except FileNotFoundError:  # just now, by a writer that opens the database
+            return True
+        for shard in range(self.shards):
+            for name in self._sizes(shard).keys() - _listed_sizes(listed, shard).keys():
+                if (self._directory_of(shard) / name).lstat().st_mtime_ns > closed:
+                    return True
+        if len(listed) == _HEAD + self.shards:
+            return False
+        before = msgspec.json.decode(listed[-1], type=list[tuple[int, int] | None])
+        pairs = zip(before, self._noted(), strict=True)
+        return any(now is not None and (noted is None or now > noted) for noted, now in pairs)
+
+    def _noted(self) -> list[tuple[int, int] | None]:
+        """Return, by shard, the number and position of the last write that was noted as being on disk."""
+        notes = SyncedWrites(self.directory, self.database, self.shards)
+        found = [notes.read(shard) for shard in range(self.shards)]
+        return [None if one is None else (one.writes, one.position) for one in found]
 
     def _lost(self, shard: int, listed: list[bytes]) -> Iterator[str]:
         """Yield a description of each file that is not as it was listed."""
         directory = self._directory_of(shard)
-        for name, size in msgspec.json.decode(listed[_HEAD + shard], type=dict[str, int]).items():
+        for name, size in _listed_sizes(listed, shard).items():
             try:
                 found = (directory / name).lstat().st_size
             except (FileNotFoundError, NotADirectoryError):
@@ -102,7 +136,7 @@ class ClosedFiles:
     def _sizes(self, shard: int) -> dict[str, int]:
         sizes = {}
         directory = self._directory_of(shard)
-        for parent, directories, names in os.walk(directory):
+        for parent, directories, names in os.walk(directory, onerror=_raise):
             directories[:] = filter(self._is_needed, directories)
             for name in filter(self._is_needed, names):
                 file = Path(parent, name)
@@ -111,10 +145,20 @@ class ClosedFiles:
         return sizes
 
     def _is_needed(self, name: str) -> bool:
-        return not any(fnmatchcase(name, pattern) for pattern in self.unneeded)
+        return not is_foreign(name) and not any(fnmatchcase(name, pattern) for pattern in self.unneeded)
 
     def _directory_of(self, shard: int) -> Path:
         return self.directory / f"shard-{shard:04}"
 
     def _checksum(self, rest: bytes) -> bytes:
         return xxhash.xxh64_hexdigest(rest, int.from_bytes(self.database[:8], "little")).encode()
+
+
+def _listed_sizes(listed: list[bytes], shard: int) -> dict[str, int]:
+    return msgspec.json.decode(listed[_HEAD + shard], type=dict[str, int])
+
+
+def _raise(failed: OSError) -> None:
+    """Raise the error of a listing, which would otherwise pass for an empty directory. One that is gone is empty."""
+    if not isinstance(failed, FileNotFoundError | NotADirectoryError):
+        raise failed

@@ -20,9 +20,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .durable_files import OWNER_ONLY
+from .manifest import MANIFEST
 
-__all__ = ["draft", "draft_name", "sweep_drafts"]
+__all__ = ["draft", "draft_name", "sweep_drafts", "sweep_drafts_below"]
 
+_DEPTH = 3
+"""How deep drafts are looked for: exports lie in directories that people name, and have many below them."""
 _NAME = re.compile(r"\.unfinished-[0-9a-f]{32}")
 
 
@@ -61,6 +64,14 @@ def sweep_drafts(parent: Path) -> None:
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(handle)
+
+
+def sweep_drafts_below(root: Path) -> None:
+    """Remove the drafts that killed processes have left in a directory, and in those below it, but not in databases."""
+    for parent, directories, names in os.walk(root):
+        sweep_drafts(Path(parent))
+        below = [] if MANIFEST in names or len(Path(parent).relative_to(root).parts) >= _DEPTH else directories
+        directories[:] = [name for name in below if not _NAME.fullmatch(name)]
 
 
 def _open(directory: Path) -> int:

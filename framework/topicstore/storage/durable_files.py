@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from contextlib import suppress
@@ -16,6 +17,7 @@ from topicstore.releasing import Taken
 __all__ = [
     "OWNER_ONLY",
     "check_no_links",
+    "is_foreign",
     "make_directory",
     "open_own",
     "permissions_of",
@@ -54,8 +56,8 @@ def read_own(path: Path, *, links: bool = False) -> bytes:
     """Return the content of one of topicstore's own files. Raises the errors of `open_own`."""
     file = open_own(path, os.O_RDONLY, links=links)
     try:
-        with naming(path), os.fdopen(file, "rb", closefd=False) as opened:
-            return opened.read()
+        with naming(path), io.FileIO(file, closefd=False) as opened:  # `os.fdopen` fails while Python ends
+            return opened.readall()
     finally:
         os.close(file)
 
@@ -115,10 +117,13 @@ def check_no_links(directory: Path) -> None:
     """Raise `NotADatabaseError` if one of a database's directories, or a file in one, is a symbolic link.
 
     Engines would follow the link and write elsewhere, at a place that an attacker may have chosen. A directory that
-    can't be read, such as ``lost+found``, is none of the database's, or its engine will fail.
+    can't be read is none of the database's, or its engine will fail. Names that are never a database's are passed over,
+    such as the links by which editors lock files (`is_foreign`).
     """
     with os.scandir(directory) as entries:
         for entry in entries:
+            if is_foreign(entry.name):
+                continue
             _check_no_link(entry)
             if entry.is_dir():
                 with suppress(PermissionError), os.scandir(entry) as below:
@@ -126,8 +131,16 @@ def check_no_links(directory: Path) -> None:
                         _check_no_link(file)
 
 
+def is_foreign(name: str) -> bool:
+    """Return whether a name in a directory is never a database's, nor its engine's.
+
+    Such are those of file systems (``lost+found``, ``.snapshot``), of editors (``.#file``) and of desktops.
+    """
+    return name.startswith(".") or name == "lost+found"
+
+
 def _check_no_link(entry: os.DirEntry[str]) -> None:
-    if entry.is_symlink():
+    if entry.is_symlink() and not is_foreign(entry.name):
         raise _link(entry.path)
 
 

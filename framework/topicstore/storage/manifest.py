@@ -20,13 +20,15 @@ import xxhash
 from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
 from .disk_errors import failure_told
-from .durable_files import read_own, replace_file
+from .durable_files import is_foreign, read_own, replace_file
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "existing_manifest", "read_manifest", "write_manifest"]
 
 FORMAT = 1
 MANIFEST = "topicstore.json"
 _DRAFT = f"{MANIFEST}.new"
+_TOLD = 3
+"""The most names that an error tells."""
 
 Durability = Literal["commit", "sync"]
 Timestamps = Literal["commit", "message"]
@@ -82,8 +84,13 @@ def read_manifest(directory: Path) -> Manifest | None:
         if path.exists():  # made meanwhile
             return read_manifest(directory)
         # A process killed while it created the database leaves at most a lock and a draft.
-        if directory.is_dir() and {entry.name for entry in directory.iterdir()} - {"LOCK", _DRAFT}:
-            raise NotADatabaseError(f"{directory} holds files but no {MANIFEST}; it was left as it is") from None
+        names = {entry.name for entry in directory.iterdir()} if directory.is_dir() else set[str]()
+        others = sorted(name for name in names - {"LOCK", _DRAFT} if not is_foreign(name))
+        if others:
+            told = ", ".join(others[:_TOLD]) + (f" and {len(others) - _TOLD:,} more" if len(others) > _TOLD else "")
+            raise NotADatabaseError(
+                f"{directory} holds files but no {MANIFEST}; it was left as it is. In the way: {told}"
+            ) from None
         return None
     except NotADirectoryError:
         raise NotADatabaseError(f"{directory} is not a directory") from None

@@ -108,17 +108,32 @@ def open_storage(
             make_layout=make_layout,
             shard_map=shard_map,
             clocks=clocks,
-            ballast=Ballast(path, backend.room if ballast and persistent and not read_only else 0),
+            ballast=Ballast(
+                path,
+                _room(backend, manifest.shards) if ballast and persistent and not read_only else 0,
+                backend.room,
+            ),
             notes=opener.synced,
             close_shards=opened.release,
             unlock=locked.release,
+            recover_shard=opener.recover,
             allow_ancient=allow_ancient,
         )
         with Taken() as whole:
             whole.add(storage.abandon)
             storage.ballast.keep(shards)
+            if not read_only:
+                storage.after_store.append(functools.partial(storage.ballast.stored, shards))
             storage.hooks.topicstore_opened(db=storage)
     return storage
+
+
+def _room(backend: Backend, shards: int) -> int:
+    """Return the bytes that opening all shards, and reclaiming a part of them, need temporarily.
+
+    Shards are opened in turn, but what `Backend.room_at_once` is needed for goes on in all of them at the same time.
+    """
+    return backend.room + (shards - 1) * backend.room_at_once
 
 
 def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> None:
@@ -156,7 +171,7 @@ def _open_to_write(
     locked.add(written.unlock)
     opened.add(written.close)
     if persistent:
-        _take_directory(path, written, opener.backend.room_at_once, permissions)
+        _take_directory(path, written, opener.backend.room_at_once * manifest.shards, permissions)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)

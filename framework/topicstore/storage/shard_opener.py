@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
@@ -11,10 +14,11 @@ from typing import Literal
 import attrs
 
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
-from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
+from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError, StorageFullError
 from topicstore.releasing import Taken
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.identity import check_identity
+from topicstore.shard.lasting_engine import LastingEngine
 from topicstore.shard.records import Tail, load_tail
 from topicstore.shard.salvage import Salvaged, salvage
 from topicstore.shard.shard import Shard
@@ -22,12 +26,15 @@ from topicstore.shard.write_settings import WriteSettings
 from topicstore.warning import warn_caller
 
 from .closed_files import ClosedFiles
+from .disk_errors import failure_told
 from .manifest import Manifest
 from .synced_writes import Synced, SyncedWrites, check_reached
 
 __all__ = ["RECOVERIES", "Recovery", "ShardOpener"]
 
 Recovery = Literal["strict", "point_in_time", "salvage"]
+_DESCRIPTORS, _ROOM = 32, 1 << 20
+"""The file descriptors, and the bytes of the disk, that must be there before a failed shard is closed and opened."""
 RECOVERIES: tuple[Recovery, ...] = ("strict", "point_in_time", "salvage")
 
 
@@ -71,13 +78,73 @@ class ShardOpener:
                 self._tell(lost)
                 if self.synced is not None:
                     self.synced.forget(number)
-            shard = self._make(number, engine, read_only=False)
+            persistent = "persistent" in self.capabilities
+            shard = self._make(number, LastingEngine(engine) if persistent else engine, read_only=False)
             taken.add(shard.close)
             if salvaged is not None:
                 salvaged.store_in(shard)
                 told = f"shard {number} was damaged, and behind the damage {salvaged}"
                 warn_caller(told)
             return shard
+
+    def recover(self, shard: Shard) -> bool:
+        """Open a shard again that takes no writes since one failed; return whether that was needed.
+
+        Its engine isn't closed before room and file descriptors are there. Raises `StorageFullError`,
+        `TooManyOpenFilesError`, and the errors of `open`; then the shard still takes no writes. There is a warning if
+        acknowledged writes have vanished, or if the write that failed is stored nevertheless.
+        """
+        salvaged: Salvaged | None = None
+        number, engine, before = shard.number, shard.log.engine, shard.log.tail.writes
+        directory = self._directory(number)
+
+        def open_engine() -> Engine:
+            nonlocal salvaged
+            reached = self.synced.read(number) if self.synced else None
+            opened, salvaged = self._open_engine(number, reached, create=False)
+            with Taken() as taken:
+                taken.add(opened.close)
+                check_reached(self.path, number, reached, _tail(number, opened))
+                check_identity(opened, self._id, number)
+                return opened
+
+        def open_again(adopt: Callable[[], object]) -> None:
+            if not isinstance(engine, LastingEngine):
+                shard.check_writable()
+                return
+            self._check_resources(directory)
+            engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), adopt)
+
+        if not shard.recover(open_again):
+            return False
+        if salvaged is not None:
+            salvaged.store_in(shard)
+        stored = shard.log.tail.writes
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors, the shard takes writes nevertheless
+            if stored < before:
+                warn_caller(f"shard {number} lacks its last {before - stored:,} writes, which were not on disk yet")
+            elif stored > before:
+                warn_caller(f"shard {number} has the write that failed: it was stored nevertheless")
+        return True
+
+    def _check_resources(self, directory: Path) -> None:
+        """Raise the error of what an engine needs to be opened again, and what isn't there yet: room, descriptors."""
+        with failure_told(), contextlib.ExitStack() as opened:
+            for _ in range(_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            size = sum(file.lstat().st_size for file in directory.iterdir())
+            needed = max(min(self.backend.room_at_once, size), _ROOM)
+            if (free := shutil.disk_usage(directory).free) < needed:
+                raise StorageFullError(
+                    f"{directory}: {free:,} bytes are free, and {needed:,} are needed to open it again"
+                )
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                probe.write(bytes(_ROOM))
+                probe.flush()
+                os.fsync(probe.fileno())
+
+    def _directory(self, number: int) -> Path:
+        return self.path / f"shard-{number:04}"
 
     def _tell(self, lost: DataLossError) -> None:
         """Raise the error of a loss, or warn of it if ``recovery`` allows losses."""
@@ -105,7 +172,7 @@ class ShardOpener:
         warning if readable writes are cut off too, unless they are salvaged. Returns the engine and, with
         ``recovery="salvage"``, the messages that were salvaged from the part after the cut.
         """
-        directory = self.path / f"shard-{number:04}"
+        directory = self._directory(number)
         try:
             return self.backend.open_shard(directory, KEYSPACES, create=create), None
         except CorruptionError as damaged:

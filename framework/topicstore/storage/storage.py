@@ -66,7 +66,7 @@ class StorageListener(CommitListener, Protocol):
     """An object that is notified of changes to stored messages; for commits, see `CommitListener`."""
 
     def dropped(self) -> None:
-        """Called, without the lock of a shard, after a generation was dropped."""
+        """Called, without the lock of a shard, after a generation was dropped, or a shard was opened again."""
 
     def forget(self) -> None:
         """Called after messages were deleted or archived: messages read before must no longer be returned."""
@@ -102,6 +102,7 @@ class Storage:
         notes: SyncedWrites | None,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
+        recover_shard: Callable[[Shard], bool],
         allow_ancient: bool = False,
     ) -> None:
         self.path = path
@@ -142,6 +143,7 @@ class Storage:
         """The listener, or None as long as there is none; see `listen`."""
         self._close_shards = close_shards
         self._unlock = unlock
+        self._recover_shard = recover_shard
         self._closing = threading.RLock()  # not a `ProcessLock`: a plugin may close its own databases
         """Held while the database is closed or refreshed."""
         self._registering = ProcessLock()  # a garbage collection inside may close the database
@@ -195,6 +197,23 @@ class Storage:
         """Return when everything stored so far is on disk, whatever the durability."""
         self.check_open()
         do_all([shard.flush for shard in self.shards], "could not be flushed")
+
+    def recover(self) -> list[int]:
+        """Open the shards again that take no writes since one failed: see `Database.recover`."""
+        self.check_may_write()
+        recovered: list[int] = []
+
+        def recover(shard: Shard) -> None:
+            if self._recover_shard(shard):
+                recovered.append(shard.number)
+
+        failed = [shard for shard in self.shards if shard.failure is not None]
+        try:
+            do_all([partial(recover, shard) for shard in failed], "could not be opened again")
+        finally:
+            if recovered and self.listener is not None:
+                self.listener.dropped()
+        return recovered
 
     def locked(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns while the locks of all shards are held, taken in ascending order."""

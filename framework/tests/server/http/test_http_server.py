@@ -16,11 +16,13 @@ import pytest
 import topicstore as ts
 import topicstore.server.server as server_module
 from topicstore.server import Address, Server, ServerSettings
+from topicstore.server.descriptors import Descriptors
 from topicstore.server.http.discovery import find_server
 from topicstore.server.http.http_server import HttpServer
 from topicstore.server.listeners import ListenError
 from topicstore.server.retaining import check_database
 from topicstore.server.settings import HttpSettings, HttpTlsSettings, ListenerSettings
+from topicstore.storage.drafts import draft_name
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.embedded import Embedded
@@ -38,7 +40,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
     """Return an interface that isn't started, beside an MQTT server that isn't either."""
-    return HttpServer(db, settings, Server(db))
+    return HttpServer(db, settings, Server(db), Descriptors.of(ServerSettings(http=settings), [db]))
 
 
 @contextlib.contextmanager
@@ -322,3 +324,15 @@ def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
     with pytest.raises(ListenError, match=says):
         server.start()
     assert [] == threads()
+
+
+def test_a_start_removes_what_killed_checkpoints_have_left(db: ts.Database, tmp_path: Path) -> None:
+    """In the directory of exports, and in those below it."""
+    left = tmp_path / "exports" / "daily" / draft_name()
+    left.mkdir(parents=True)
+    server = http_server(db, HttpSettings(listen=LOOPBACK, export_dir=tmp_path / "exports"))
+    server.start()
+    try:
+        assert not left.exists()
+    finally:
+        server.stop()

@@ -140,6 +140,7 @@ def _run(
 
     from topicstore.server import readiness, running
     from topicstore.server.checking import check_files
+    from topicstore.server.descriptors import raise_limit
     from topicstore.server.introduction import introduction
     from topicstore.server.listeners import Reserved
     from topicstore.server.logs import logging_to
@@ -149,6 +150,7 @@ def _run(
 
     with ExitStack() as entered:
         entered.enter_context(logging_to(settings.log))
+        raise_limit()  # before engines have files open
         reserved = entered.enter_context(Reserved(settings))
         if any(read_manifest(directory) is None for _, _, directory in places(settings, path)):
             check_files(settings)  # before a database is created that the server can't serve

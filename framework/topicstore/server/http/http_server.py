@@ -20,11 +20,14 @@ import uvicorn
 import topicstore as ts
 from topicstore.releasing import Taken, release_all
 from topicstore.server.addresses import written_address
+from topicstore.server.descriptors import Descriptors
 from topicstore.server.listeners import ListenError, bind, places_of
+from topicstore.server.listeners.accepting import Acceptor
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.settings import HttpSettings
 from topicstore.server.sites import Sites
+from topicstore.storage.drafts import sweep_drafts_below
 
 from .application import application
 from .certificate import Certificate
@@ -58,10 +61,11 @@ class _Uvicorn(uvicorn.Server):
         bound: Sequence[socket.socket],
         certificate: Certificate | None,
         threads: FairThreads,
+        below: int,
     ) -> None:
         super().__init__(config)
         self.serving: Future[None] = Future()
-        self._bound, self._certificate, self._threads = bound, certificate, threads
+        self._bound, self._certificate, self._threads, self._below = bound, certificate, threads, below
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,11 +85,14 @@ class _Uvicorn(uvicorn.Server):
             )
             return made
 
-        tls: dict[str, Any] = {}
+        context = patience = None
         if self._certificate is not None:
-            patience = make.keywords["period"]
-            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": patience}
-        self.servers = [await loop.create_server(connect, sock=one, backlog=_BACKLOG, **tls) for one in self._bound]
+            context, patience = self._certificate.context, make.keywords["period"]
+        accepting: list[Any] = []
+        self.servers = accepting
+        for one in self._bound:
+            one.listen(_BACKLOG)
+            accepting.append(Acceptor("http", one, connect, self._below, context, patience))
         self.started = True
         self.serving.set_result(None)
 
@@ -103,9 +110,9 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """The HTTP interface of one database, from `start` to `stop`, which may be called in any thread."""
 
-    def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt) -> None:
+    def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt, descriptors: Descriptors) -> None:
         """Make the site's id if this is its first server. Raises what `topicstore.server.sites.Sites.this` raises."""
-        self._settings = settings
+        self._settings, self._descriptors = settings, descriptors
         sites, memory = Sites(db, mqtt.storages), MemoryBudget(max(settings.memory, settings.body_size))
         self.context = Context(
             db=db,
@@ -157,6 +164,8 @@ class HttpServer:
                     raise ListenError("the HTTP interface was stopped; make another one")
                 if self._settings.tls is not None:
                     self._certificate = Certificate(self._settings.tls)
+                if self._settings.export_dir is not None:
+                    sweep_drafts_below(self._settings.export_dir)  # of a server that was killed
                 for address in self._settings.listen.all if bound is None else ():
                     sockets += bind(address, places_of(address, " for HTTP"), " for HTTP")
                 self.addresses = [written_address(one.getsockname()) for one in sockets]
@@ -168,7 +177,7 @@ class HttpServer:
     def _serve(self, bound: Sequence[socket.socket]) -> None:
         config: Any = uvicorn.Config(
             by_sent_path(application(self.context)),
-            http=connections(self._settings.connections, self._settings.request_timeout, self.context.memory),
+            http=connections(self._descriptors.requests, self._settings.request_timeout, self.context.memory),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -177,7 +186,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
         )
-        server = _Uvicorn(config, bound, self._certificate, self.context.threads)
+        server = _Uvicorn(config, bound, self._certificate, self.context.threads, self._descriptors.http)
         self.connections = server.server_state.connections
         thread = threading.Thread(target=_run, args=(server,), name="topicstore-http", daemon=True)
         thread.start()

@@ -7,13 +7,12 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from topicstore.server.addresses import Address
 from topicstore.server.limits import Limits
 from topicstore.server.settings import ListenerSettings
 
-from .handshake import FailedHandshakes, Handshake
+from .accepting import Acceptor
 from .peer import ConnectionFactory, Scheme, Via
 from .reserving import ListenError, Place, bind, places_of, unusable
 from .tls import tls_context, unusable_files
@@ -38,13 +37,14 @@ def read_tls(name: str, settings: ListenerSettings) -> ssl.SSLContext | None:
 class Listener:
     """Sockets that accept connections. Made by `listen`; everything is called in the event loop."""
 
-    def __init__(self, name: str, settings: ListenerSettings, limits: Limits, connect: ConnectionFactory) -> None:
+    def __init__(
+        self, name: str, settings: ListenerSettings, limits: Limits, connect: ConnectionFactory, below: int
+    ) -> None:
         self._settings, self._limits = settings, limits
-        self._connect = connect
+        self._connect, self._below = connect, below
         self.via = _via(name, settings)
         self._factory = self._factory_for(connect)
-        self._failed = FailedHandshakes(name)
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Acceptor] = []
         """One for each socket."""
         self._closed: list[Place] = []
         """Where it doesn't accept until `reopen`."""
@@ -82,22 +82,19 @@ class Listener:
         path = self._settings.path if self._settings.protocol == "websocket" else ""
         return [f"{self.via.scheme}://{address}{path}" for address in self.addresses]
 
-    async def _serve(self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None) -> list[asyncio.Server]:
-        """Return servers that accept on bound sockets, which are theirs from now on. Raises `ListenError`."""
-        loop = asyncio.get_running_loop()
-        factory = self._factory
-        if context is not None:
-            seconds = max(self._limits.connect_timeout, 0.001)
-            factory = partial(Handshake, self._factory, context, seconds, self._failed)
-        now: list[asyncio.Server] = []
+    def _serve(self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None) -> list[Acceptor]:
+        """Accept on bound sockets, which belong to the acceptors from now on. Raises `ListenError`."""
+        handshake = None if context is None else max(self._limits.connect_timeout, 0.001)
+        now: list[Acceptor] = []
         try:
             for one in sockets:
-                now.append(await loop.create_server(factory, sock=one, backlog=_BACKLOG))  # noqa: PERF401 - see below
-        except BaseException as bad:  # those that were made are closed if one can't be
+                one.listen(_BACKLOG)
+                now.append(Acceptor(self.via.name, one, self._factory, self._below, context, handshake))
+        except BaseException as bad:  # those that accept are closed if one can't
             _close(now)
             for one in sockets:
                 one.close()
-            if isinstance(bad, OSError):  # such as too many open files
+            if isinstance(bad, OSError):  # such as an address in use
                 raise unusable(self._settings.listen, bad) from bad
             raise
         return now
@@ -108,7 +105,7 @@ class Listener:
 
     async def start(self, context: ssl.SSLContext | None, bound: Sequence[socket.socket]) -> None:
         """Accept on bound sockets, which are its own from now on. Raises `ListenError`; then they are closed."""
-        self._servers = await self._serve(bound, context)
+        self._servers = self._serve(bound, context)
 
     def duplicate(self, place: Place) -> socket.socket:
         """Return a socket of the caller's that is the one that it has at a place. Raises `ListenError`."""
@@ -131,12 +128,8 @@ class Listener:
     async def reopen(self) -> None:
         """Accept again at the places that were closed, unless it was stopped. Raises `ListenError`."""
         closed, self._closed = self._closed, []
-        if closed:
-            now = await self._serve(bind(self._settings.listen, closed), self.read_files())
-            if self._stopped:
-                _close(now)
-            else:
-                self._servers += now
+        if closed and not self._stopped:
+            self._servers += self._serve(bind(self._settings.listen, closed), self.read_files())
 
     async def reload(self) -> None:
         """Read the TLS files again; connections from now on get what is in them, those that are there keep theirs.
@@ -151,7 +144,7 @@ class Listener:
         if context is None:
             return
         before = self._servers
-        now = await self._serve([self.duplicate(place) for place in self.places], context)
+        now = self._serve([self.duplicate(place) for place in self.places], context)
         if self._servers is not before:  # stopped meanwhile
             _close(now)
             return
@@ -165,7 +158,7 @@ class Listener:
         self._servers, self._closed = [], []
 
 
-def _close(servers: Iterable[asyncio.Server]) -> None:
+def _close(servers: Iterable[Acceptor]) -> None:
     for server in servers:
         server.close()
 
@@ -186,13 +179,14 @@ async def listen(
     settings: ListenerSettings,
     limits: Limits,
     connect: ConnectionFactory,
+    below: int,
     bound: Sequence[socket.socket] | None = None,
 ) -> Listener:
-    """Open a listener; ``connect`` is called for every connection. Raises `ListenError`.
+    """Open a listener; ``connect`` is called for every connection, and ``below`` is that of `Acceptor`.
 
-    ``bound`` are its sockets, which are its own from now on; by default its address is bound.
+    ``bound`` are its sockets, which are its own from now on; by default its address is bound. Raises `ListenError`.
     """
-    listener = Listener(name, settings, limits, connect)
+    listener = Listener(name, settings, limits, connect, below)
     try:
         context = listener.read_files()
     except BaseException:

@@ -37,14 +37,17 @@ class Replacement:
         self._sockets: dict[str, list[socket.socket]] = {}
         """Sockets of the new listeners that they don't accept on yet, by name."""
 
-    async def open(self, settings: ServerSettings, connect: ConnectionFactory) -> None:
-        """Open the listeners of new settings; files of TLS are read again. Raises `ListenError`: then call `undo`."""
+    async def open(self, settings: ServerSettings, connect: ConnectionFactory, below: int) -> None:
+        """Open the listeners of new settings; files of TLS are read again. Raises `ListenError`: then call `undo`.
+
+        ``below`` is that of `Acceptor`.
+        """
         running = {listener.via.name: listener for listener in self._running}
         new: dict[str, tuple[Listener, ssl.SSLContext | None]] = {}
         for name, one in settings.listeners.items():
             listener = running.get(name)
             if listener is None or not listener.same(one, settings.limits):
-                listener = Listener(name, one, settings.limits, connect)
+                listener = Listener(name, one, settings.limits, connect, below)
                 new[name] = listener, listener.read_files()
             self.listeners.append(listener)
         wanted = {one.via.name: await asyncio.to_thread(places_of, one.address) for one in self.listeners}

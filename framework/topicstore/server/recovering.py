@@ -1,0 +1,91 @@
+"""`Recovery`: shards that take no writes since one failed are opened again, as soon as the cause may have gone.
+
+A full disk, or a time without file descriptors, must not end the writing for good. So a thread looks at the shards once
+a second, and calls `Database.recover` for a database of which one has failed: at once, then after pauses that double up
+to `_LONGEST` seconds. A try that finds the cause still there costs a few system calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+import topicstore as ts
+from topicstore.background import BackgroundTask
+from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
+
+__all__ = ["Recovery"]
+
+_LOOK = 1.0
+"""Seconds between two looks at the shards."""
+_LONGEST = 3.0
+"""Seconds between two tries, at most. Writes are to go on within five seconds after the cause has gone."""
+_REPEAT = 60.0
+"""Seconds after which the log repeats why tries fail, if the reason stays the same."""
+
+_log = logging.getLogger("topicstore.server")
+
+
+class _Failing:
+    """The tries to recover one database."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.due = 0.0
+        """The time before which no try is made (`time.monotonic`)."""
+        self.told = ""
+        """The reason that was logged last."""
+        self.told_at = float("-inf")
+
+
+class Recovery:
+    """The recovery of all open databases of a server, in a thread of its own."""
+
+    def __init__(self, storages: Mapping[str, ts.Database]) -> None:
+        self._storages = storages
+        self._failing: dict[str, _Failing] = {}
+        """By storage, those with a shard that takes no writes. Used in the thread only."""
+        self._task = BackgroundTask("recovery", self._look)
+        self._task.interval = _LOOK
+
+    def start(self) -> None:
+        """Begin to look at the shards."""
+        self._task.wake()
+
+    def stop(self) -> None:
+        """End the thread, after a try that is under way. May be called twice."""
+        self._task.stop()
+        self._task.join()
+
+    def _look(self, _woken: bool) -> None:
+        for name, db in self._storages.items():
+            now = time.monotonic()
+            if any(shard.failure is not None for shard in db.storage.shards):
+                failing = self._failing.setdefault(name, _Failing())
+                if now >= failing.due:
+                    self._try(name, db, failing)
+            elif name in self._failing and now >= self._failing[name].due + _REPEAT:
+                del self._failing[name]  # one that fails again sooner goes on with its pauses
+
+    def _try(self, name: str, db: ts.Database, failing: _Failing) -> None:
+        reasons = [f"shard {one.number}: {one.failure}" for one in db.storage.shards if one.failure is not None]
+        failing.tries += 1
+        try:
+            recovered = db.recover()
+        except DatabaseClosedError:
+            return
+        except (TopicstoreError, OSError, ExceptionGroup) as bad:
+            self._tell(failing, f"storage {name} can't be opened again yet: {bad}", reasons)
+        else:
+            numbers = ", ".join(map(str, recovered))
+            failing.told = ""
+            _log.warning("storage %s was opened again at try %d, shards: %s", name, failing.tries, numbers)
+        failing.due = time.monotonic() + min(_LOOK * 2 ** min(failing.tries - 1, 10), _LONGEST)
+
+    def _tell(self, failing: _Failing, text: str, reasons: list[str]) -> None:
+        """Log why a try failed, unless that was logged less than a minute ago."""
+        now = time.monotonic()
+        if text != failing.told or now >= failing.told_at + _REPEAT:
+            failing.told, failing.told_at = text, now
+            _log.warning("%s (try %d; taking no writes: %s)", text, failing.tries, "; ".join(reasons))
