@@ -83,11 +83,16 @@ class Signals:
         Once it is left, signals that come are only noted. The handlers are not the loop's: when it takes those back,
         signals would kill the process for a moment.
         """
+
+        def reload_unless_ended() -> None:
+            if not self.ended:  # of signals that wait together, Python handles SIGHUP before SIGTERM
+                reload()
+
         self._end = partial(loop.call_soon_threadsafe, end)
-        self._reload = partial(loop.call_soon_threadsafe, reload)
+        self._reload = partial(loop.call_soon_threadsafe, reload_unless_ended)
         if self.ended:
             end()
-        if self._hung_up:
+        elif self._hung_up:
             reload()
         try:
             with _woken(loop) if self._before else contextlib.nullcontext():
