@@ -170,8 +170,8 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
 def least_sequence(directory: Path) -> int:
     """Return the sequence number that LevelDB reaches at least when it opens a database and reads each of its logs.
 
-    That is the number up to which the manifest has read logs, or that of the first change in a later log. It is 0 if
-    there is no database. Only the beginnings of logs are read.
+    That is the number up to which the manifest has read logs, or that of the last change in the first write of a later
+    log, if that write is whole. It is 0 if there is no database. Of logs only the first writes are read.
     """
     manifest = _manifest_of(directory)
     if manifest is None:
@@ -180,9 +180,9 @@ def least_sequence(directory: Path) -> int:
     for name in os.listdir(directory):  # noqa: PTH208 - texts
         if _LOG.fullmatch(name) and int(name[:-4]) >= oldest:
             with (directory / name).open("rb", buffering=0) as log:
-                first = _first_write(log.read(2 * _BLOCK))
+                first = _first_whole_write(log)
             if first:
-                sequence = max(sequence, _changes(first).start)
+                sequence = max(sequence, _changes(first).stop - 1)
     return sequence
 
 
@@ -241,6 +241,20 @@ def _first_write(data: bytes) -> bytes:
         head += data[start : min(stop, start + _BATCH_HEAD)]
         if len(head) >= _BATCH_HEAD:
             return head[:_BATCH_HEAD]
+    return b""
+
+
+def _first_whole_write(log: FileIO) -> bytes:
+    """Return the head of the first write; empty if a part of it is missing, so that engines pass over it."""
+    head, expected = b"", {_WHOLE, _FIRST}
+    while blocks := log.read(2 * _BLOCK):
+        for kind, start, stop in _records(memoryview(blocks), 0):
+            if kind not in expected:
+                return b""
+            head = (head + blocks[start : min(stop, start + _BATCH_HEAD)])[:_BATCH_HEAD]
+            if kind in (_WHOLE, _LAST):
+                return head
+            expected = {_MIDDLE, _LAST}
     return b""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from topicstore.contract.errors import (
     EngineError,
     StorageFullError,
 )
+from topicstore_conformance.backend.crashes import open_killed
 from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.backend.faults import full_disk
 from topicstore_conformance.backend.fixtures import pairs, put, remove
@@ -72,6 +75,26 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 # --- opening and closing ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, 100, 200_000])
+def test_a_log_that_begins_with_nothing_or_half_a_write_is_read(tmp_path: Path, size: int | None) -> None:
+    """A killed process left it: one that had written no change (None), or half of a write of ``size`` bytes."""
+    first, second = numbered(2, 50).items()
+    with closing(open_engine(tmp_path / "shard")) as engine:
+        put(engine, DATA, dict([first]))
+    with closing(open_engine(tmp_path / "shard", create=False)) as engine:
+        if size is None:
+            engine.write(WriteBatch(), sync=True)
+        else:
+            put(engine, DATA, {(1, 0, 9): random.Random(size).randbytes(size)})
+        shutil.copytree(tmp_path / "shard", tmp_path / "killed")
+    [log] = (log for log in files(tmp_path / "killed", ".log") if log.stat().st_size)
+    if size is not None:
+        os.truncate(log, log.stat().st_size // 2)
+    with closing(open_killed(LeveldbBackend(LeveldbOptions()), tmp_path / "killed")) as engine:
+        put(engine, DATA, dict([second]))
+        assert dict(pairs(engine.scan(DATA))) == dict([first, second])
 
 
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
