@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore import background
-from topicstore.alarm import Alarm
-from topicstore.background import BackgroundTask
+from topicstore.runtime import background
+from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.wake_event import Alarm
 from topicstore_conformance.faults.threads import PATIENCE
 
 EPOCH = """
@@ -75,7 +75,7 @@ db.close()
 FORKS_OF_ANOTHER_THREAD = """
 import atexit, os, sys
 from concurrent.futures import ThreadPoolExecutor
-from topicstore import background
+from topicstore.runtime import background
 
 def fork():
     child = os.fork()

@@ -7,7 +7,7 @@ from sys import getsizeof
 
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.bounded_cache import BoundedCache
+from topicstore.runtime.bounded_cache import BoundedCache
 from topicstore_conformance.faults.threads import together
 
 

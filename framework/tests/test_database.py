@@ -15,7 +15,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.engine import DATA, META, Engine, WriteBatch, encode_generation
 from topicstore.contract.replay_plan import Order
-from topicstore.storage.manifest import read_manifest
+from topicstore.storage.directory.manifest import read_manifest
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults import namespaces

@@ -19,7 +19,7 @@ import topicstore as ts
 from topicstore import MAX_PAYLOAD, Message, opening
 from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import STATE
-from topicstore.storage.manifest import Manifest, read_manifest
+from topicstore.storage.directory.manifest import Manifest, read_manifest
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START

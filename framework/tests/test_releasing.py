@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from topicstore.releasing import Taken, release_all
+from topicstore.runtime.closing import Taken, release_all
 
 
 def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callable[[], None]]:

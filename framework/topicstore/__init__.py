@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from .pubsub.publishing import PERSIST, PublishResult
     from .pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
     from .queues.queue import Queue, QueueBatch
-    from .storage.contents import ClientTally, TopicTally
-    from .storage.lag import Lag
-    from .storage.writer import Writer
+    from .storage.buffered_writer import Writer
+    from .storage.counting.contents import ClientTally, TopicTally
+    from .storage.counting.lag import Lag
 
 __all__ = [
     "ANY",
@@ -98,12 +98,12 @@ _MODULES = {
     "SCHEMA": "contract.arrow",
     "SCHEMA_WITH_IDS": "contract.arrow",
     "AsyncDatabase": "aio.database",
-    "ClientTally": "storage.contents",
+    "ClientTally": "storage.counting.contents",
     "Cursor": "contract.cursors",
     "Place": "contract.places",
     "Database": "database",
     "Departure": "lifecycle.retention_outlook",
-    "Lag": "storage.lag",
+    "Lag": "storage.counting.lag",
     "Message": "contract.model",
     "MessageBatch": "contract.batch",
     "MessageId": "contract.model",
@@ -123,8 +123,8 @@ _MODULES = {
     "SubscriptionStatus": "pubsub.subscription",
     "Time": "contract.times",
     "TopicFilter": "contract.topics",
-    "TopicTally": "storage.contents",
-    "Writer": "storage.writer",
+    "TopicTally": "storage.counting.contents",
+    "Writer": "storage.buffered_writer",
     "__version__": "_version",
     "aopen": "aio.opening",
     "hookimpl": "contract.hookspecs",

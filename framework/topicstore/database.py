@@ -2,6 +2,8 @@
 
 It composes the parts and documents them; the packages `storage`, `pubsub`, `lifecycle`, `queues` and `sessions`
 implement them.
+
+The result of `Database.info`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import attrs
 
-from .background import end_at_exit
-from .closing import Closing
 from .contract.arguments import check_length, check_path
 from .contract.batch import MessageBatch, Messages
 from .contract.cursors import Cursor
@@ -31,27 +31,32 @@ from .contract.requests import ReadResult, ReplayRequest, StoreResult, Stream
 from .contract.state import StateWrite
 from .contract.times import Time, instant
 from .contract.topics import TopicFilter
-from .database_info import DatabaseInfo, database_info
 from .lifecycle.archives import Archives
 from .lifecycle.retention import Retention
+from .lifecycle.retention_policy import RetentionSettings
 from .pubsub.publishing import PublishResult, publish
 from .pubsub.retained import remove_expired
 from .pubsub.retained_expiry import RetainedExpiry
 from .pubsub.retained_lookup import retained
 from .queues.queues import Queues
-from .releasing import release_all
-from .shard.rewriting import never
+from .runtime.background import end_at_exit
+from .runtime.closing import Closing, release_all
+from .shard.rewriter import never
 from .shard.state import ShardState
-from .storage import checkpoints, contents, generations, replays, reports
-from .storage.compaction import CompactionScheduler, CompactReport, compact
-from .storage.contents import ClientTally, TopicTally
-from .storage.counting import CountingScheduler
-from .storage.deletion import delete
-from .storage.orders import ReplayOrder, ordered, planned
-from .storage.own_times import judged_by
-from .storage.sql import sql
+from .shard.writer import ShardCounters
+from .storage import generations, replays, reports
+from .storage import maintenance as checkpoints
+from .storage.buffered_writer import Writer
+from .storage.counting import contents
+from .storage.counting.contents import ClientTally, TopicTally
+from .storage.counting.counting import CountingScheduler
+from .storage.generations import GenerationInfo, generation_infos
+from .storage.maintenance import CompactionScheduler, CompactReport, compact, delete
+from .storage.reading.message_times import judged_by
+from .storage.reading.ordering import ReplayOrder, ordered, planned
+from .storage.reading.sql import sql
+from .storage.reports import ShardInfo, shard_info
 from .storage.storage import Storage
-from .storage.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,9 +65,98 @@ if TYPE_CHECKING:
     from .pubsub.persistence_rules import PersistenceRules
     from .pubsub.subscription import OnDropped, Subscription
     from .sessions import Sessions
-    from .storage.explain import Explanation
+    from .shard.rewriter import Decoders
+    from .storage.reading.explain import Explanation
 
-__all__ = ["BATCH_SIZE", "Database"]
+__all__ = [
+    "BATCH_SIZE",
+    "Database",
+    "DatabaseInfo",
+    "database_info",
+    "state_decoders",
+]
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseInfo:
+    """Figures of a database at one moment."""
+
+    path: str
+    id: str
+    backend: str
+    layout: str
+    """Name of the current generation's layout."""
+    durability: str
+    timestamps: str
+    plugins: tuple[str, ...]
+    streams: int
+    """Number of streams in all live generations."""
+    messages: int
+    live_bytes: int
+    disk_bytes: int
+    compaction_failure: str | None
+    """Why background compaction failed the last time; None if it did not."""
+    counting_failure: str | None
+    """Why counting in the background failed the last time; None if it did not."""
+    visibility_failure: str | None
+    """Why waiting for stored messages to become visible failed the last time; None if it did not."""
+    retained_failure: str | None
+    """Why removing expired retained messages failed the last time; None if it did not."""
+    ballast_failure: str | None
+    """Why no disk space could be reserved for the case of a full disk; None if it could, or none is needed."""
+    notes_failure: str | None
+    """Why it could not be noted what is on disk, so that a loss might go unnoticed; None if it could."""
+    retention: RetentionSettings
+    retention_failure: str | None
+    """Why background retention failed the last time; None if it did not."""
+    clock_ahead: float
+    """Seconds by which the clock has jumped ahead since the opening; retention doesn't count them as passed."""
+    generations: list[GenerationInfo]
+    shards: list[ShardInfo]
+
+    @property
+    def total(self) -> ShardCounters:
+        """Return the shards' counters, added up."""
+        rows = [attrs.astuple(shard.counters) for shard in self.shards]
+        return ShardCounters(*(sum(column) for column in zip(*rows, strict=True)))
+
+
+def database_info(
+    storage: Storage,
+    retention: Retention,
+    compaction: CompactionScheduler | None,
+    counting: CountingScheduler | None,
+    expiry: RetainedExpiry,
+    hub: Hub | None,
+) -> DatabaseInfo:
+    """Return the figures of a database. Cheap: reads no messages."""
+    generations, manifest = generation_infos(storage), storage.manifest
+    shards = [shard_info(shard) for shard in storage.shards]
+    return DatabaseInfo(
+        path=str(storage.path),
+        id=manifest.id,
+        backend=manifest.backend,
+        layout=generations[-1].layout,
+        durability=manifest.durability,
+        timestamps=manifest.timestamps,
+        plugins=storage.plugins,
+        streams=sum(slab.streams for shard in shards for slab in shard.slabs.values()),
+        messages=sum(generation.messages for generation in generations),
+        live_bytes=sum(generation.live_bytes for generation in generations),
+        disk_bytes=sum(shard.disk_bytes for shard in shards),
+        compaction_failure=None if compaction is None else compaction.task.failure,
+        counting_failure=None if counting is None else counting.task.failure,
+        visibility_failure=None if hub is None else hub.reads.failure,
+        retained_failure=expiry.task.failure,
+        ballast_failure=storage.ballast.failure,
+        notes_failure=None if storage.notes is None else storage.notes.failure,
+        retention=retention.settings,
+        retention_failure=retention.failure,
+        clock_ahead=retention.clock_ahead,
+        generations=generations,
+        shards=shards,
+    )
+
 
 BATCH_SIZE = 4_096
 """Default number of messages in a batch when reading."""
@@ -333,7 +427,7 @@ class Database:
         limit: int | None = None,
     ) -> Explanation:
         """Run a replay, or its first ``limit`` messages, and return a printable report of what it read and skipped."""
-        from .storage.explain import explain
+        from .storage.reading.explain import explain
 
         return explain(self.storage, self._request(topic_filter, start, until, by, order, BATCH_SIZE), limit)
 
@@ -557,9 +651,7 @@ class Database:
         keep in the state are read but not decoded; whether records are consistent with each other is not checked.
         ``progress`` is called with the number of messages read so far.
         """
-        from .state_decoders import DECODERS
-
-        report = reports.verify(self.storage, DECODERS, progress)
+        report = reports.verify(self.storage, state_decoders(), progress)
         return attrs.evolve(report, damages=[*report.damages, *self.queues.damages()])
 
     def info(self) -> DatabaseInfo:
@@ -606,3 +698,22 @@ class Database:
 
     def __repr__(self) -> str:
         return repr(self.storage)
+
+
+def state_decoders() -> Decoders:
+    """Return the decoders of all state but that of queues, which are databases of their own (`queues.record`)."""
+    from .lifecycle import expiry, retention
+    from .pubsub import persistence_rules
+    from .sessions import records, session_clock
+    from .sessions.shared import records as shared_records
+    from .storage import keyed_message_records
+
+    return {
+        **keyed_message_records.DECODERS,
+        **persistence_rules.DECODERS,
+        **retention.DECODERS,
+        **expiry.DECODERS,
+        **records.DECODERS,
+        **session_clock.DECODERS,
+        **shared_records.DECODERS,
+    }

@@ -8,20 +8,30 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from .clocks import Clocks, now
 from .contract.arguments import check_path
 from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
 from .lifecycle.archives import open_archive
 from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
-from .releasing import Taken
-from .storage.ballast import give_up_ballast
-from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
-from .storage.durable_files import OWNER_ONLY, permissions_of
-from .storage.manifest import Durability, Late, Manifest, Timestamps, existing_manifest, read_manifest
-from .storage.opening import open_storage
-from .storage.shard_opener import RECOVERIES, Recovery
+from .runtime.clocks import Clocks, now
+from .runtime.closing import Taken
+from .storage.directory.ballast import give_up_ballast
+from .storage.directory.files import OWNER_ONLY, permissions_of
+from .storage.directory.manifest import (
+    Durability,
+    Late,
+    Manifest,
+    Timestamps,
+    check_same,
+    existing_manifest,
+    finished_manifest,
+    merged_options,
+    new_manifest,
+    read_manifest,
+    wanted_fields,
+)
+from .storage.opening import RECOVERIES, Recovery, open_storage
 from .storage.storage import Storage
 
 __all__ = ["open", "open_lazily"]

@@ -27,7 +27,7 @@ from .contract.layout import Layout
 from .contract.log_store import LogStore
 from .contract.options import make_options
 from .contract.plugin_specs import BackendSpec, LayoutSpec, LogStoreSpec, PluginSpec, WorkloadSpec
-from .warning import warn_caller
+from .runtime.warning import warn_caller
 
 __all__ = [
     "GROUP",

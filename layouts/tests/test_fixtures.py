@@ -28,7 +28,7 @@ from topicstore import Message, MessageId
 from topicstore.contract.engine import DATA, KEYSPACES, Engine, WriteBatch
 from topicstore.contract.options import make_options
 from topicstore.plugins import load_target, registry
-from topicstore.storage.manifest import MANIFEST, read_manifest, write_manifest
+from topicstore.storage.directory.manifest import MANIFEST, read_manifest, write_manifest
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import check_publishers, drain, replayed

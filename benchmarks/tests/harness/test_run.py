@@ -19,7 +19,7 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 from topicstore.cli import cli
-from topicstore.storage.directory_lock import DirectoryLock
+from topicstore.storage.directory.directory_lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness.choosing import RunOptions, new_run
 from topicstore_benchmarks.harness.drive import begin, share

@@ -20,7 +20,7 @@ from functools import partial
 import msgspec
 import topicstore as ts
 from topicstore.server import Server
-from topicstore.shard.latencies import Latencies
+from topicstore.shard.writer import Latencies
 from topicstore_conformance.mqtt.embedded import serving_http
 
 from topicstore_benchmarks.timing import Progress

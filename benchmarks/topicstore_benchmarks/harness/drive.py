@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore.storage.directory_lock import DirectoryLock
+from topicstore.storage.directory.directory_lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.timing import Progress

@@ -15,13 +15,13 @@ from running import M, suites_of
 from topicstore import MessageBatch
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.layout import SlabStep
-from topicstore.shard.commit_log import CommitLog
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
 from topicstore.shard.write_path import WritePath
+from topicstore.shard.writer import CommitLog
 from topicstore.storage import opening
-from topicstore.storage.shard_opener import ShardOpener
-from topicstore.storage.synced_writes import SyncedWrites
+from topicstore.storage.directory.recovery_points import SyncedWrites
+from topicstore.storage.opening import ShardOpener
 from topicstore_backends.rocksdb import RocksdbEngine
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.subjects.pairs import Pair, pair_of

@@ -21,7 +21,7 @@ from topicstore.cli import cli
 from topicstore.client.remote_sessions import RemoteSessions
 from topicstore.contract.engine import KEYS, WriteBatch
 from topicstore.server.settings import ServerSettings
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded, serving_http
 from topicstore_conformance.mqtt.serving import serving

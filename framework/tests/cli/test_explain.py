@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore.storage.explain import LEGEND
+from topicstore.storage.reading.explain import LEGEND
 
 from .conftest import document, run
 

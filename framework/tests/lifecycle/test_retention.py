@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.lifecycle import retention
-from topicstore.lifecycle.quota import removing_bytes
 from topicstore.lifecycle.retention import Retention, RetentionSettings
-from topicstore.shard.locks import owned
+from topicstore.runtime.locks import owned
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.generations import drop_generation
+from topicstore.storage.quota import removing_bytes
 from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
@@ -506,7 +506,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
 def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends, says why, and the database stays usable."""
     told = threading.Event()
-    monkeypatch.setattr("topicstore.background.warnings.warn", lambda *_, **__: told.set())
+    monkeypatch.setattr("topicstore.runtime.background.warnings.warn", lambda *_, **__: told.set())
     db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     db.retention.start(10 * PATIENCE)
     assert told.wait(PATIENCE)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.subscription import Subscription, SubscriptionBatch
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.striking import Fault, faults, striking
 

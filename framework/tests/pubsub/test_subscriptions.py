@@ -19,7 +19,7 @@ import pytest
 import topicstore as ts
 from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.pubsub.subscription import Subscription, _Inbox
-from topicstore.shard.locks import owned
+from topicstore.runtime.locks import owned
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, together, wait_until
 
 LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore.clocks import SteadyClock
+from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.clock import Clock
 

@@ -14,7 +14,7 @@ import pytest
 import topicstore as ts
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
-from topicstore.clocks import SteadyClock
+from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions.session_state import SessionState
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import MACHINE, tries

@@ -14,8 +14,8 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.clocks import SteadyClock
 from topicstore.contract.errors import StorageFullError
+from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions import Sessions, Will
 from topicstore.shard.state import ShardState
 from topicstore_conformance.conditions.profiles import tries

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.sessions import SessionEndedError, Sessions
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]

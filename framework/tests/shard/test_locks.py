@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
-from topicstore.shard.locks import FairLock, holding, owned
+from topicstore.runtime.locks import FairLock, holding, owned
 from topicstore_conformance.faults.threads import PATIENCE, begin, held_elsewhere, wait_until
 
 

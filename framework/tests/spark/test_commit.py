@@ -32,7 +32,7 @@ from topicstore.spark.options import WriteSettings
 from topicstore.spark.promotion import write_commit
 from topicstore.spark.sink import TopicstoreWriter
 from topicstore.spark.staging import in_order, row_counts, row_digests, runs_of, stage
-from topicstore.storage.directory_lock import DirectoryLock
+from topicstore.storage.directory.directory_lock import DirectoryLock
 
 MODE = 0o700
 FIRST = 1_700_000_000_000_000

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import EqualTo, In, StringStartsWith
 from topicstore.contract.errors import InvalidTopicError
 from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
 from topicstore.spark.options import Selection
-from topicstore.storage.manifest import Manifest
+from topicstore.storage.directory.manifest import Manifest
 
 MANIFEST = Manifest(
     id="0" * 32,

@@ -354,7 +354,7 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path, pushing: 
     )
     from topicstore.contract.replay_plan import TimeRange
     from topicstore.spark.options import Selection
-    from topicstore.storage.manifest import existing_manifest
+    from topicstore.storage.directory.manifest import existing_manifest
 
     manifest = existing_manifest(there)
     late = "timestamp > timestamp_micros(1700000800000000) and client_id = 'bus-7'"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.storage import ballast
+from topicstore.storage.directory import ballast
 from topicstore_conformance.faults.threads import PATIENCE, begin
 
 

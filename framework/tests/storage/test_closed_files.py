@@ -20,7 +20,7 @@ from topicstore.contract.engine import Engine
 from topicstore.contract.errors import DataLossError
 from topicstore.opening import open_lazily
 from topicstore.plugins import load_target, registry
-from topicstore.storage.closed_files import ClosedFiles
+from topicstore.storage.directory.closed_files import ClosedFiles
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
 

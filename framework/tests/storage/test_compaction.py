@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import pytest
 import topicstore as ts
-from topicstore import background
 from topicstore.contract.engine import DATA
-from topicstore.storage import compaction
+from topicstore.runtime import background
+from topicstore.storage import maintenance as compaction
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until

@@ -18,8 +18,8 @@ from topicstore.contract.engine import STATE
 from topicstore.contract.positions import time_of
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.tally_tables import TallyTables
-from topicstore.storage import contents, counting
-from topicstore.storage.deletion import delete_local
+from topicstore.storage.counting import contents, counting
+from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.conditions.skipping import need
@@ -391,7 +391,7 @@ def test_what_is_dropped_beside_counting_leaves_nothing(db: ts.Database) -> None
 KILLED = """
 import topicstore as ts
 from topicstore.contract.engine import STATE
-from topicstore.storage import counting
+from topicstore.storage.counting import counting
 path, what, until = arguments
 counting.RANGE = 20
 counts(RocksdbEngine, "write")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.contract.errors import DatabaseLockedError
-from topicstore.storage.directory_lock import DirectoryLock
+from topicstore.storage.directory.directory_lock import DirectoryLock
 from topicstore_conformance.conditions.skipping import need
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.storage import drafts
-from topicstore.storage.drafts import draft, draft_name, sweep_drafts, sweep_drafts_below
-from topicstore.storage.manifest import MANIFEST
+from topicstore.storage.directory import staging as drafts
+from topicstore.storage.directory.manifest import MANIFEST
+from topicstore.storage.directory.staging import draft, draft_name, sweep_drafts, sweep_drafts_below
 from topicstore_conformance.conditions.skipping import need
 
 CHECKPOINT = """

@@ -9,7 +9,7 @@ import attrs
 import pytest
 import topicstore as ts
 from topicstore.contract.replay_plan import Order
-from topicstore.storage.explain import LEGEND, Explanation
+from topicstore.storage.reading.explain import LEGEND, Explanation
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.pairs import Pair, known
 

@@ -10,8 +10,8 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.positions import first_position
-from topicstore.storage import lag as module
-from topicstore.storage.lag import Lag, LagCounter
+from topicstore.storage.counting import lag as module
+from topicstore.storage.counting.lag import Lag, LagCounter
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
 

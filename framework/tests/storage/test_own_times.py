@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.shard import zones
-from topicstore.storage.replay_places import ReplayPlace
+from topicstore.storage.reading.pages import ReplayPlace
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.conditions.skipping import need

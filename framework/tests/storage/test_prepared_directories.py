@@ -12,8 +12,8 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.storage.durable_files import replace_file
-from topicstore.storage.manifest import MANIFEST
+from topicstore.storage.directory.files import replace_file
+from topicstore.storage.directory.manifest import MANIFEST
 from topicstore_conformance.conditions.skipping import need
 
 SECRET = b"what is precious"

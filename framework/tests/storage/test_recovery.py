@@ -153,7 +153,7 @@ def test_a_recovery_that_finds_no_room_leaves_the_shard_readable(tmp_path: Path,
         db.store([ts.Message("t", b"1")])
         _fail(db)
         full = OSError(28, "No space left on device")
-        with patch("topicstore.storage.shard_opener.os.fsync", side_effect=full), pytest.raises(ts.StorageFullError):
+        with patch("topicstore.storage.opening.os.fsync", side_effect=full), pytest.raises(ts.StorageFullError):
             db.recover()
         assert [message.payload for message in db.replay("#")] == [b"1"]
         with pytest.raises(ts.ShardReadOnlyError, match="recover"):

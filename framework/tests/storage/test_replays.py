@@ -17,7 +17,7 @@ from topicstore import Message, MessageBatch
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.replay_plan import GenerationPlan, Order, ReplayPlan, ShardPlan
 from topicstore.contract.requests import ReadResult
-from topicstore.storage.replay_places import ReplayPlace
+from topicstore.storage.reading.pages import ReplayPlace
 from topicstore.storage.replays import run
 
 BASE = 1 << 63

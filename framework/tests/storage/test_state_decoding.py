@@ -12,10 +12,10 @@ import pytest
 import topicstore as ts
 from topicstore.contract.checksums import add_checksum
 from topicstore.contract.engine import KEYSPACES, STATE
+from topicstore.database import state_decoders
 from topicstore.queues import record
 from topicstore.sessions import Publish, Will
 from topicstore.shard.state import OWN
-from topicstore.state_decoders import DECODERS
 from topicstore.storage.storage import Storage
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 from topicstore_conformance.backend.fixtures import put
@@ -56,16 +56,16 @@ def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
         keep(db)
         pairs = pairs_of(db)
         keys = [key for key, _ in pairs if key.startswith(OWN)]
-        assert [] == [key for key in keys if not key.startswith(tuple(DECODERS))]
-        met = {prefix for prefix in DECODERS for key in keys if key.startswith(prefix)}
-        assert met >= set(DECODERS) - {b"\1sn", b"\1go", b"\1gh", b"\1sg", b"\1c"}, set(DECODERS) - met
+        assert [] == [key for key in keys if not key.startswith(tuple(state_decoders()))]
+        met = {prefix for prefix in state_decoders() for key in keys if key.startswith(prefix)}
+        assert met >= set(state_decoders()) - {b"\1sn", b"\1go", b"\1gh", b"\1sg", b"\1c"}, set(state_decoders()) - met
         assert [] == db.verify().damages
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
     """Of every kind, though its checksum is right."""
-    keys = [prefix + b"x" for prefix in DECODERS]
+    keys = [prefix + b"x" for prefix in state_decoders()]
     with ts.open(tmp_path / "db", shards=1) as db:
         for key in keys:
             keep_value(db.storage, key, WRONG[wrong])
@@ -120,5 +120,5 @@ def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
 
 def test_no_key_begins_with_two_prefixes() -> None:
     """Else one kind of records would be decoded as another."""
-    prefixes = list(DECODERS)
+    prefixes = list(state_decoders())
     assert [] == [(a, b) for a in prefixes for b in prefixes if a is not b and a.startswith(b)]

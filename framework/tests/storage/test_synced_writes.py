@@ -20,9 +20,9 @@ from topicstore.cli import cli
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import DataLossError
 from topicstore.plugins import registry
-from topicstore.shard.locks import owned
+from topicstore.runtime.locks import owned
 from topicstore.shard.records import put_tail
-from topicstore.storage.synced_writes import Synced, SyncedWrites
+from topicstore.storage.directory.recovery_points import Synced, SyncedWrites
 from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, begin

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import topicstore as ts
 from topicstore.contract.topics import TopicFilter
-from topicstore.shard.tallies import Tally
+from topicstore.shard.tally_records import Tally
 from topicstore.shard.tally_tables import TallyTables
-from topicstore.storage import counting, topic_counts
-from topicstore.storage.topic_levels import Levels
+from topicstore.storage.counting import contents as topic_counts
+from topicstore.storage.counting import counting
+from topicstore.storage.counting.contents import Levels
 
 RANGE = 100
 

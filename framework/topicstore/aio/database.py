@@ -24,7 +24,7 @@ from .writer import AsyncWriter
 
 if TYPE_CHECKING:
     from topicstore.pubsub.subscription import OnDropped
-    from topicstore.storage.manifest import Manifest
+    from topicstore.storage.directory.manifest import Manifest
 
 __all__ = ["AsyncDatabase"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from topicstore.releasing import Taken
+from topicstore.runtime.closing import Taken
 
 from .threads import Threads
 

@@ -17,7 +17,7 @@ from topicstore.pubsub.subscription import (
     SubscriptionStatus,
     report_dropped,
 )
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 from .beginning import Beginning
 from .threads import Threads

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message, MessageId
-from topicstore.storage.writer import Writer
+from topicstore.storage.buffered_writer import Writer
 
 from .beginning import Beginning
 from .threads import Threads

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import msgspec
 
-from topicstore.clocks import now
 from topicstore.contract.batch import MessageBatch, Messages
 from topicstore.contract.layout import TopicNode
 from topicstore.contract.model import Message
@@ -24,14 +23,15 @@ from topicstore.contract.replay_plan import By, Order
 from topicstore.contract.requests import Stream
 from topicstore.contract.state import StateWrite
 from topicstore.contract.times import Time, instant
-from topicstore.database_info import DatabaseInfo
+from topicstore.database import DatabaseInfo
 from topicstore.files.formats import decode_line
-from topicstore.storage.compaction import CompactReport
-from topicstore.storage.contents import ClientTally, TopicTally
-from topicstore.storage.explain import Explanation
+from topicstore.runtime.clocks import now
+from topicstore.storage.counting.contents import ClientTally, TopicTally
+from topicstore.storage.directory.manifest import Manifest, existing_manifest
 from topicstore.storage.generations import GenerationInfo
-from topicstore.storage.manifest import Manifest, existing_manifest
-from topicstore.storage.orders import ReplayOrder, planned, sorted_by_timestamp
+from topicstore.storage.maintenance import CompactReport
+from topicstore.storage.reading.explain import Explanation
+from topicstore.storage.reading.ordering import ReplayOrder, planned, sorted_by_timestamp
 from topicstore.storage.reports import VerifyReport
 from topicstore.storage.shard_map import ShardMap
 

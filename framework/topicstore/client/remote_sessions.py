@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from topicstore.sessions import GroupInfo, SessionInfo, SubscribeOptions
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 from .connection import Connection
 from .paths import part

@@ -11,7 +11,7 @@ import msgspec
 from topicstore.contract.errors import UnsupportedError
 from topicstore.server.settings import MESSAGES
 from topicstore.server.sites import read_site
-from topicstore.storage.manifest import existing_manifest
+from topicstore.storage.directory.manifest import existing_manifest
 
 from .connection import Connection
 from .paths import part

@@ -52,7 +52,7 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
 from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage.disk_errors import failure_told
+from topicstore.storage.directory.files import failure_told
 from topicstore.storage.replays import run
 
 from .export_format import Contents, Group, Part, read_contents, read_head

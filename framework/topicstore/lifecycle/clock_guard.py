@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topicstore.clocks import Clocks, SteadyClock
 from topicstore.contract.positions import span_text
-from topicstore.warning import warn_caller
+from topicstore.runtime.clocks import Clocks, SteadyClock
+from topicstore.runtime.warning import warn_caller
 
 __all__ = ["ClockGuard"]
 

@@ -25,10 +25,10 @@ from topicstore.contract.errors import CorruptionError
 from topicstore.contract.positions import first_position, time_of
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import FrameworkWrite
-from topicstore.shard.verification import Decoders
-from topicstore.storage.deletion import delete_local
+from topicstore.storage.maintenance import delete_local
 from topicstore.storage.storage import Storage
 
 from .retention_policy import FOREVER, GenerationAge, Rule

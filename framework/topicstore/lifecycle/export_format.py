@@ -5,7 +5,7 @@
     <target>/_topicstore_export.json                            Head
     <target>/shard=0000/generation=0001/part-00000.parquet      rows in order of their positions
     <target>/shard=0000/generation=0001/_topicstore_slab.json   Contents
-    <target>/.unfinished-<32 hexadecimal digits>/               a draft (`topicstore.storage.drafts`)
+    <target>/.unfinished-<32 hexadecimal digits>/               a draft (`topicstore.storage.directory.staging`)
 
 ``shard`` and ``generation`` are partition columns, named by the directories. A file has the columns of
 `topicstore.contract.arrow.SCHEMA_WITH_IDS` except ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take
@@ -33,10 +33,8 @@ import xxhash
 from topicstore.contract.arrow import SCHEMA_WITH_IDS
 from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
 from topicstore.contract.positions import MAX_TIME, first_position
-from topicstore.storage.creation import MAX_SHARDS
-from topicstore.storage.disk_errors import failure_told
-from topicstore.storage.durable_files import OWNER_ONLY, replace_file, sync_directory
-from topicstore.storage.manifest import Manifest
+from topicstore.storage.directory.files import OWNER_ONLY, failure_told, replace_file, sync_directory
+from topicstore.storage.directory.manifest import MAX_SHARDS, Manifest
 
 __all__ = [
     "COLUMNS",

@@ -39,17 +39,16 @@ from topicstore.contract.errors import (
     UnsupportedError,
 )
 from topicstore.contract.topics import TopicFilter
-from topicstore.shard.locks import holding
-from topicstore.shard.reads import filters_of_all
+from topicstore.runtime.locks import holding
+from topicstore.shard.reader import filters_of_all
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
-from topicstore.storage.as_stored import plan_generation, run_as_stored
-from topicstore.storage.disk_errors import failure_told
-from topicstore.storage.drafts import draft, draft_name, sweep_drafts
-from topicstore.storage.durable_files import sync_directory
+from topicstore.storage.directory.files import failure_told, sync_directory
+from topicstore.storage.directory.staging import draft, draft_name, sweep_drafts
 from topicstore.storage.generations import live_records
+from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
 from topicstore.storage.storage import Storage
 
 from .archive_slab import ArchiveSlab, digest_of, digests_of, rows_of

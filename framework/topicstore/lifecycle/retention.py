@@ -55,7 +55,6 @@ from datetime import timedelta
 import attrs
 import msgspec
 
-from topicstore.background import BackgroundTask
 from topicstore.contract.arguments import KEEP, Keep, given
 from topicstore.contract.errors import (
     DatabaseClosedError,
@@ -66,10 +65,12 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.times import Time, instant
-from topicstore.shard.locks import owned
+from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.locks import owned
+from topicstore.runtime.warning import warn_caller
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite
-from topicstore.shard.verification import Decoders
 from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import (
     add_generation,
@@ -78,12 +79,11 @@ from topicstore.storage.generations import (
     reclaim_removed,
     remove_dropped,
 )
+from topicstore.storage.quota import Quota, removing_bytes, written_bytes
 from topicstore.storage.storage import Storage
-from topicstore.warning import warn_caller
 
 from .clock_guard import ClockGuard
 from .expiry import expire
-from .quota import Quota, removing_bytes, written_bytes
 from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (
     FOREVER,

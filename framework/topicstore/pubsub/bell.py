@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Self
 
-from topicstore.alarm import Alarm
+from topicstore.runtime.wake_event import Alarm
 
 __all__ = ["Bell", "ListeningCall", "ListeningTask", "ListeningThread"]
 

@@ -18,16 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable, to_list
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.topics import TopicFilter, check_utf8
+from topicstore.runtime.bounded_cache import BoundedCache
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite, ShardState
-from topicstore.shard.verification import Decoders
 
 from .filter_index import FilterIndex
 

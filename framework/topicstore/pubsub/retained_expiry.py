@@ -13,11 +13,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 
-from topicstore.background import BackgroundTask
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.forking import ProcessLock
+from topicstore.runtime.background import BackgroundTask
 from topicstore.storage.storage import Storage
 
 from .retained import FOREVER, any_kept, remove_expired_until

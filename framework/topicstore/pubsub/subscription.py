@@ -33,9 +33,9 @@ from topicstore.contract.model import Message
 from topicstore.contract.places import Place
 from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage.lag import Lag, LagCounter
+from topicstore.runtime.warning import warn_caller
+from topicstore.storage.counting.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
-from topicstore.warning import warn_caller
 
 from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed

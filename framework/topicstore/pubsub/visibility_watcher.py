@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from topicstore.background import BackgroundTask
 from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
 from topicstore.contract.forking import ProcessLock
-from topicstore.failures import do_all
+from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.closing import do_all
 from topicstore.shard.shard import Shard
 
 __all__ = ["VisibilityWatcher"]

@@ -18,8 +18,8 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage.checkpoints import write_copy
 from topicstore.storage.generations import add_generation, drop_generation
+from topicstore.storage.maintenance import write_copy
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 

@@ -35,12 +35,10 @@ from topicstore.contract.errors import (
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
-from topicstore.releasing import Taken, release_all
-from topicstore.storage.checkpoints import write_copy
-from topicstore.storage.creation import finished_manifest
-from topicstore.storage.disk_errors import failure_told
-from topicstore.storage.durable_files import permissions_of, sync_directory
-from topicstore.storage.manifest import MANIFEST
+from topicstore.runtime.closing import Taken, release_all
+from topicstore.storage.directory.files import failure_told, permissions_of, sync_directory
+from topicstore.storage.directory.manifest import MANIFEST, finished_manifest
+from topicstore.storage.maintenance import write_copy
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 

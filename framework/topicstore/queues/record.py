@@ -24,8 +24,8 @@ from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.errors import CorruptionError, QuotaExceededError
 from topicstore.contract.model import Message
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite, ShardState
-from topicstore.shard.verification import Decoders
 
 __all__ = ["DECODERS", "TOPIC", "Overflow", "QueueRecord", "Taken", "load", "pack", "save", "taken", "unpack"]
 

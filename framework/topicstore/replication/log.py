@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from topicstore.alarm import Alarm
-from topicstore.background import end_at_exit
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, RecoverableError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+from topicstore.runtime.background import end_at_exit
+from topicstore.runtime.wake_event import Alarm
 
 from . import names
 from .heads import Head, Kind, Progress

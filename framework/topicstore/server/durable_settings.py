@@ -9,7 +9,7 @@ import msgspec
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.pubsub.persistence_rules import PersistenceRule
-from topicstore.storage.creation import MAX_SHARDS
+from topicstore.storage.directory.manifest import MAX_SHARDS
 
 from .quantities import Duration, Period, Quota
 from .section import Section

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.model import Message
+from topicstore.runtime.bounded_cache import BoundedCache
 from topicstore.sessions import Session
 
 from .asked import Row

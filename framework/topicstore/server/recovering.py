@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 
 import topicstore as ts
-from topicstore.background import BackgroundTask
 from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
+from topicstore.runtime.background import BackgroundTask
 
 __all__ = ["Recovery"]
 

@@ -19,7 +19,7 @@ import attrs
 
 import topicstore as ts
 from topicstore.contract.errors import CorruptionError, InvalidArgumentError, UnrecoverableError
-from topicstore.storage.durable_files import read_own, replace_file
+from topicstore.storage.directory.files import read_own, replace_file
 
 __all__ = [
     "ReplicaInfo",

@@ -11,10 +11,9 @@ import topicstore as ts
 from topicstore.contract.errors import IncompatibleError, InvalidOptionError, UnknownPluginError
 from topicstore.contract.options import options_dict
 from topicstore.plugins import check_pair, registry
-from topicstore.releasing import Taken
-from topicstore.storage.creation import DEFAULT_BACKEND, DEFAULT_LAYOUT
+from topicstore.runtime.closing import Taken
+from topicstore.storage.directory.manifest import DEFAULT_BACKEND, DEFAULT_LAYOUT, Manifest, read_manifest
 from topicstore.storage.generations import GenerationInfo
-from topicstore.storage.manifest import Manifest, read_manifest
 
 from .durable_settings import StorageSettings
 from .settings import MESSAGES, ServerSettings, SettingsError

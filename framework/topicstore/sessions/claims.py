@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from topicstore.contract.errors import NestedCallError
 from topicstore.contract.forking import ProcessLock
-from topicstore.releasing import guarded
+from topicstore.runtime.closing import guarded
 
 from .entrance import Entrance
 

@@ -10,7 +10,7 @@ import attrs
 
 from topicstore.contract.arguments import KEEP, Keep
 from topicstore.contract.times import Time
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 from .commits import Commits
 from .database_parts import Publish, RetainedMessages

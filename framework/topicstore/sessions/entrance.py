@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from topicstore.contract.forking import ProcessLock
-from topicstore.failures import do_all
-from topicstore.releasing import guarded
+from topicstore.runtime.closing import do_all, guarded
 
 __all__ = ["Around", "Entrance"]
 

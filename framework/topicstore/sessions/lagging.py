@@ -19,7 +19,7 @@ from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import GenerationDroppedError
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.filter_index import FilterIndex
-from topicstore.storage.lag import Lag, LagCounter
+from topicstore.storage.counting.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
 
 from .entrance import Around

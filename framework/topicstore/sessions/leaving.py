@@ -9,7 +9,7 @@ from functools import partial
 from topicstore.contract.arguments import KEEP, Keep, check_length
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.state import StateWrite
-from topicstore.failures import do_all
+from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
 from .context import SessionContext

@@ -15,8 +15,8 @@ from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.pubsub.bell import ListeningCall
 from topicstore.pubsub.publishing import PublishResult
-from topicstore.releasing import release_all
-from topicstore.storage.lag import Lag
+from topicstore.runtime.closing import release_all
+from topicstore.storage.counting.lag import Lag
 
 from .acknowledging import free_all, receive_all
 from .batches import Acknowledged, Connect, PublishedRows

@@ -19,7 +19,7 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import check_utf8
-from topicstore.failures import do_all
+from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
 from .batches import Connect

@@ -48,8 +48,8 @@ from topicstore.contract.model import Message, Properties
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite
-from topicstore.shard.verification import Decoders
 
 from .model import SubscribeOptions
 

@@ -10,7 +10,7 @@ from topicstore.contract.arguments import KEEP, Keep
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.pubsub.publishing import PublishResult
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 from .acknowledging import free_all
 from .context import SessionContext

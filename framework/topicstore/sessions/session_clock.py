@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import msgspec
 
-from topicstore.clocks import SteadyClock
+from topicstore.runtime.clocks import SteadyClock
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import ShardState
-from topicstore.shard.verification import Decoders
 
 from .records import CLOCK, VERSION, decode, decoder, put
 

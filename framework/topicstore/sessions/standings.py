@@ -14,7 +14,7 @@ from topicstore.contract.columns import to_iterable
 from topicstore.contract.positions import Positions
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.state import ShardState
-from topicstore.storage.lag import Lag, LagCounter, Wanted
+from topicstore.storage.counting.lag import Lag, LagCounter, Wanted
 
 from .live_session import LiveSession
 from .model import SubscribeOptions

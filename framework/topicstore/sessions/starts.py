@@ -10,7 +10,7 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.places import Place
 from topicstore.contract.times import Time
 from topicstore.pubsub.hub import Hub
-from topicstore.warning import warn_caller
+from topicstore.runtime.warning import warn_caller
 
 __all__ = ["START_PROPERTY", "Start", "places_of", "reached"]
 

@@ -10,7 +10,7 @@ import attrs
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
-from topicstore.failures import do_all
+from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
 from .context import SessionContext

@@ -15,7 +15,7 @@ import attrs
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.state import StateWrite
-from topicstore.failures import do_all, raise_all
+from topicstore.runtime.closing import do_all, raise_all
 
 from .context import SessionContext
 from .durable_filters import is_durable
@@ -72,7 +72,7 @@ class Timers:
     def tick(self, now: int) -> float:
         """Do everything that is due at ``now``; return after how many seconds to call again.
 
-        When everything was tried, raises the errors as `topicstore.failures.do_all` does.
+        When everything was tried, raises the errors as `topicstore.runtime.closing.do_all` does.
         """
         until = self.deadline()
         self._dispatcher.hear_locked()

@@ -19,10 +19,9 @@ from topicstore.contract.errors import (
 from topicstore.contract.layout import Layout, Slab
 from topicstore.contract.options import options_dict
 from topicstore.contract.positions import time_of
+from topicstore.runtime.locks import FairLock
 
-from .commit_log import CommitLog
 from .damaged_slab import DamagedSlab
-from .locks import FairLock
 from .records import (
     ARCHIVED_VERSION,
     GenerationRecord,
@@ -32,6 +31,7 @@ from .records import (
     remove_messages,
 )
 from .tally_records import remove_tallies
+from .writer import CommitLog
 from .zones import Zone, ZoneRecord, load_zones, put_zone
 
 __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]

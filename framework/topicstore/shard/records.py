@@ -8,6 +8,11 @@ Stored form (state keyspace, keys begin with a zero byte)::
 The records of zones (`topicstore.shard.zones`) are stored beside them. All are records in the sense of
 `topicstore.shard.record_codec`. The version of both is 1; that of the record of an archived generation
 is 2, because code that doesn't know the field ``archive`` would take the generation for an empty one.
+
+The identity of a shard: its database and number, so that directories that were mixed up are detected.
+
+Stored form (state keyspace): ``00 "identity"`` -> checksum (see `topicstore.contract.checksums`) and msgpack array
+of the version 1, the database's id and the shard's number; written when the shard is made.
 """
 
 from __future__ import annotations
@@ -17,18 +22,21 @@ from typing import Any
 
 import msgspec
 
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import (
     DATA,
     INDEX,
     KEYS,
     META,
     STATE,
+    Engine,
     Key,
     Keyspace,
     Reader,
     WriteBatch,
     encode_generation,
 )
+from topicstore.contract.errors import CorruptionError
 
 from .record_codec import RecordCodec
 from .zones import Zone, remove_zones
@@ -37,6 +45,7 @@ __all__ = [
     "ARCHIVED_VERSION",
     "GenerationRecord",
     "Tail",
+    "check_identity",
     "load_generations",
     "load_tail",
     "put_generation",
@@ -44,6 +53,31 @@ __all__ = [
     "ranges_of",
     "remove_messages",
 ]
+
+_KEY = b"\0identity"
+_VERSION = 1
+
+
+def check_identity(engine: Engine, database: bytes, shard: int) -> None:
+    """Store a new shard's identity. Raises `CorruptionError` if an existing shard has another one."""
+    mine = add_checksum(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
+    found = engine.get(STATE, _KEY)
+    if found == mine:
+        return
+    if found is None and not any(True for _ in engine.scan(STATE, limit=1)):
+        batch = WriteBatch()
+        batch.put(STATE, _KEY, mine)
+        engine.write(batch)
+        return
+    place = f"shard {shard}"
+    if found is None:
+        raise CorruptionError("it does not say whose shard it is", place)
+    try:
+        _, owner, number = msgspec.msgpack.decode(strip_checksum(_KEY, found), type=tuple[int, bytes, int])
+    except (CorruptionError, msgspec.DecodeError) as bad:
+        raise CorruptionError(f"its identity can't be read: {bad}", place) from bad
+    raise CorruptionError(f"its directory holds shard {number} of database {owner.hex()}, put there by mistake", place)
+
 
 _VERSION = 1
 ARCHIVED_VERSION = 2

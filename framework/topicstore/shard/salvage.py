@@ -20,7 +20,7 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Slab, SlabStep
 from topicstore.contract.topics import TopicFilter
 
-from .reads import filters_of_all
+from .reader import filters_of_all
 from .records import Tail
 from .shard import Shard
 

@@ -15,20 +15,15 @@ from topicstore.contract.replay_plan import ShardPlan, TimeRange
 from topicstore.contract.state import StateWrite
 from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
+from topicstore.runtime.locks import FairLock
 
-from .commit_log import CommitLog, NoteSynced, Ticket
-from .counters import ShardCounters
-from .epochs import Epochs
 from .generations import Generations, MakeLayout, OpenArchive
-from .latencies import ShardLatencies
-from .locks import FairLock
-from .reads import Reads, filters_of_all
+from .reader import Epochs, Reads, filters_of_all
 from .records import GenerationRecord, Tail
-from .rewriting import Rewriting, never
+from .rewriter import Decoders, Rewriting, never, verify
 from .tally_tables import TallyTables
-from .verification import Decoders, verify
 from .write_path import Prepared, WritePath
-from .write_settings import WriteSettings
+from .writer import CommitLog, NoteSynced, ShardCounters, ShardLatencies, Ticket, WriteSettings
 from .zones import Span
 
 __all__ = ["Shard"]

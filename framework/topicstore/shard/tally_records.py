@@ -10,26 +10,45 @@ row. Its data is a msgpack array, compressed with zstd: topics, client ids, the 
 as eight planes of the bytes of 64-bit numbers, the lowest bytes first. The columns are the index of the topic less
 that of the row before, the index of the client id, the first position less the lowest of the part, the last position
 less the first, the number of messages, and their bytes.
+
+`Tally`: messages counted by topic and client id.
+
+A row counts the messages of one topic and one client id: it has the positions of the first and the last message, the
+number of messages, and the bytes of their payloads and of their topics in UTF-8. Rows are in order of topics, then of
+client ids.
+
+A tally may count messages whose topics begin with ``$``, but the stored tallies never do; see `covers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
+from typing import Any, Self, TypeVar
 
+import attrs
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import Coded, Column, Constant, LazyColumn, to_iterable
 from topicstore.contract.engine import STATE, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
+from topicstore.contract.positions import Positions
+from topicstore.contract.topics import TopicFilter
 
 from .record_codec import RecordCodec
-from .tallies import Tally
 
 __all__ = [
+    "Gathering",
+    "Tally",
     "TallyIndex",
     "TallyRange",
+    "covers",
     "encoded_parts",
     "load_index",
     "load_tally",
@@ -37,6 +56,251 @@ __all__ = [
     "remove_parts",
     "remove_tallies",
 ]
+
+Codes = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint64]
+
+T = TypeVar("T", bound="Tally")
+_HELD = 65_536
+"""The least number of rows that a `Gathering` collects besides its total before it adds them up."""
+
+
+def covers(topic_filter: TopicFilter) -> bool:
+    """Return whether stored tallies count all messages that a filter matches.
+
+    They count those that ``#`` matches: all but those whose topics begin with ``$`` (MQTT 5, section 4.7.2).
+    """
+    return not topic_filter.text.startswith("$")
+
+
+@attrs.frozen(eq=False)
+class Tally:
+    """Columns of equal length, with a row for each pair of topic and client id that has messages."""
+
+    topics: Sequence[str]
+    """The topics, in order, each once, as are the client ids. Some may have no row."""
+    client_ids: Sequence[str]
+    topic: Codes
+    """The index of each row's topic in `topics`; ``client_id`` is that of its client id."""
+    client_id: Codes
+    first: Positions
+    last: Positions
+    messages: Numbers
+    size: Numbers
+    """The bytes of payloads and topics of each row."""
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the tally of no messages."""
+        nothing = np.empty(0, np.uint64)
+        return cls([], [], nothing, nothing, nothing, nothing, nothing, nothing)
+
+    @classmethod
+    def of(cls, batch: MessageBatch) -> Self:
+        """Return the tally of stored messages."""
+        rows = len(batch)
+        if not rows:
+            return cls.empty()
+        topics, topic = _coded(batch.topics, rows)
+        client_ids, client_id = _coded(batch.client_ids, rows)
+        positions = np.asarray(batch.positions, np.uint64)
+        of_topics = np.fromiter((len(text.encode()) for text in topics), np.uint64, len(topics))
+        size = _sizes(batch.payloads, rows) + of_topics[topic]
+        ones = np.ones(rows, np.uint64)
+        return _summed(cls(topics, client_ids, topic, client_id, positions, positions, ones, size))
+
+    @classmethod
+    def sum(cls, tallies: Sequence[Self]) -> Self:
+        """Return one tally that counts what several tallies count together."""
+        tallies = [tally for tally in tallies if len(tally)]
+        if not tallies:
+            return cls.empty()
+        if len(tallies) == 1:
+            return tallies[0]
+        topics, topic = _merged([(tally.topics, tally.topic) for tally in tallies])
+        client_ids, client_id = _merged([(tally.client_ids, tally.client_id) for tally in tallies])
+        rest = [np.concatenate([getattr(t, name) for t in tallies]) for name in ("first", "last", "messages", "size")]
+        return _summed(cls(topics, client_ids, topic, client_id, *rest))
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+    @property
+    def count(self) -> int:
+        """The number of messages counted."""
+        return int(self.messages.sum())
+
+    def matching(self, topic_filter: TopicFilter) -> npt.NDArray[np.bool_]:
+        """Return, for each row, whether its topic matches."""
+        matches = np.zeros(len(self.topics), np.bool_)
+        begin, end = _reached(topic_filter, self.topics)
+        if topic_filter.text.endswith("/#") and "+" not in topic_filter.levels:
+            matches[begin:end] = True
+            above = topic_filter.text[:-2]  # which it matches, too
+            at = bisect_left(self.topics, above)
+            if self.topics[at : at + 1] == [above]:
+                matches[at] = True
+        else:
+            fits = _pattern(topic_filter).fullmatch
+            texts = self.topics[begin:end]
+            matches[begin:end] = np.fromiter((fits(text) is not None for text in texts), np.bool_, len(texts))
+        return matches[self.topic]
+
+    def where(self, rows: npt.NDArray[np.bool_]) -> Self:
+        """Return a tally of the rows for which ``rows`` is true."""
+        if rows.all():
+            return self
+        topics, topic = _in_use(self.topics, self.topic[rows])
+        client_ids, client_id = _in_use(self.client_ids, self.client_id[rows])
+        rest = (column[rows] for column in (self.first, self.last, self.messages, self.size))
+        return type(self)(topics, client_ids, topic, client_id, *rest)
+
+    def by_topic(self) -> Self:
+        """Return the tally by topic alone; its client id is empty."""
+        return _summed(attrs.evolve(self, client_ids=[""], client_id=np.zeros(len(self), np.uint64)))
+
+    def by_client(self) -> Self:
+        """Return the tally by client id alone; its topic is empty."""
+        return _summed(attrs.evolve(self, topics=[""], topic=np.zeros(len(self), np.uint64)))
+
+    def without(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Self | None:
+        """Return the tally without the matching messages with positions from ``first`` to ``last``.
+
+        Messages whose topics match one of ``spare`` stay. Returns None if the tally doesn't say enough, because a row
+        may have messages both inside and outside of the range, and this tally itself if no message is removed.
+        """
+        gone = self.matching(topic_filter)
+        for spared in spare:
+            gone &= ~self.matching(spared)
+        gone = gone & (self.last >= np.uint64(first)) & (self.first <= np.uint64(last))
+        if not gone.any():
+            return self
+        if (self.first[gone] < np.uint64(first)).any() or (self.last[gone] > np.uint64(last)).any():
+            return None
+        return self.where(~gone)
+
+
+def _reached(topic_filter: TopicFilter, topics: Sequence[str]) -> tuple[int, int]:
+    """Return between which of these topics, which are in order, those lie that match a filter, or are below its end."""
+    if topic_filter.literal:
+        at = bisect_left(topics, topic_filter.text)
+        return at, min(at + 1, len(topics))
+    fixed = list(takewhile(lambda level: level not in ("+", "#"), topic_filter.levels))
+    if not fixed:
+        return 0, len(topics)
+    above = "/".join(fixed)
+    return bisect_left(topics, above + "/"), bisect_left(topics, above + chr(ord("/") + 1))
+
+
+def _pattern(topic_filter: TopicFilter) -> re.Pattern[str]:
+    """Return a pattern of the topics that a filter matches, which is quicker where there are many."""
+    *levels, last = ("[^/]*" if level == "+" else re.escape(level) for level in topic_filter.levels)
+    text = "/".join(levels)
+    if topic_filter.levels[-1] == "#":
+        text += "(/.*)?" if levels else ".*"
+    else:
+        text += "/" + last if levels else last
+    return re.compile(("(?![$])" if topic_filter.levels[0] in ("+", "#") else "") + text, re.DOTALL)
+
+
+def _summed(tally: T) -> T:
+    """Return the tally with one row for each pair of topic and client id, in order."""
+    if not len(tally):
+        return tally
+    keys = tally.topic * np.uint64(len(tally.client_ids)) + tally.client_id
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+    return type(tally)(
+        tally.topics,
+        tally.client_ids,
+        tally.topic[order][starts],
+        tally.client_id[order][starts],
+        np.minimum.reduceat(tally.first[order], starts),
+        np.maximum.reduceat(tally.last[order], starts),
+        np.add.reduceat(tally.messages[order], starts),
+        np.add.reduceat(tally.size[order], starts),
+    )
+
+
+class Gathering:
+    """A running sum of tallies, so that the tallies of many small ranges aren't all held in memory."""
+
+    def __init__(self, change: Callable[[Tally], Tally] = lambda tally: tally) -> None:
+        """Begin with no tallies. ``change`` is applied to each tally before it is added."""
+        self._change = change
+        self._total = Tally.empty()
+        self._held: list[Tally] = []
+        self._rows = 0
+
+    def add(self, tally: Tally) -> None:
+        """Add a tally."""
+        changed = self._change(tally)
+        self._held.append(changed)
+        self._rows += len(changed)
+        if self._rows > max(_HELD, len(self._total)):
+            self.total()
+
+    def total(self) -> Tally:
+        """Return the sum of all tallies that were added."""
+        self._total = Tally.sum([self._total, *self._held])
+        self._held, self._rows = [], 0
+        return self._total
+
+
+def _coded(column: Column, rows: int) -> tuple[list[str], Codes]:
+    """Return a column's texts in order, each once, and the index of each row's text."""
+    if isinstance(column, Constant):
+        return [column.value], np.zeros(rows, np.uint64)
+    if isinstance(column, Coded):
+        used, places = np.unique(column.codes, return_inverse=True)
+        return _joined([(column.texts.values[used].tolist(), places)])
+    seen: dict[str, int] = {}
+    codes = np.fromiter((seen.setdefault(text, len(seen)) for text in to_iterable(column)), np.uint64, rows)
+    return _joined([(list(seen), codes)])
+
+
+def _merged(parts: Sequence[tuple[Sequence[str], npt.NDArray[Any]]]) -> tuple[Sequence[str], Codes]:
+    """Return what `_joined` does of columns whose texts are in order, without sorting if one of them has all texts."""
+    largest = max((texts for texts, _ in parts), key=len)
+    places = {text: place for place, text in enumerate(largest)}
+    codes = []
+    for texts, code in parts:
+        try:
+            codes.append(np.fromiter(map(places.__getitem__, texts), np.uint64, len(texts))[code])
+        except KeyError:
+            return _joined(parts)
+    return largest, np.concatenate(codes)
+
+
+def _joined(parts: Iterable[tuple[Sequence[str], npt.NDArray[Any]]]) -> tuple[list[str], Codes]:
+    """Return the texts of several columns in order, each once, and the index of the text of each of their rows."""
+    parts = list(parts)
+    joined = sorted(set().union(*(texts for texts, _ in parts)))
+    places = {text: place for place, text in enumerate(joined)}
+    codes = [np.fromiter(map(places.__getitem__, texts), np.uint64, len(texts))[code] for texts, code in parts]
+    return joined, np.concatenate(codes)
+
+
+def _in_use(texts: Sequence[str], codes: Codes) -> tuple[list[str], Codes]:
+    """Leave out texts that no row has."""
+    used, places = np.unique(codes, return_inverse=True)
+    return [texts[number] for number in used.tolist()], places.astype(np.uint64)
+
+
+def _sizes(payloads: Column, rows: int) -> Numbers:
+    """Return the number of bytes of each payload."""
+    if isinstance(payloads, Constant):
+        return np.full(rows, len(payloads.value), np.uint64)
+    if isinstance(payloads, LazyColumn):
+        import pyarrow.compute as pc
+
+        sizes: Numbers = pc.binary_length(payloads.toarrow()).to_numpy(zero_copy_only=False).astype(np.uint64)
+        return sizes
+    return np.fromiter(map(len, to_iterable(payloads)), np.uint64, rows)
+
 
 _VERSION = 1
 _INDEX = b"\0tallies"

@@ -20,10 +20,20 @@ from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.topics import TopicFilter
 
-from .commit_log import CommitLog
 from .generations import Generations
-from .tallies import Gathering, Tally, covers
-from .tally_records import TallyIndex, TallyRange, encoded_parts, load_index, load_tally, put_index, remove_parts
+from .tally_records import (
+    Gathering,
+    Tally,
+    TallyIndex,
+    TallyRange,
+    covers,
+    encoded_parts,
+    load_index,
+    load_tally,
+    put_index,
+    remove_parts,
+)
+from .writer import CommitLog
 
 __all__ = ["TallyTables", "Withdrawal", "uncounted"]
 

@@ -21,15 +21,14 @@ from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import LateMessageError, TimestampAheadError
 from topicstore.contract.positions import Times, commit_positions, late_rows, message_positions, span_text, time_of
 from topicstore.contract.state import StateWrite
-from topicstore.warning import warn_caller
+from topicstore.runtime.locks import check_not_owned
+from topicstore.runtime.warning import warn_caller
 
-from .commit_log import CommitLog, Ticket
 from .damaged_slab import DamagedSlab
-from .displacement import displacement_of, load_displacement, put_displacement
 from .generations import Generations
-from .locks import check_not_owned
 from .records import Tail
 from .state import stage
+from .writer import CommitLog, Ticket, displacement_of, load_displacement, put_displacement
 from .zones import Zone, fill, put_zone
 
 __all__ = ["Prepared", "WritePath"]

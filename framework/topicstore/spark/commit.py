@@ -19,10 +19,10 @@ from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import InvalidMessageError
 from topicstore.database import Database
 from topicstore.opening import open  # noqa: A004 - the name people know
-from topicstore.storage.directory_lock import DirectoryLock
-from topicstore.storage.durable_files import open_own, permissions_of
-from topicstore.storage.manifest import read_manifest
-from topicstore.warning import warn_caller
+from topicstore.runtime.warning import warn_caller
+from topicstore.storage.directory.directory_lock import DirectoryLock
+from topicstore.storage.directory.files import open_own, permissions_of
+from topicstore.storage.directory.manifest import read_manifest
 
 from .options import WriteSettings
 from .promotion import (

@@ -39,7 +39,7 @@ from topicstore.contract.positions import first_position, to_microseconds
 from topicstore.contract.replay_plan import By, TimeRange
 from topicstore.contract.times import parse_when
 from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
-from topicstore.storage.manifest import Manifest, existing_manifest
+from topicstore.storage.directory.manifest import Manifest, existing_manifest
 from topicstore.storage.shard_map import ShardMap
 
 __all__ = ["ReadSettings", "Selection", "WriteSettings"]

@@ -58,7 +58,7 @@ from topicstore.contract.positions import span_text
 from topicstore.contract.state import StateWrite
 from topicstore.database import Database
 from topicstore.shard.record_codec import RecordCodec
-from topicstore.storage.durable_files import permissions_of, replace_file, sync_directory
+from topicstore.storage.directory.files import permissions_of, replace_file, sync_directory
 
 from .staging import in_order, make_write_directory, newest_of, row_counts, row_digests, runs_of, timestamps_of
 

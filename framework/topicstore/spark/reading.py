@@ -24,7 +24,7 @@ from topicstore.contract.replay_plan import Order, TimeRange
 from topicstore.contract.topics import TopicFilter
 from topicstore.opening import open_lazily
 from topicstore.shard.shard import Shard
-from topicstore.storage.manifest import existing_manifest
+from topicstore.storage.directory.manifest import existing_manifest
 from topicstore.storage.storage import Storage
 
 from .options import ReadSettings, Selection

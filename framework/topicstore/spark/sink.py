@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore.storage.durable_files import permissions_of
+from topicstore.storage.directory.files import permissions_of
 
 from .commit import abort, check_unlocked, promote
 from .options import WriteSettings

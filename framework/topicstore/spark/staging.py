@@ -27,7 +27,7 @@ import xxhash
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.descriptors import naming
-from topicstore.storage.durable_files import sync_directory
+from topicstore.storage.directory.files import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
 __all__ = [

@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage import contents
+from topicstore.storage.counting import contents
 
 from .options import ReadSettings
 from .reading import open_to_read

@@ -27,8 +27,8 @@ from topicstore.contract.model import Properties
 from topicstore.contract.positions import first_position
 from topicstore.contract.requests import Destinations, ReadRequest, ReadResult
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.shard import Shard
-from topicstore.shard.verification import Decoders
 
 __all__ = ["DECODERS", "GENERATION", "cursor_over", "encode_keyed", "key_in", "next_key", "read_keyed", "state_key"]
 

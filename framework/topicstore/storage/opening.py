@@ -1,43 +1,310 @@
-"""Opening a database: its files, its lock, its shards and the hooks around them, as one `Storage`."""
+"""Opening a database: its files, its lock, its shards and the hooks around them, as one `Storage`.
+
+Opening one shard, and checking that it is the right one and that it has everything that was on disk once.
+
+The shards of a database that is open for writing, the notes beside them, and the lock of its directory.
+
+They are closed in this order, even if a step fails or is interrupted: the notes when no shard writes any more, the lock
+when nothing of the database is written any more.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
-from topicstore.clocks import Clocks
 from topicstore.contract.descriptors import take_closed_streams
-from topicstore.contract.engine import Backend
+from topicstore.contract.engine import KEYSPACES, Backend, Engine
 from topicstore.contract.errors import (
+    CorruptionError,
     DatabaseLockedError,
     DatabaseNotFoundError,
+    DataLossError,
     InvalidArgumentError,
+    LogDamagedError,
+    StorageFullError,
 )
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
-from topicstore.releasing import Taken
-from topicstore.shard.generations import OpenArchive
+from topicstore.runtime.clocks import Clocks
+from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.warning import warn_caller
+from topicstore.shard.generations import MakeLayout, OpenArchive
+from topicstore.shard.lasting_engine import LastingEngine
+from topicstore.shard.records import Tail, check_identity, load_tail
+from topicstore.shard.salvage import Salvaged, salvage
 from topicstore.shard.shard import Shard
+from topicstore.shard.writer import WriteSettings
 
-from .ballast import Ballast, give_up_ballast
-from .disk_errors import failure_told
-from .durable_files import OWNER_ONLY, check_no_links, make_directory, sync_directory
+from .directory.ballast import Ballast, give_up_ballast
+from .directory.closed_files import ClosedFiles
+from .directory.directory_lock import DirectoryLock
+from .directory.files import OWNER_ONLY, check_no_links, failure_told, make_directory, sync_directory
+from .directory.manifest import Manifest, read_manifest, write_manifest
+from .directory.recovery_points import Synced, SyncedWrites, check_reached
 from .generations import complete_generations
-from .hook_implementation import DataPath
-from .manifest import Manifest, read_manifest, write_manifest
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
-from .shard_opener import Recovery, ShardOpener
 from .storage import Storage
-from .synced_writes import SyncedWrites
-from .written_shards import WrittenShards
+from .store_path import DataPath
 
-__all__ = ["open_storage"]
+__all__ = [
+    "RECOVERIES",
+    "Recovery",
+    "ShardOpener",
+    "WrittenShards",
+    "open_storage",
+]
+
+Recovery = Literal["strict", "point_in_time", "salvage"]
+_DESCRIPTORS, _ROOM = 32, 1 << 20
+"""The file descriptors, and the bytes of the disk, that must be there before a failed shard is closed and opened."""
+RECOVERIES: tuple[Recovery, ...] = ("strict", "point_in_time", "salvage")
+
+
+@attrs.define
+class ShardOpener:
+    """An object that opens the shards of one database."""
+
+    path: Path
+    manifest: Manifest
+    backend: Backend
+    capabilities: Collection[str]
+    recovery: Recovery
+    clock: Callable[[], int]
+    make_layout: MakeLayout
+    open_archive: OpenArchive
+    synced: SyncedWrites | None = None
+    """The notes of the last writes on disk; None if the backend isn't persistent."""
+
+    @property
+    def files(self) -> ClosedFiles:
+        """The list of files, which exists while the database is closed."""
+        return ClosedFiles(self.path, self._id, self.manifest.shards, self.backend.unneeded)
+
+    def check_files(self) -> None:
+        """Raise `DataLossError` if files were lost or cut short since the database was closed. Changes nothing."""
+        for number in range(self.manifest.shards):
+            try:
+                self.files.check(number)
+            except DataLossError as lost:
+                self._tell(lost)
+
+    def open(self, number: int, *, create: bool) -> Shard:
+        """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
+        reached = self.synced.read(number) if self.synced else None
+        engine, salvaged = self._open_engine(number, reached, create=create)
+        with Taken() as taken:
+            taken.add(engine.close)
+            try:
+                check_reached(self.path, number, reached, _tail(number, engine))
+            except DataLossError as lost:
+                self._tell(lost)
+                if self.synced is not None:
+                    self.synced.forget(number)
+            persistent = "persistent" in self.capabilities
+            shard = self._make(number, LastingEngine(engine) if persistent else engine, read_only=False)
+            taken.add(shard.close)
+            if salvaged is not None:
+                salvaged.store_in(shard)
+                told = f"shard {number} was damaged, and behind the damage {salvaged}"
+                warn_caller(told)
+            return shard
+
+    def recover(self, shard: Shard) -> bool:
+        """Open a shard again that takes no writes since one failed; return whether that was needed.
+
+        Its engine isn't closed before room and file descriptors are there. Raises `StorageFullError`,
+        `TooManyOpenFilesError`, and the errors of `open`; then the shard still takes no writes. There is a warning if
+        acknowledged writes have vanished, or if the write that failed is stored nevertheless.
+        """
+        salvaged: Salvaged | None = None
+        number, engine, before = shard.number, shard.log.engine, shard.log.tail.writes
+        directory = self._directory(number)
+
+        def open_engine() -> Engine:
+            nonlocal salvaged
+            reached = self.synced.read(number) if self.synced else None
+            opened, salvaged = self._open_engine(number, reached, create=False)
+            with Taken() as taken:
+                taken.add(opened.close)
+                check_reached(self.path, number, reached, _tail(number, opened))
+                check_identity(opened, self._id, number)
+                return opened
+
+        def open_again(adopt: Callable[[], object]) -> None:
+            if not isinstance(engine, LastingEngine):
+                shard.check_writable()
+                return
+            self._check_resources(directory)
+            engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), adopt)
+
+        if not shard.recover(open_again):
+            return False
+        if salvaged is not None:
+            salvaged.store_in(shard)
+        stored = shard.log.tail.writes
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors, the shard takes writes nevertheless
+            if stored < before:
+                warn_caller(f"shard {number} lacks its last {before - stored:,} writes, which were not on disk yet")
+            elif stored > before:
+                warn_caller(f"shard {number} has the write that failed: it was stored nevertheless")
+        return True
+
+    def _check_resources(self, directory: Path) -> None:
+        """Raise the error of what an engine needs to be opened again, and what isn't there yet: room, descriptors."""
+        with failure_told(), contextlib.ExitStack() as opened:
+            for _ in range(_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            size = sum(file.lstat().st_size for file in directory.iterdir())
+            needed = max(min(self.backend.room_at_once, size), _ROOM)
+            if (free := shutil.disk_usage(directory).free) < needed:
+                raise StorageFullError(
+                    f"{directory}: {free:,} bytes are free, and {needed:,} are needed to open it again"
+                )
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                probe.write(bytes(_ROOM))
+                probe.flush()
+                os.fsync(probe.fileno())
+
+    def _directory(self, number: int) -> Path:
+        return self.path / f"shard-{number:04}"
+
+    def _tell(self, lost: DataLossError) -> None:
+        """Raise the error of a loss, or warn of it if ``recovery`` allows losses."""
+        if self.recovery == "strict":
+            raise lost
+        warn_caller(f"opened all the same: {lost}")
+
+    def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
+        """Open a shard for reading, and change nothing. Raises the errors of `open`, whatever ``recovery`` is."""
+        self.files.check(number)
+        # Read before the engine is opened, because its writer continues.
+        reached = SyncedWrites(self.path, self._id, self.manifest.shards).read(number)
+        engine = open_engine()
+        with Taken() as taken:
+            taken.add(engine.close)
+            check_reached(self.path, number, reached, _tail(number, engine))
+            if self.manifest.durability == "sync":
+                engine.flush_log()  # readers must not see messages that a power failure could undo
+            return self._make(number, engine, read_only=True)
+
+    def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> tuple[Engine, Salvaged | None]:
+        """Open the engine. Cut its log if it is damaged, as after a power failure, and set aside what is cut off.
+
+        With ``recovery="strict"`` this is done only if no write is lost that was known to be on disk. There is a
+        warning if readable writes are cut off too, unless they are salvaged. Returns the engine and, with
+        ``recovery="salvage"``, the messages that were salvaged from the part after the cut.
+        """
+        directory = self._directory(number)
+        try:
+            return self.backend.open_shard(directory, KEYSPACES, create=create), None
+        except CorruptionError as damaged:
+            if self.recovery == "strict":
+                if not isinstance(damaged, LogDamagedError):
+                    raise
+                left = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=False)
+                with contextlib.closing(left):
+                    check_reached(self.path, number, reached, _tail(number, left))
+            salvaged = self._salvage(number, directory, damaged) if self.recovery == "salvage" else None
+            self.backend.repair_log(directory, damaged)
+            if isinstance(damaged, LogDamagedError) and damaged.discarded and salvaged is None:
+                warn_caller(self._cut(number, damaged))
+        return self.backend.open_shard(directory, KEYSPACES, create=False), salvaged
+
+    def _cut(self, number: int, damaged: LogDamagedError) -> str:
+        lost = "" if self.recovery == "point_in_time" else "; nothing is missing that was known to be on disk"
+        return (
+            f"shard {number} of {self.path} was cut where its log has a gap, as after a power failure, and "
+            f"{damaged.discarded} went into files named *.cut-at-*{lost}"
+        )
+
+    def _salvage(self, number: int, directory: Path, damaged: CorruptionError) -> Salvaged | None:
+        """Read the messages after damage, and change nothing. Returns None if there are none."""
+
+        def opened(*, behind: bool) -> Shard:
+            engine = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=behind)
+            with Taken() as taken:
+                taken.add(engine.close)
+                return self._shard(number, engine, read_only=True)
+
+        return salvage(functools.partial(opened, behind=False), functools.partial(opened, behind=True))
+
+    @property
+    def _id(self) -> bytes:
+        return bytes.fromhex(self.manifest.id)
+
+    def _make(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
+        check_identity(engine, self._id, number)
+        return self._shard(number, engine, read_only=read_only)
+
+    def _shard(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
+        manifest = self.manifest
+        policy = WriteSettings(
+            durability=manifest.durability,
+            timestamps=manifest.timestamps,
+            late=manifest.late,
+            max_skew=manifest.max_skew,
+            synced_at_once="sync" not in self.capabilities,
+            clock=self.clock,
+        )
+        note = self.synced.note if self.synced else lambda *_: True
+        return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
+
+
+def _tail(number: int, engine: Engine) -> Tail:
+    try:
+        return load_tail(engine)
+    except CorruptionError as bad:
+        raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
+
+
+class WrittenShards:
+    """The open parts of a database that is open for writing. They are added while the database is opened."""
+
+    def __init__(self) -> None:
+        self.shards: list[Shard] = []
+        self.synced: SyncedWrites | None = None
+        """The notes of the last writes on disk; None if the backend isn't persistent."""
+        self.files: ClosedFiles | None = None
+        """The list of files, to be written when the shards are closed; None before all are open, and after it was
+        written."""
+        self._locked = Taken()
+
+    def lock(self, directory: Path) -> None:
+        """Take the lock of the directory. Raises `DatabaseLockedError`."""
+        self._locked.add(DirectoryLock(directory).release)
+
+    def close(self) -> None:
+        """Close the shards, and then the notes. An interrupted close is finished by the next call."""
+        release_all((*(shard.close for shard in reversed(self.shards)), self._close_notes))
+
+    def unlock(self) -> None:
+        """Release the lock, unless a shard is still open because closing it was interrupted."""
+        if self._closed:
+            self.files = None  # from now on other processes may write
+            self._locked.release()
+
+    @property
+    def _closed(self) -> bool:
+        return all(shard.log.closed for shard in self.shards)
+
+    def _close_notes(self) -> None:
+        if self._closed:
+            files, self.files = self.files, None
+            with failure_told():
+                if self.synced is not None:
+                    self.synced.close()
+                if files is not None and all(shard.log.closed_in_order for shard in self.shards):
+                    files.write()
 
 
 def open_storage(
@@ -64,7 +331,7 @@ def open_storage(
     lazily:       open each shard only when it is first used; only with ``read_only``.
     permissions:  the permissions of the directory, if it is made.
     allow_ancient: accept times that are probably not in microseconds.
-    ballast:      reserve disk space (`topicstore.storage.ballast`).
+    ballast:      reserve disk space (`topicstore.storage.directory.ballast`).
 
     Raises the errors of `topicstore.open`, and leaves nothing open then.
     """

@@ -19,11 +19,11 @@ from typing import Literal, overload
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
 from topicstore.contract.errors import DatabaseClosedError, DatabaseLockedError, UnsupportedError
 from topicstore.contract.forking import ProcessLock
-from topicstore.releasing import Taken, release_all
+from topicstore.runtime.closing import Taken, release_all
 from topicstore.shard.shard import Shard
 
-from .directory_lock import DirectoryLock
-from .disk_errors import failure_told
+from .directory.directory_lock import DirectoryLock
+from .directory.files import failure_told
 
 __all__ = ["Mode", "ReadOnlyShards"]
 

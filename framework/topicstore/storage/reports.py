@@ -13,11 +13,11 @@ from topicstore.contract.errors import (
     NotADatabaseError,
 )
 from topicstore.contract.layout import Damage, ReadCounters, SlabInfo, TopicNode
-from topicstore.shard.counters import ShardCounters
+from topicstore.shard.rewriter import Decoders
 from topicstore.shard.shard import Shard
-from topicstore.shard.verification import Decoders
+from topicstore.shard.writer import ShardCounters
 
-from .manifest import MANIFEST, existing_manifest
+from .directory.manifest import MANIFEST, existing_manifest
 from .storage import Storage
 
 __all__ = ["ShardInfo", "VerifyReport", "learned_topics", "shard_info", "verify"]

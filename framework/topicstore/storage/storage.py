@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from topicstore.clocks import Clocks, SteadyClock
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.cursors import Cursor
@@ -42,19 +41,19 @@ from topicstore.contract.requests import (
 from topicstore.contract.state import StateWrite
 from topicstore.contract.times import check_recent
 from topicstore.contract.topics import TopicFilter
-from topicstore.failures import do_all
-from topicstore.releasing import release_all
-from topicstore.shard.commit_log import CommitListener
-from topicstore.shard.locks import holding, owned
+from topicstore.runtime.clocks import Clocks, SteadyClock
+from topicstore.runtime.closing import do_all, release_all
+from topicstore.runtime.locks import holding, owned
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
+from topicstore.shard.writer import CommitListener
 
 from . import replays
-from .ballast import Ballast
-from .manifest import Manifest
+from .directory.ballast import Ballast
+from .directory.manifest import Manifest
+from .directory.recovery_points import SyncedWrites
 from .read_only import Mode, ReadOnlyShards
 from .shard_map import ShardMap
-from .synced_writes import SyncedWrites
 
 __all__ = ["Storage", "StorageListener"]
 
@@ -313,7 +312,7 @@ class Storage:
     ) -> ShardPlan:
         """Return a plan that reads a shard's matching messages from ``first`` to ``last`` (None: to the end).
 
-        ``since`` and ``timestamps`` have the meaning that they have in `topicstore.shard.reads.Reads.plan`. Without
+        ``since`` and ``timestamps`` have the meaning that they have in `topicstore.shard.reader.Reads.plan`. Without
         ``since``, messages that a layout still hides are left out.
         """
         found = self.shards[shard]

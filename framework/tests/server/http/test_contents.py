@@ -14,7 +14,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard import tally_tables
-from topicstore.storage.histogram import histogram
+from topicstore.storage.counting.histogram import histogram
 
 
 def _all(http: httpx.Client, path: str, **query: Any) -> list[Any]:

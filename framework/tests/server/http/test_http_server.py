@@ -22,7 +22,7 @@ from topicstore.server.http.http_server import HttpServer
 from topicstore.server.listeners import ListenError
 from topicstore.server.retaining import check_database
 from topicstore.server.settings import HttpSettings, HttpTlsSettings, ListenerSettings
-from topicstore.storage.drafts import draft_name
+from topicstore.storage.directory.staging import draft_name
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.embedded import Embedded

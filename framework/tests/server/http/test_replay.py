@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore.files.formats import CSV_COLUMNS, decode_lines
 from topicstore.server import Server
-from topicstore.storage.replay_places import ReplayPlace
+from topicstore.storage.reading.pages import ReplayPlace
 from topicstore_conformance.mqtt.embedded import serving_http
 
 from .conftest import client_of

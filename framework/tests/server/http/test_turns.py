@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import topicstore as ts
 from litestar.exceptions import ServiceUnavailableException
-from topicstore.cancelling import UnwantedError, check_wanted, while_wanted
+from topicstore.runtime.cancelling import UnwantedError, check_wanted, while_wanted
 from topicstore.server import Server
 from topicstore.server.http.threads import Asking, FairThreads, Way, asking
 from topicstore.storage.storage import Storage

@@ -19,7 +19,7 @@ from topicstore.cli.connecting import connected
 from topicstore.cli.terminal.options import PATH
 from topicstore.client.paths import part
 from topicstore.files.text import read_text
-from topicstore.storage.manifest import existing_manifest
+from topicstore.storage.directory.manifest import existing_manifest
 
 if TYPE_CHECKING:
     from topicstore.client.connection import Connection

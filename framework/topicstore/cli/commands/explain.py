@@ -11,7 +11,7 @@ from topicstore.cli.connecting import AnyDatabase
 from topicstore.cli.terminal.display import count_of, lines, make_table, milliseconds, panel, single, size
 from topicstore.cli.terminal.options import replay_options
 from topicstore.contract.times import format_time
-from topicstore.storage.explain import LEGEND, Explanation
+from topicstore.storage.reading.explain import LEGEND, Explanation
 
 if TYPE_CHECKING:
     from rich.panel import Panel

@@ -12,7 +12,7 @@ from topicstore.cli.command import Answer, answers
 from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.display import count_of, size
 from topicstore.cli.terminal.options import PATH
-from topicstore.storage.manifest import existing_manifest
+from topicstore.storage.directory.manifest import existing_manifest
 
 if TYPE_CHECKING:
     from topicstore.lifecycle.exporting import ExportReport

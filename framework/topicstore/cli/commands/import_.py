@@ -21,7 +21,7 @@ from topicstore.cli.terminal.display import bar, count_of, print_json
 from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option, warn_unless_kept
 from topicstore.files.mapping import ColumnMap
 from topicstore.files.time_units import AUTO, UNITS
-from topicstore.storage.manifest import MANIFEST, read_manifest
+from topicstore.storage.directory.manifest import MANIFEST, read_manifest
 
 __all__ = ["import_"]
 

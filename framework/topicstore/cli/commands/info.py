@@ -13,8 +13,8 @@ from topicstore.cli.connecting import AnyDatabase
 from topicstore.cli.terminal.display import lines, make_table, panel, single, size, visible
 from topicstore.contract.positions import span_text, time_of
 from topicstore.contract.times import format_time
-from topicstore.database_info import DatabaseInfo
-from topicstore.storage.manifest import Manifest
+from topicstore.database import DatabaseInfo
+from topicstore.storage.directory.manifest import Manifest
 
 from .generations import generations_table
 from .retention import limits

@@ -18,7 +18,7 @@ from topicstore.contract.positions import time_of
 from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
 from topicstore.database import BATCH_SIZE
-from topicstore.storage.following import Following
+from topicstore.storage.reading.following import Following
 
 __all__ = ["replay"]
 

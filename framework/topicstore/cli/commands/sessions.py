@@ -14,7 +14,7 @@ from topicstore.cli.terminal.display import count_of, fields, make_table, short_
 from topicstore.cli.terminal.options import or_end, yes_option
 from topicstore.contract.positions import span_text
 from topicstore.sessions import SessionInfo
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 __all__ = ["sessions"]
 

@@ -13,7 +13,7 @@ import msgspec
 from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.display import console, count_of, make_table, print_json
 from topicstore.cli.terminal.options import PATH, json_option
-from topicstore.storage.sql_rows import rows
+from topicstore.storage.reading.sql import rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from topicstore.cli.command import Answer, answers
 from topicstore.cli.connecting import AnyDatabase
 from topicstore.cli.terminal.display import count_of, make_table, short_time, size
 from topicstore.cli.terminal.options import filter_argument
-from topicstore.storage.contents import ClientTally, TopicTally
+from topicstore.storage.counting.contents import ClientTally, TopicTally
 
 __all__ = ["sort_option", "tallied", "topics"]
 

@@ -13,8 +13,8 @@ from topicstore.cli.terminal.display import bar, count_of, print_json, visible
 from topicstore.cli.terminal.exits import DAMAGED
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.layout import Damage
+from topicstore.storage.opening import RECOVERIES, Recovery
 from topicstore.storage.reports import VerifyReport
-from topicstore.storage.shard_opener import RECOVERIES, Recovery
 
 __all__ = ["verify"]
 

@@ -28,8 +28,8 @@ from topicstore.cli.terminal.options import PATH
 from topicstore.digests import TopicDigests
 from topicstore.files.formats import encode_lines
 from topicstore.plugins import load_target, registry
-from topicstore.storage.creation import DEFAULT_BACKEND
-from topicstore.storage.directory_lock import DirectoryLock
+from topicstore.storage.directory.directory_lock import DirectoryLock
+from topicstore.storage.directory.manifest import DEFAULT_BACKEND
 
 from . import mqtt_act
 from .choosing import choose_filter

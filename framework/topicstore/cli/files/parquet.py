@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore import ImportSourceError, MessageBatch
-from topicstore.storage.disk_errors import failure_told
+from topicstore.storage.directory.files import failure_told
 
 from .arrow_mapping import ArrowMapping
 from .rows import NO_PREFIX, BadRowError, Prefix, Rows

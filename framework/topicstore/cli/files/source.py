@@ -15,7 +15,7 @@ import xxhash
 
 from topicstore import ImportSourceError
 from topicstore.files.mapping import ColumnMap
-from topicstore.storage.disk_errors import failure_told
+from topicstore.storage.directory.files import failure_told
 
 from .rows import NO_PREFIX, Prefix, Rows
 

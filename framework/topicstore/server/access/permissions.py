@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.access import Action, Question
 from topicstore.contract.errors import InvalidFilterError
 from topicstore.contract.topics import TopicFilter
+from topicstore.runtime.bounded_cache import BoundedCache
 
 from .access_list import ClientRules
 from .batches import Batches

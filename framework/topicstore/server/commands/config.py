@@ -62,7 +62,7 @@ def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path:
     from topicstore.server.retaining import changed_limits, missing_rules
     from topicstore.server.settings import MESSAGES
     from topicstore.server.storages import check_fixed, check_new, next_layout
-    from topicstore.storage.manifest import read_manifest
+    from topicstore.storage.directory.manifest import read_manifest
 
     manifest = read_manifest(path)
     if manifest is None:

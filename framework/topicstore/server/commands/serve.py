@@ -146,7 +146,7 @@ def _run(
     from topicstore.server.logs import logging_to
     from topicstore.server.settings import MESSAGES
     from topicstore.server.storages import opened, places
-    from topicstore.storage.manifest import read_manifest
+    from topicstore.storage.directory.manifest import read_manifest
 
     with ExitStack() as entered:
         entered.enter_context(logging_to(settings.log))

@@ -75,7 +75,7 @@ def _tokens(path: Path | None, config: Path | None) -> Tokens:
     check_installed()
     from topicstore.server.http.tokens import Tokens, token_file
     from topicstore.server.settings_file import read_settings
-    from topicstore.storage.manifest import existing_manifest
+    from topicstore.storage.directory.manifest import existing_manifest
 
     named, directory = None, path
     if config is not None:

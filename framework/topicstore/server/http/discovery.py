@@ -20,8 +20,8 @@ import msgspec
 from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.database import Database
-from topicstore.releasing import Taken
-from topicstore.storage.durable_files import open_own
+from topicstore.runtime.closing import Taken
+from topicstore.storage.directory.files import open_own
 
 __all__ = ["Announcement", "FoundServer", "find_server"]
 
@@ -64,7 +64,7 @@ def find_server(directory: Path) -> FoundServer | None:
 
     Raises `OSError`, as `PermissionError` if the server belongs to another user, `DatabaseLockedError` if the server's
     file can't be understood, and the errors of a file that isn't topicstore's
-    (`topicstore.storage.durable_files.open_own`).
+    (`topicstore.storage.directory.files.open_own`).
     """
     try:
         file = open_own(directory / _FILE, os.O_RDONLY)

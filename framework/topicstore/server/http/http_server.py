@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 import topicstore as ts
-from topicstore.releasing import Taken, release_all
+from topicstore.runtime.closing import Taken, release_all
 from topicstore.server.addresses import written_address
 from topicstore.server.descriptors import Descriptors
 from topicstore.server.listeners import ListenError, bind, places_of
@@ -27,7 +27,7 @@ from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.settings import HttpSettings
 from topicstore.server.sites import Sites
-from topicstore.storage.drafts import sweep_drafts_below
+from topicstore.storage.directory.staging import sweep_drafts_below
 
 from .application import application
 from .certificate import Certificate

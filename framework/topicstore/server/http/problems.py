@@ -15,8 +15,8 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
-from topicstore.cancelling import UnwantedError
 from topicstore.contract import errors
+from topicstore.runtime.cancelling import UnwantedError
 from topicstore.server.sites import UnknownSiteError, UnknownStorageError
 
 __all__ = ["HANDLERS", "PROBLEM", "document_of", "problem", "status_of"]

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 from litestar.exceptions import ServiceUnavailableException
 
-from topicstore.cancelling import UnwantedError, while_wanted
+from topicstore.runtime.cancelling import UnwantedError, while_wanted
 
 __all__ = ["Asking", "FairThreads", "Way", "asking"]
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import attrs
 
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore.releasing import Taken
+from topicstore.runtime.closing import Taken
 from topicstore.server.addresses import Address, written_address
 from topicstore.server.settings import ServerSettings
 

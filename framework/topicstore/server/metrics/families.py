@@ -14,7 +14,7 @@ from prometheus_client.core import (
     UnknownMetricFamily,
 )
 
-from topicstore.shard.latencies import BOUNDS, Latencies
+from topicstore.shard.writer import BOUNDS, Latencies
 
 __all__ = ["Rows", "counter", "gauge", "histogram", "summary", "unknown"]
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import attrs
 
 import topicstore as ts
-from topicstore.background import BackgroundTask
 from topicstore.contract.errors import DatabaseClosedError
+from topicstore.runtime.background import BackgroundTask
 from topicstore.server.packet_types import PUBLISH
 from topicstore.server.sys_topics import Traffic
 

@@ -11,7 +11,7 @@ import attrs
 
 import topicstore as ts
 from topicstore.contract.errors import DatabaseClosedError, SessionNotFoundError, TopicstoreError
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 from .paced import CHEAP
 

@@ -34,7 +34,7 @@ _COUNTERS = {
     "compacted": ("topicstore_compacted_messages", "Messages rewritten by compactions."),
     "state_writes": ("topicstore_state_writes", "Commits of state without messages, as those of sessions."),
 }
-"""By the names that `topicstore.shard.counters.ShardCounters` has."""
+"""By the names that `topicstore.shard.writer.ShardCounters` has."""
 
 
 class StoreCollector(Collector):

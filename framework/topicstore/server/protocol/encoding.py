@@ -25,7 +25,7 @@ from ohmqtt.property import (
 )
 from ohmqtt.serialization import encode_varint
 
-from topicstore.bounded_cache import BoundedCache
+from topicstore.runtime.bounded_cache import BoundedCache
 from topicstore.sessions import Publish
 
 from .properties import encode_publish_properties

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from ohmqtt.property import MQTTWillProps
 from ohmqtt.serialization import encode_varint
 
-from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.model import Properties
+from topicstore.runtime.bounded_cache import BoundedCache
 
 from .bounds import MOST_USER_PROPERTIES
 from .reason import PacketError, ReasonCode

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.model import Message
+from topicstore.runtime.bounded_cache import BoundedCache
 
 from .properties import decode_publish_properties
 from .reason import PacketError, ReasonCode

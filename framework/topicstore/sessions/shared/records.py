@@ -24,7 +24,7 @@ import numpy as np
 
 from topicstore.contract.positions import Positions
 from topicstore.sessions.records import LEASES, VERSION, decoder, owner_of, pack_positions, unpack_positions
-from topicstore.shard.verification import Decoders
+from topicstore.shard.rewriter import Decoders
 
 __all__ = [
     "DECODERS",

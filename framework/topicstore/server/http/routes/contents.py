@@ -15,7 +15,7 @@ from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.pages import After, Limit, Page, fitting
 from topicstore.server.http.queries import TheFilter, TheStart, time_asked
-from topicstore.storage.contents import ClientTally
+from topicstore.storage.counting.contents import ClientTally
 
 __all__ = ["ROUTES"]
 

@@ -10,7 +10,7 @@ from litestar.params import QueryParameter
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.queries import TheBy, TheFilter, TheOrder, TheStart, TheUntil, time_asked
-from topicstore.storage.explain import Explanation
+from topicstore.storage.reading.explain import Explanation
 
 __all__ = ["ROUTES"]
 

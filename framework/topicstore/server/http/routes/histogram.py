@@ -11,7 +11,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.queries import TheFilter, TheStart, TheUntil, time_asked
-from topicstore.storage import histogram as histograms
+from topicstore.storage.counting import histogram as histograms
 
 __all__ = ["ROUTES"]
 

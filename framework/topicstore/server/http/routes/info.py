@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litestar import get
 
-from topicstore.database_info import DatabaseInfo
+from topicstore.database import DatabaseInfo
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 

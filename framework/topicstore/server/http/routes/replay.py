@@ -23,7 +23,7 @@ from topicstore.server.http.guards import needs
 from topicstore.server.http.pages import MOST, PAGE_BYTES, fitting
 from topicstore.server.http.queries import TheBy, TheFilter, TheOrder, TheStart, TheUntil, time_asked
 from topicstore.server.http.streaming import Measured, Streamed, ThreadedPieces
-from topicstore.storage.replay_places import ReplayPlace
+from topicstore.storage.reading.pages import ReplayPlace
 from topicstore.storage.storage import Storage
 
 __all__ = ["NEXT", "ROUTES"]

@@ -16,7 +16,7 @@ from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.pages import After, Limit, Page
 from topicstore.sessions import GroupMember, SessionInfo, SessionNotFoundError, Sessions
-from topicstore.storage.lag import Lag
+from topicstore.storage.counting.lag import Lag
 
 __all__ = ["ROUTES"]
 

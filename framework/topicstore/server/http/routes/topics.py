@@ -21,9 +21,8 @@ from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.pages import After, Limit, Page
 from topicstore.server.http.queries import TheFilter
-from topicstore.shard.tallies import Tally
-from topicstore.storage.contents import TopicTally, counted_topics, topic_tallies
-from topicstore.storage.topic_levels import Levels
+from topicstore.shard.tally_records import Tally
+from topicstore.storage.counting.contents import Levels, TopicTally, counted_topics, topic_tallies
 
 __all__ = ["ROUTES"]
 

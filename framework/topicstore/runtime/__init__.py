@@ -1,0 +1,1 @@
+"""What a process needs besides messages: clocks, locks, closing, background tasks, warnings."""

@@ -1,0 +1,281 @@
+"""Reading a shard: planning the streams that a replay reads, and reading the next messages of a stream.
+
+Epochs: layouts that don't order messages by position within an epoch hide the epoch that is being written.
+
+A reader that wants all messages ends the epoch: once it is over, a commit of its own moves the shard's last position to
+its end, so that no message can be stored before those that were read, whatever the clock does later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import CorruptionError, EngineError, GenerationArchivedError, InvalidCursorError
+from topicstore.contract.layout import Slab, SlabStep
+from topicstore.contract.positions import time_of
+from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
+from topicstore.contract.topics import TopicFilter
+from topicstore.runtime.cancelling import check_wanted
+
+from .generations import Generations
+from .records import GenerationRecord
+from .writer import CommitLog
+from .zones import Span, may_hold
+
+__all__ = [
+    "Epochs",
+    "Reads",
+    "filters_of_all",
+]
+
+_LOOK = 1.0
+"""Seconds after which a thread that waits for the end of an epoch checks whether the shard has failed, because a failed
+flush doesn't notify it."""
+
+
+class Epochs:
+    """Ending the epoch that is being written, and waiting until a position is visible."""
+
+    def __init__(self, log: CommitLog, generations: Generations) -> None:
+        self._log = log
+        self._generations = generations
+
+    def end(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
+        """Make everything up to ``position`` visible to readers of a generation.
+
+        If the position lies in the epoch being written, that must be over. With ``wait``, wait for its end, at most
+        for the length of an epoch after ``since`` (of `time.monotonic`), or after the call if that is None. Without
+        it, do nothing if the epoch isn't over.
+        """
+        log, epoch = self._log, self._generations.slab(generation).epoch
+        if epoch == 1 or log.read_only:
+            return
+        latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
+        with log.lock:
+            while generation == self._generations.current and self._is_open_locked(position, epoch):
+                seconds = self._left_locked(epoch, latest)
+                if seconds <= 0 and (wait or log.failure is None):
+                    self._commit_end_locked(epoch)
+                    break
+                if not wait:
+                    return
+                log.check_writable()
+                log.moved_on.wait(min(seconds, _LOOK))
+            ticket = log.last_ticket()
+        if wait or log.failure is None:
+            log.settle(ticket)  # another thread may have ended the epoch, and not have settled that yet
+
+    def await_visible(self, position: int) -> None:
+        """Return when readers may see everything up to a committed position: after its flush, and its epoch."""
+        if self._log.policy.durability == "sync":
+            self._log.flush()
+        record, _ = self._generations.with_slabs()[-1]
+        self.end(record.number, position, wait=True)
+
+    def _is_open_locked(self, position: int, epoch: int) -> bool:
+        """Return whether a position lies in the epoch being written."""
+        last = self._log.tail.last_position
+        end = last | (epoch - 1)
+        return end - epoch < position and last < end
+
+    def _left_locked(self, epoch: int, latest: float) -> float:
+        """Return the seconds until the epoch being written is over.
+
+        It is over when the clock has passed its end, where positions follow the clock; when its length has passed
+        since the last commit; or, at the latest, when its length has passed since the wait began.
+        """
+        lasted = min(self._log.last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
+        if self._log.policy.timestamps != "commit":
+            return lasted
+        after = (self._log.tail.last_position | (epoch - 1)) + 1
+        return min(lasted, (time_of(after) - self._log.policy.now()) / 1e6)
+
+    def _commit_end_locked(self, epoch: int) -> None:
+        self._log.check_writable()
+        write = WriteBatch()
+        tail = msgspec.structs.replace(self._log.tail, last_position=self._log.tail.last_position | (epoch - 1))
+        self._log.commit_locked(write, tail)
+
+
+def filters_of_all(slab: Slab) -> tuple[str, ...]:
+    """Return filters that together match every topic once.
+
+    A leading wildcard doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2).
+    """
+    known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
+    return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
+
+
+def _reaches(record: GenerationRecord, first: int, last: int) -> bool:
+    """Return whether a generation may have messages with positions from ``first`` to ``last``."""
+    return record.first_position <= last and (record.last_position is None or record.last_position >= first)
+
+
+class Reads:
+    """The read operations of one shard."""
+
+    def __init__(self, log: CommitLog, generations: Generations, epochs: Epochs) -> None:
+        self._log = log
+        self._generations = generations
+        self._epochs = epochs
+
+    def plan(
+        self,
+        database: bytes,
+        topic_filter: TopicFilter,
+        first: int,
+        bound: int,
+        *,
+        since: float | None,
+        timestamps: TimeRange | None = None,
+    ) -> ShardPlan:
+        """Return a plan that reads the matching messages with positions from ``first`` to ``bound``.
+
+        It has the generations in turn, each with the streams that its layout finds cheapest. If the layout hides the
+        epoch that is being written and the bound lies in it, wait for its end, at most for the length of an epoch
+        after ``since`` (of `time.monotonic`). If ``since`` is None, don't wait, and lower the bound instead.
+
+        With ``timestamps``, ranges that are known to have no message of these times are left out. The other ranges
+        are read whole, so they may give messages of other times.
+        """
+        number, plans = self._log.number, []
+        for record, slab, begin, last in self._parts(first, bound, timestamps):
+            streams = slab.cover(topic_filter, begin)
+            if record.sealed is None and any(slab.visible(stream, self._log.watermark) < last for stream in streams):
+                if since is None:
+                    bound = min(slab.visible(stream, self._log.watermark) for stream in streams)
+                else:
+                    self._epochs.end(record.number, last, wait=True, since=since)
+            if streams:
+                text = topic_filter.text
+                cursors = [
+                    Cursor(database, number, record.number, stream, text, slab.begin(stream, topic_filter, begin))
+                    for stream in streams
+                ]
+                plans.append(GenerationPlan(cursors, slab.epoch, last))
+        return ShardPlan(shard=number, bound=bound, generations=plans)
+
+    def _parts(
+        self, first: int, bound: int, timestamps: TimeRange | None
+    ) -> Iterator[tuple[GenerationRecord, Slab, int, int]]:
+        """Yield the generations with positions from ``first`` to ``bound``, each with a range of positions to read.
+
+        A generation comes several times if it has several such ranges.
+        """
+        live = self._generations.with_slabs()
+        if timestamps is not None:
+            spans = self.spans(timestamps, first, bound)
+        else:
+            spans = [(first, bound)] if first <= bound else []
+        for record, slab in live:
+            for begin, last in spans:
+                if _reaches(record, begin, last):
+                    yield record, slab, begin, last
+
+    def spans(self, timestamps: TimeRange, first: int, last: int) -> list[Span]:
+        """Return spans of positions from ``first`` to ``last`` outside of which no message has any of these times."""
+        live = [record.number for record, _ in self._generations.with_slabs() if _reaches(record, first, last)]
+        return list(may_hold(timestamps, self._generations.zones(live), first, last)) if first <= last else []
+
+    def zones(self, timestamps: TimeRange) -> tuple[int, int]:
+        """Return the number of zones that may have messages of these times, and the number of all zones."""
+        zones = list(self._generations.zones(record.number for record, _ in self._generations.with_slabs()))
+        return sum(timestamps.overlaps_any(zone.spans) for zone in zones), len(zones)
+
+    def zone_ends(self, generation: int) -> list[int]:
+        """Return the last position of each full zone of a generation, in order."""
+        zones = self._generations.zones([generation])  # with the one that is being filled, which has no end yet
+        return sorted({zone.last for zone in zones if zone.last <= self._log.watermark})
+
+    def next(
+        self,
+        generation: int,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int | None,
+        deadline: float | None,
+        final: bool = False,
+    ) -> tuple[SlabStep, bool]:
+        """Read on in a stream. Return the step, and whether the stream has ended for good.
+
+        With ``final`` the caller reads up to ``bound`` and never continues after it. If the shard is a view of one
+        moment, the read then includes the open epoch. Raises `UnwantedError` within
+        `topicstore.runtime.cancelling.while_wanted` once the result is not wanted any more.
+        """
+        check_wanted()
+        while True:
+            slab = self._generations.slab(generation)
+            try:
+                return self._next(
+                    slab, generation, stream, topic_filter, place, limit, limit_bytes, bound, deadline, final
+                )
+            except (EngineError, GenerationArchivedError):
+                record = self._generations.records.get(generation)
+                if self._generations.slab(generation) is slab or record is None or record.archive is not None:
+                    raise
+                # Otherwise the shard was opened again meanwhile, since a write failed.
+
+    def _next(
+        self,
+        slab: Slab,
+        generation: int,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        limit: int,
+        limit_bytes: int,
+        bound: int | None,
+        deadline: float | None,
+        final: bool,
+    ) -> tuple[SlabStep, bool]:
+        log, record = self._log, self._generations.records.get(generation)
+        bound = log.watermark if bound is None else min(bound, log.watermark)
+        if record is not None and record.sealed is None and not (final and log.read_only):
+            bound = self._visible(generation, stream, bound)
+        started = time.perf_counter()
+        try:
+            step = slab.next(
+                stream,
+                topic_filter,
+                place,
+                limit=limit,
+                limit_bytes=limit_bytes,
+                bound=bound,
+                deadline=deadline,
+            )
+        except (KeyError, ValueError) as bad:
+            raise InvalidCursorError(f"the cursor's place is not of this stream: {bad}") from bad
+        except CorruptionError:
+            self._check_still(generation, slab)  # if it isn't, the error isn't damage
+            raise
+        self._check_still(generation, slab)  # if it isn't, messages may be missing from the step
+        seconds = time.perf_counter() - started
+        log.counters.reads += 1
+        log.counters.read_messages += len(step.batch)
+        log.counters.read_seconds += seconds
+        log.latencies.read.observe(seconds)
+        end = None if record is None else record.last_position
+        return step, step.exhausted and end is not None and bound >= end
+
+    def _check_still(self, generation: int, slab: Slab) -> None:
+        """Raise if a generation was dropped or archived while its slab was read."""
+        if self._generations.slab(generation) is not slab:
+            raise GenerationArchivedError(
+                f"generation {generation} of shard {self._log.number} was archived while it was read; begin again"
+            )
+
+    def _visible(self, generation: int, stream: int, bound: int) -> int:
+        """Return the position up to which a stream of the current generation may be read, at most ``bound``."""
+        slab = self._generations.slab(generation)
+        if slab.visible(stream, self._log.watermark) < bound:
+            self._epochs.end(generation, bound, wait=False)
+        return min(bound, slab.visible(stream, self._log.watermark))

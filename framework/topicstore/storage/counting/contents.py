@@ -1,0 +1,456 @@
+"""The contents of a database: its topics and client ids, counted, and the last message of each topic.
+
+Counts by topic are kept in memory (`topicstore.storage.counting.contents`). For those by client id the counts of tables
+(`topicstore.shard.tally_tables`) are added up, and messages that no table counts are read. All
+concern messages as they are stored, without plugins. Topics that begin with ``$``, which only filters with the same
+first level match (MQTT 5, section 4.7.2), are in no table and are read each time.
+
+`TopicCounts`: what a database has of each topic, kept in memory and brought up to date with what was stored since.
+
+They are made of the tally tables (`topicstore.shard.tally_tables`) once. From then on each range that is counted in the
+background is added as it is counted, and messages that no table counts yet, about 65,000 in each shard, are read once
+each: a call reads those that were stored since the last one. After a delete, and when a generation was dropped, the
+counts of the shard are made anew.
+
+Topics that begin with ``$``, which ``#`` doesn't match, are not counted here.
+
+`Levels`: the children of a level of topics, each with the counts of all topics below it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from operator import is_not
+from threading import Lock
+from typing import Any, NamedTuple, Self
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import GenerationArchivedError, GenerationDroppedError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import time_of
+from topicstore.contract.requests import ReplayRequest
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.shard import Shard
+from topicstore.shard.tally_records import Gathering, Numbers, Tally, covers
+from topicstore.shard.tally_tables import uncounted
+from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
+from topicstore.storage.reading.ordering import newest_first
+from topicstore.storage.storage import Storage
+
+__all__ = [
+    "MOST_TOPICS",
+    "ClientTally",
+    "Levels",
+    "TopicCounts",
+    "TopicTally",
+    "clients",
+    "counted_topics",
+    "latest",
+    "topic_tallies",
+    "topics",
+]
+
+MOST_TOPICS = 1_000_000
+"""The most topics of a shard whose counts are kept, about 200 bytes each. Counts of more are made for each call."""
+_EVERYTHING = TopicFilter("#")
+_NEVER = -1
+"""A number of deleted messages that no shard has, so that everything is counted again."""
+_WAITING = 16
+"""The number of ranges counted meanwhile that wait to be added, before the counting thread adds them."""
+
+_Counted = tuple[int, int, int, Tally]
+"""A generation, a range of its positions as (before, last), and what there is in it."""
+
+
+class TopicCounts:
+    """The counts of one open database. Its methods may be called from any thread, and raise the errors of reading."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._shards: dict[int, _ShardCounts] = {}
+        self._added: tuple[list[Tally], Tally] = [], Tally.empty()
+        """The counts of shards, and what they are together."""
+
+    def of(self, storage: Storage) -> Tally:
+        """Return the counts by topic, with all that was stored before the call."""
+        tallies = [self.of_shard(storage, shard) for shard in storage.shards]
+        known, together = self._added
+        if len(known) != len(tallies) or any(map(is_not, known, tallies)):
+            together = Tally.sum(tallies).by_topic()
+            self._added = tallies, together
+        return together
+
+    def of_shard(self, storage: Storage, shard: Shard) -> Tally:
+        """Return the counts of a shard by topic, with all that was stored before the call."""
+        if shard.log.read_only:  # whoever writes may delete, which isn't told here
+            return _ShardCounts().brought_up(storage, shard)
+        with self._lock:
+            counts = self._shards.setdefault(shard.number, _ShardCounts())
+        with counts.lock:
+            return counts.brought_up(storage, shard)
+
+
+@attrs.define
+class _Tail:
+    """The messages of a generation behind those that tables count."""
+
+    before: int
+    last: int
+    tally: Tally
+
+
+class _ShardCounts:
+    def __init__(self) -> None:
+        self.lock = Lock()
+        """Held while messages are counted, which may take seconds the first time: no writer waits for it."""
+        self._waiting: deque[_Counted] = deque()
+        self._forget(0)
+
+    def _forget(self, deleted: int) -> None:
+        self._deleted = deleted
+        """The number of messages that had been deleted in the shard before any of these were counted."""
+        self._tables = Gathering(Tally.by_topic)
+        self._ends: dict[int, int] = {}
+        """By generation, the position up to which its messages are in ``_tables``."""
+        self._tails: dict[int, _Tail] = {}
+        self._total: Tally | None = None
+        self._waiting.clear()  # of ranges that were counted before a delete
+
+    def brought_up(self, storage: Storage, shard: Shard) -> Tally:
+        """Count what was stored since the last call, and return the counts of all. With the lock held."""
+        if not shard.log.read_only:
+            shard.tallies.counted = self._note  # before tables are read, so that none is missed
+        while True:
+            try:
+                return self._brought_up(storage, shard)
+            except (GenerationArchivedError, GenerationDroppedError):
+                self._forget(shard.counters.deleted)
+
+    def _brought_up(self, storage: Storage, shard: Shard) -> Tally:
+        deleted, began = shard.counters.deleted, time.monotonic()
+        slabs = shard.slabs()
+        if deleted != self._deleted or not self._ends.keys() <= {record.number for record, _ in slabs}:
+            self._forget(deleted)
+        self._take()
+        for record, _ in slabs:
+            self._count(storage, shard, record, began)
+        if self._total is None:
+            self._total = Tally.sum([self._tables.total(), *(tail.tally for tail in self._tails.values())])
+        total = self._total
+        if len(total) > MOST_TOPICS:
+            self._forget(_NEVER)
+        return total
+
+    def _count(self, storage: Storage, shard: Shard, record: GenerationRecord, began: float) -> None:
+        number, last = record.number, shard.watermark if record.last_position is None else record.last_position
+        if number not in self._ends:
+            ranges = shard.tallies.gather(number, _EVERYTHING, self._tables)
+            end = ranges[-1].last if ranges else record.first_position - 1
+            for before, until in uncounted(ranges, record.first_position - 1, end):
+                for tally in _read(storage, shard, number, before, until, began):
+                    self._tables.add(tally)
+            self._ends[number], self._total = end, None
+        end = self._ends[number]
+        tail = self._tails.pop(number, None)
+        if tail is None or tail.before != end:
+            tail = _Tail(end, end, Tally.empty())
+        if tail.last < last:
+            added = list(_read(storage, shard, number, tail.last, last, began))
+            if added:
+                self._total = None
+            tail = _Tail(end, last, Tally.sum([tail.tally, *added]))
+        shard.slab(number)  # raises if it was dropped
+        if tail.last > end:
+            self._tails[number] = tail
+
+    # --- what is counted in the background ---
+
+    def _note(self, generation: int, before: int, last: int, tally: Tally) -> None:
+        """Keep a range that was just counted, to be added by the next call, or now if there are many."""
+        self._waiting.append((generation, before, last, tally.by_topic()))
+        if len(self._waiting) >= _WAITING and self.lock.acquire(blocking=False):
+            try:
+                self._take()
+            finally:
+                self.lock.release()
+
+    def _take(self) -> None:
+        """Add the ranges that continue what is counted; messages of others are read instead. With the lock held."""
+        while self._waiting:
+            generation, before, last, tally = self._waiting.popleft()
+            if self._ends.get(generation) == before:
+                self._tables.add(tally)
+                self._ends[generation], self._total = last, None
+
+
+def _read(storage: Storage, shard: Shard, generation: int, before: int, last: int, began: float) -> Iterator[Tally]:
+    plan = plan_generation(storage, shard, generation, _EVERYTHING, before + 1, last, since=began)
+    for batch in run_as_stored(storage, shard, [plan], "any"):
+        yield Tally.of(batch).by_topic()
+
+
+_BEHIND_SLASH = chr(ord("/") + 1)
+"""What follows a slash in the order of texts: topics below a level lie between it with the one and the other."""
+
+
+@attrs.frozen(eq=False)
+class Levels:
+    """Columns with a row for each child of a level."""
+
+    names: list[str]
+    topics: npt.NDArray[np.intp]
+    """How many topics end at each or below."""
+    messages: Numbers
+    size: Numbers
+    last: Numbers
+    ends: npt.NDArray[np.bool_]
+    """Whether a topic ends there."""
+
+    @classmethod
+    def of(cls, tally: Tally, parents: Sequence[str]) -> Self:
+        """Return the children of the level at ``parents``, of counts by topic. Looks at the topics below it alone."""
+        begin = "".join(f"{level}/" for level in parents)
+        end = bisect_left(tally.topics, begin[:-1] + _BEHIND_SLASH) if parents else len(tally.topics)
+        edges = bisect_left(tally.topics, begin), end
+        rows = slice(*np.searchsorted(tally.topic, np.array(edges, np.uint64)).tolist())
+        texts = [tally.topics[at][len(begin) :] for at in tally.topic[rows].tolist()]
+        children: dict[str, int] = {}
+        child = np.fromiter(
+            (children.setdefault(text.partition("/")[0], len(children)) for text in texts), np.intp, len(texts)
+        )
+        ends = np.zeros(len(children), np.bool_)
+        ends[[children[text] for text in texts if "/" not in text]] = True
+        last = np.zeros(len(children), np.uint64)
+        np.maximum.at(last, child, tally.last[rows])
+
+        def summed(column: npt.NDArray[Any]) -> Numbers:
+            total = np.zeros(len(children), np.uint64)
+            np.add.at(total, child, column[rows])
+            return total
+
+        count = np.bincount(child, minlength=len(children))
+        return cls(list(children), count, summed(tally.messages), summed(tally.size), last, ends)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SEEK = 2_048
+"""The approximate number of messages that are read in the time that finding one by its topic takes."""
+_SCAN = 32_768
+"""The approximate number of messages that are read in the time that a layout may need to begin reading all messages at
+a place, because it has to decode those around it."""
+_TRIES = 3
+_ROWS = 4_096
+
+
+class _Times:
+    """Mixin with the times of the first and the last message as datetimes."""
+
+    first: int
+    last: int
+
+    @property
+    def first_time(self) -> datetime:
+        """The time of the first message, in UTC."""
+        return _EPOCH + timedelta(microseconds=self.first)
+
+    @property
+    def last_time(self) -> datetime:
+        """The time of the last message, in UTC."""
+        return _EPOCH + timedelta(microseconds=self.last)
+
+
+@attrs.frozen(kw_only=True)
+class TopicTally(_Times):
+    """The counts of one topic's messages. Times are those of positions, in microseconds since the epoch."""
+
+    topic: str
+    messages: int
+    bytes: int
+    """The size of the payloads, and of the topics in UTF-8, before compression."""
+    first: int
+    last: int
+
+
+@attrs.frozen(kw_only=True)
+class ClientTally(_Times):
+    """The counts of one client id's messages, as in `TopicTally`."""
+
+    client_id: str
+    messages: int
+    bytes: int
+    first: int
+    last: int
+
+
+def topics(storage: Storage, topic_filter: TopicFilter) -> list[TopicTally]:
+    """Count messages by topic; see `Database.topics`."""
+    return topic_tallies(counted_topics(storage, topic_filter))
+
+
+def counted_topics(storage: Storage, topic_filter: TopicFilter) -> Tally:
+    """Return the counts of the topics that match, in order of topics, with all that was stored before the call."""
+    storage.check_open()
+    if not covers(topic_filter):
+        return _tally(storage, topic_filter, Tally.by_topic)
+    tally = storage.kept(TopicCounts).of(storage)
+    return tally if topic_filter.text == "#" else tally.where(tally.matching(topic_filter))
+
+
+def topic_tallies(tally: Tally) -> list[TopicTally]:
+    """Return the rows of counts by topic as objects."""
+    return [TopicTally(topic=tally.topics[row[0]], **_counts(row)) for row in _rows(tally)]
+
+
+def clients(storage: Storage, topic_filter: TopicFilter) -> list[ClientTally]:
+    """Count messages by client id; see `Database.clients`."""
+    tally = _tally(storage, topic_filter, Tally.by_client)
+    return [ClientTally(client_id=tally.client_ids[row[1]], **_counts(row)) for row in _rows(tally)]
+
+
+def latest(storage: Storage, topic_filter: TopicFilter) -> list[Message]:
+    """Return the last message of each topic; see `Database.latest`."""
+    storage.check_open()
+    if topic_filter.literal:
+        request = ReplayRequest(db=storage, topic_filter=topic_filter, start=0, until=None, order="time", batch_size=1)
+        return [message for batch in newest_first(storage, request, 1) for message in batch.to_messages()]
+    found: dict[_Place, Message] = {}
+    for _ in range(_TRIES):  # again, if messages are deleted between counting and reading
+        tallies = [_of_shard(storage, shard, topic_filter, Tally.by_topic) for shard in storage.shards]
+        last: dict[str, _Place] = {}
+        for shard, tally in enumerate(tallies):
+            for row in _rows(tally):
+                topic = tally.topics[row[0]]
+                last[topic] = max(last.get(topic, _Place(0, 0)), _Place(row[3], shard))
+        for shard, tally in enumerate(tallies):
+            wanted = sorted((place.position, topic) for topic, place in last.items() if place.shard == shard)
+            found |= _read_last(storage, shard, topic_filter, wanted, _positions_a_message(tally))
+        if found.keys() >= set(last.values()):
+            break
+    return [found[place] for _, place in sorted(last.items()) if place in found]
+
+
+# --- counting -------------------------------------------------------------------------
+
+
+def _tally(storage: Storage, topic_filter: TopicFilter, change: Callable[[Tally], Tally]) -> Tally:
+    storage.check_open()
+    total = Gathering()
+    for shard in storage.shards:
+        total.add(_of_shard(storage, shard, topic_filter, change))
+    return total.total()
+
+
+def _of_shard(storage: Storage, shard: Shard, topic_filter: TopicFilter, change: Callable[[Tally], Tally]) -> Tally:
+    total, began = Gathering(), time.monotonic()
+    for record, _ in shard.slabs():
+        total.add(_of_generation(storage, shard, record, topic_filter, change, began))
+    return total.total()
+
+
+def _of_generation(
+    storage: Storage,
+    shard: Shard,
+    record: GenerationRecord,
+    topic_filter: TopicFilter,
+    change: Callable[[Tally], Tally],
+    began: float,
+) -> Tally:
+    """Count the messages of a generation. If it is dropped meanwhile, there are none."""
+    while True:
+        total, number = Gathering(change), record.number
+        try:
+            ranges = shard.tallies.gather(number, topic_filter, total)
+            last = shard.watermark if record.last_position is None else record.last_position
+            for before, end in uncounted(ranges, record.first_position - 1, last):
+                plan = plan_generation(storage, shard, number, topic_filter, before + 1, end, since=began)
+                for batch in run_as_stored(storage, shard, [plan], "any"):
+                    total.add(Tally.of(batch))
+            shard.slab(number)  # raises if it was dropped
+        except GenerationArchivedError:
+            continue  # its export is read next
+        except GenerationDroppedError:
+            return Tally.empty()
+        return total.total()
+
+
+def _rows(tally: Tally) -> Iterator[tuple[int, ...]]:
+    columns = (tally.topic, tally.client_id, tally.first, tally.last, tally.messages, tally.size)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _counts(row: tuple[int, ...]) -> dict[str, int]:
+    _, _, first, last, messages, size = row
+    return {"messages": messages, "bytes": size, "first": time_of(first), "last": time_of(last)}
+
+
+# --- reading the last messages ----------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """The place of a message; that of a later message is greater."""
+
+    position: int
+    shard: int
+
+
+def _read_last(
+    storage: Storage, shard: int, topic_filter: TopicFilter, wanted: list[tuple[int, str]], apart: int
+) -> dict[_Place, Message]:
+    """Read messages of a shard by position and topic, which are about ``apart`` positions from each other."""
+    found: dict[_Place, Message] = {}
+    for span in _spans(wanted, _SCAN * apart):
+        scanned = _SCAN + (span[-1][0] - span[0][0]) // apart
+        for batch in _batches(storage, shard, topic_filter, span, scanned):
+            rows = np.flatnonzero(np.isin(batch.positions, np.array([position for position, _ in span], np.uint64)))
+            chosen = batch.take(rows)
+            places = [_Place(position, shard) for position in np.asarray(chosen.positions).tolist()]
+            found.update(zip(places, chosen.to_messages(), strict=True))
+    return found
+
+
+def _positions_a_message(tally: Tally) -> int:
+    """Return the distance of the counted messages in positions, if they are evenly distributed."""
+    return (int(tally.last.max()) - int(tally.first.min())) // tally.count + 1 if len(tally) else 1
+
+
+def _spans(wanted: list[tuple[int, str]], apart: int) -> Iterator[list[tuple[int, str]]]:
+    """Yield groups of wanted messages that are at most ``apart`` positions from each other."""
+    span = wanted[:1]
+    for before, one in pairwise(wanted):
+        if one[0] - before[0] > apart:
+            yield span
+            span = []
+        span.append(one)
+    if span:
+        yield span
+
+
+def _batches(
+    storage: Storage, shard: int, topic_filter: TopicFilter, span: list[tuple[int, str]], scanned: int
+) -> Iterator[MessageBatch]:
+    """Yield messages that include the wanted ones: those of the whole span, or each by itself if that is faster.
+
+    ``scanned`` is the cost of reading the whole span, in messages.
+    """
+    if scanned < _SEEK * len(span):
+        plan = storage.plan_shard(shard, topic_filter, span[0][0], span[-1][0], since=time.monotonic())
+        cursors = sum(len(generation.cursors) for generation in plan.generations)
+        if scanned + _SEEK * cursors < _SEEK * len(span):
+            yield from storage.run_shards([plan], _ROWS, "any")
+            return
+    for position, topic in span:
+        plan = storage.plan_shard(shard, TopicFilter(topic), position, position, since=time.monotonic())
+        yield from storage.run_shards([plan], 1, "any")

@@ -1,0 +1,276 @@
+"""Counting messages into stored tables, a range at a time: by `compact`, and in the background beside writers.
+
+Each range of `RANGE` messages of a shard's generation becomes a table of `topicstore.shard.tally_tables`; the rest at
+the end of a sealed generation, or before a range that is counted already, becomes a smaller one. Deletes wait while a
+range is read and counted.
+
+`KeptRows`: what tally tables count of a filter's messages, kept in memory for later calls.
+
+Each row says how many messages lie between two times. The tables of many topics take seconds to read, and a histogram
+of the same filter is asked for again whenever somebody looks at another time. A table never changes but by deletes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Lock
+from typing import TypeAlias
+from weakref import ref
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import GenerationDroppedError
+from topicstore.contract.positions import COUNTER_BITS, Positions
+from topicstore.contract.topics import TopicFilter
+from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.closing import do_all
+from topicstore.shard.damaged_slab import DamagedSlab
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.rewriter import never
+from topicstore.shard.shard import Shard
+from topicstore.shard.tally_records import Gathering, Tally, TallyRange
+from topicstore.shard.tally_tables import uncounted
+from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
+from topicstore.storage.storage import Storage
+
+__all__ = [
+    "MOST_ROWS",
+    "RANGE",
+    "CountingScheduler",
+    "KeptRows",
+    "Rows",
+    "backlog",
+    "count",
+    "times_of",
+]
+
+Numbers = npt.NDArray[np.float64]
+Rows: TypeAlias = tuple[Numbers, Numbers, Numbers]
+"""The times of the first and the last message of each row, in microseconds since the epoch, and their number."""
+MOST_ROWS = 2_000_000
+"""The most rows that are kept, of 24 bytes each; those that were not asked for the longest go first."""
+_Key = tuple[int, int, str]
+"""A shard, a generation, and a filter."""
+
+
+class KeptRows:
+    """The rows of one open database. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[_Key, tuple[int, dict[TallyRange, Rows]]] = {}
+        """With the number of messages that had been deleted in the shard before. It is in order of use."""
+        self._firsts: dict[tuple[int, int], tuple[int, float]] = {}
+        """The same number, and the time of the first message, by shard and generation."""
+
+    def of(self, shard: Shard, generation: int, topic_filter: TopicFilter) -> tuple[tuple[TallyRange, ...], list[Rows]]:
+        """Return the ranges of a generation's tables, and rows of what they count of a filter's messages."""
+        key, deleted = (shard.number, generation, topic_filter.text), shard.counters.deleted
+        with self._lock:
+            before, known = self._kept.get(key, (deleted, {}))
+        if before != deleted or shard.log.read_only:  # whoever writes may delete, which isn't told to who only reads
+            known = {}
+        found = {
+            counted: known[counted] if parts is None else _joined([_rows_of(part) for part in parts])
+            for counted, parts in shard.tallies.tallies(generation, topic_filter, known)
+        }
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = deleted, found
+            self._drop()
+        return tuple(found), list(found.values())
+
+    def first_time(self, shard: Shard, generation: int, find: Callable[[], float]) -> float:
+        """Return the time of a generation's first message, which ``find`` returns, if it isn't known."""
+        key, deleted = (shard.number, generation), shard.counters.deleted
+        if self._firsts.get(key, (-1, 0.0))[0] != deleted or shard.log.read_only:
+            self._firsts[key] = deleted, find()
+        return self._firsts[key][1]
+
+    def _drop(self) -> None:
+        sizes = {key: sum(len(rows[0]) for rows in kept.values()) for key, (_, kept) in self._kept.items()}
+        held = sum(sizes.values())
+        for key, size in sizes.items():
+            if held <= MOST_ROWS:
+                return
+            del self._kept[key]
+            held -= size
+
+
+def _rows_of(part: Tally) -> Rows:
+    return times_of(part.first), times_of(part.last), part.messages.astype(np.float64)
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    nothing = np.empty(0), np.empty(0), np.empty(0)
+    first, last, messages = (np.concatenate(column) for column in zip(nothing, *parts, strict=True))
+    return first, last, messages
+
+
+def times_of(positions: Positions) -> Numbers:
+    """Return the times of positions as floats, which are exact up to 2 to the power of 53."""
+    return (positions >> np.uint64(COUNTER_BITS)).astype(np.float64)
+
+
+RANGE = 65_536
+"""The number of messages that are counted into one table."""
+_REST = 19
+"""The rest after a range, as a multiple of the time that the range took: while messages are stored, counting uses a
+twentieth of the time."""
+_COUNTED = TopicFilter("#")
+"""The filter of the messages that tables count."""
+
+
+def backlog(shard: Shard) -> int:
+    """Return the number of messages that are not counted, including those of ``$`` topics, which never are."""
+    return sum(record.messages - _counted(shard, record.number) for record in shard.generations())
+
+
+def _counted(shard: Shard, generation: int) -> int:
+    return sum(counted.messages for counted in shard.tallies.ranges(generation))
+
+
+def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never) -> int:
+    """Count the messages of a shard that no table counts, until ``stop`` returns True; return their number.
+
+    Those of a generation that can't be opened are left out: reading them says why.
+    """
+    counted = 0
+    damaged = {record.number for record, slab in shard.slabs() if isinstance(slab, DamagedSlab)}
+    for record in shard.generations():
+        if record.number in damaged:
+            continue
+        if record.sealed is None and record.messages - _counted(shard, record.number) < RANGE:
+            continue
+        try:
+            counted += _count_generation(storage, shard, record, stop)
+        except GenerationDroppedError:  # or archived, meanwhile
+            continue
+    return counted
+
+
+class CountingScheduler:
+    """A thread that counts the messages of one database in the background.
+
+    It doesn't wait for a quiet moment, because a database may never have one. While messages are stored it rests
+    between two ranges, many times as long as a range took, so that it hardly slows writers down.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.task = BackgroundTask("counting", lambda _: self._work())
+        self._storage = ref(storage)  # a database without other references closes itself
+        self._stored = 0
+        """The approximate number of messages stored. It needs no lock, because a lost count only delays a check."""
+        self._looked = 0
+        """The value of ``_stored`` when the thread was last woken. It needs no lock either."""
+        self._seen = 0
+        """The value of ``_stored`` when the current range began. Only the thread uses it and the next attribute."""
+        self._began = 0.0
+        if max(map(backlog, storage.shards)) >= RANGE:
+            self.task.wake()
+
+    def stored(self, messages: int) -> None:
+        """Note that ``messages`` messages were stored. This is cheap."""
+        self._stored += messages
+        if self._stored - self._looked >= RANGE:
+            self._looked = self._stored
+            self.task.wake()
+
+    def stop(self) -> None:
+        """Stop the scheduler, and return when it has ended, at most one range later. May be called twice."""
+        self.task.stop()
+        self.task.join()
+
+    def _work(self) -> None:
+        storage = self._storage()
+        if storage is not None:
+            self._begin()
+            do_all((partial(count, storage, shard, self._rest) for shard in storage.shards), "could not be counted")
+
+    def _rest(self) -> bool:
+        """Rest after a range if messages were stored meanwhile; return whether to stop."""
+        if self._seen != self._stored:
+            self.task.stopping.wait(_REST * (time.monotonic() - self._began))
+        self._begin()
+        return self.task.stopping.is_set()
+
+    def _begin(self) -> None:
+        self._seen, self._began = self._stored, time.monotonic()
+
+
+def _count_generation(storage: Storage, shard: Shard, record: GenerationRecord, stop: Callable[[], bool]) -> int:
+    counted, sealed = 0, record.last_position is not None
+    last = shard.watermark if record.last_position is None else record.last_position
+    for before, end in uncounted(shard.tallies.ranges(record.number), record.first_position - 1, last):
+        gap = _Gap(storage, shard, record.number, before, end, closed=sealed or end < last)
+        while not stop() and (messages := gap.count_on()) is not None:
+            counted += messages
+    return counted
+
+
+@attrs.define
+class _Gap:
+    """A range of positions that no table counts."""
+
+    storage: Storage
+    shard: Shard
+    generation: int
+    before: int
+    last: int
+    closed: bool = attrs.field(kw_only=True)
+    """Whether no message is ever added to it, so that its last messages are counted although they are few."""
+    _ranges: Iterator[_Range] | None = None
+    _deleted: int = 0
+    """The number of messages that had been deleted in the shard when reading began."""
+
+    def count_on(self) -> int | None:
+        """Count the next range; return the number of its messages, or None if there is none."""
+        with self.shard.rewriting:
+            if uncounted(self.shard.tallies.ranges(self.generation), self.before, self.last) != [
+                (self.before, self.last)
+            ]:
+                return None  # all is counted, or another thread is counting it
+            if self._ranges is None or self._deleted != self.shard.counters.deleted:  # messages read ahead may be gone
+                self._deleted = self.shard.counters.deleted
+                self._ranges = self._read()
+            found = next(self._ranges, None)
+            if found is None:
+                return None
+            self.shard.tallies.add(self.generation, self.before, found.last, found.tally)
+            self.before = found.last
+            return found.tally.count
+
+    def _read(self) -> Iterator[_Range]:
+        shard = self.shard
+        plan = plan_generation(self.storage, shard, self.generation, _COUNTED, self.before + 1, self.last, since=None)
+        batches = run_as_stored(self.storage, shard, [plan], "time")
+        return _ranges(batches, self.last if self.closed else None)
+
+
+@attrs.frozen
+class _Range:
+    """The tally of the messages up to a position."""
+
+    last: int
+    tally: Tally
+
+
+def _ranges(batches: Iterator[MessageBatch], end: int | None) -> Iterator[_Range]:
+    """Yield whole ranges of messages in order of positions, and the rest up to ``end``, if that is known."""
+    total, held = Gathering(), 0
+    for batch in batches:
+        while len(batch):
+            part = batch[: RANGE - held]
+            total.add(Tally.of(part))
+            held += len(part)
+            batch = batch[len(part) :]
+            if held == RANGE:
+                yield _Range(int(part.positions[-1]), total.total())
+                total, held = Gathering(), 0
+    if end is not None:
+        yield _Range(end, total.total())

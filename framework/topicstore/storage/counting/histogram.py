@@ -1,0 +1,225 @@
+"""Histograms: how many messages match a filter in each of a number of spans of time, without reading all of them.
+
+How many messages of any topic there are is known from zones, of 65,536 consecutive messages each. For other filters,
+where tally tables (`topicstore.shard.tally_tables`) have counted, a row says how many messages of a topic and a client
+lie between two times. If both lie in one span, that is exact. Otherwise the messages are spread over the time between
+as all messages of the shard are, which zones tell. Messages that no table counts
+are read, as far as they are few; then the rest is estimated from those. And if there are few messages altogether, all
+of them are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from topicstore.contract.errors import GenerationArchivedError, GenerationDroppedError
+from topicstore.contract.positions import COUNTER_BITS, time_of
+from topicstore.contract.requests import ReplayRequest
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.shard import Shard
+from topicstore.shard.tally_tables import uncounted
+from topicstore.shard.zones import SIZE
+from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
+from topicstore.storage.reading.history import Spread
+from topicstore.storage.replays import run
+from topicstore.storage.storage import Storage
+
+from .counting import KeptRows
+
+__all__ = ["Histogram", "histogram"]
+
+_READ = 262_144
+"""The most messages that are read of those that no table counts, and of those that are read to be exact."""
+
+_Numbers = npt.NDArray[np.float64]
+"""Times in microseconds since the epoch, which are exact up to 2 to the power of 53, and counts."""
+
+
+@attrs.frozen(kw_only=True)
+class Histogram:
+    """Counts of messages by time. Times are those of positions, in microseconds since the epoch."""
+
+    start: int
+    """The time at which the first span begins."""
+    width: int
+    """The length of each span in microseconds."""
+    counts: list[int]
+    """The number of messages in each span."""
+    messages: int
+    """The sum of the counts."""
+    exact: bool
+    """Whether every count is exact; else messages are spread over the times between which they are known to lie."""
+
+
+def histogram(
+    storage: Storage, topic_filter: TopicFilter, start: int | None, until: int | None, spans: int
+) -> Histogram:
+    """Count the matching messages stored before the call in ``spans`` spans of equal length.
+
+    They begin at ``start`` (None: at the first message). The last of them ends at or shortly after ``until`` (None: the
+    last message), but a message at ``until``, or later, is in none. No span is shorter than a microsecond.
+    """
+    storage.check_open()
+    parts = [
+        part
+        for shard in storage.shards
+        for record in shard.generations()
+        if (part := _part(storage, shard, record, topic_filter)) is not None
+    ]
+    begin = min((part.first.min() for part in parts), default=0) if start is None else start
+    end = max((part.last.max() for part in parts), default=begin) + 1 if until is None else until
+    width = max(-(-int(end - begin) // spans), 1)
+    edges = np.minimum(int(begin) + width * np.arange(spans + 1, dtype=np.float64), max(begin, end))
+    counts, exact = np.zeros(spans), True
+    for part in parts:
+        found, sure = part.counts(edges)
+        counts += found
+        exact = exact and sure
+    if not exact and counts.sum() <= _READ:
+        read = _read(storage, topic_filter, edges)
+        counts, exact = (counts, False) if read is None else (read, True)
+    whole = np.diff(np.rint(np.concatenate(([0.0], np.cumsum(counts))))).astype(np.int64)  # rounding adds up to nothing
+    return Histogram(start=int(begin), width=width, counts=whole.tolist(), messages=int(whole.sum()), exact=bool(exact))
+
+
+def _read(storage: Storage, topic_filter: TopicFilter, edges: _Numbers) -> _Numbers | None:
+    """Count by reading; None if there are too many messages after all."""
+    request = ReplayRequest(
+        db=storage,
+        topic_filter=topic_filter,
+        start=int(edges[0]),
+        until=int(edges[-1]),
+        order="any",
+        batch_size=16_384,
+    )
+    counts = np.zeros(len(edges) - 1)
+    for batch in run(storage.plan(request), storage.fetch):
+        counts += np.histogram(_times(batch.positions), edges)[0]
+        if counts.sum() > 2 * _READ:
+            return None
+    return counts
+
+
+@attrs.frozen
+class _Part:
+    """What matches of a generation in a shard: rows, each of a number of messages between two times."""
+
+    first: _Numbers
+    last: _Numbers
+    messages: _Numbers
+    times: _Numbers
+    """Times at which it is known how many messages of any topic there were, in order."""
+    ranks: _Numbers
+    """Those numbers."""
+
+    def counts(self, edges: _Numbers) -> tuple[_Numbers, bool]:
+        """Return the number of messages between each two edges, and whether they are exact."""
+        spans = len(edges) - 1
+        places = [np.searchsorted(edges, times, side="right") - 1 for times in (self.first, self.last)]
+        within = places[0] == places[1]
+        inside = within & (places[0] >= 0) & (places[0] < spans)
+        counts = np.bincount(places[0][inside], self.messages[inside], spans).astype(np.float64)
+        across = ~within & (places[1] >= 0) & (places[0] < spans)
+        if across.any():
+            counts += np.diff(self._before(edges, across))
+        return counts, not across.any()
+
+    def _before(self, edges: _Numbers, rows: npt.NDArray[np.bool_]) -> _Numbers:
+        """Return how many messages of some rows come before each edge, if they are spread as all messages are."""
+        first, last, at = (
+            np.interp(times, self.times, self.ranks) for times in (self.first[rows], self.last[rows], edges)
+        )
+        return Spread.of(first, last, self.messages[rows]).before(at)
+
+
+def _part(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> _Part | None:
+    """Return what matches of a generation; None if that is nothing, or if the generation was dropped meanwhile."""
+    while True:
+        try:
+            return _gathered(storage, shard, record, topic_filter)
+        except GenerationArchivedError:
+            continue  # its export is read next
+        except GenerationDroppedError:
+            return None
+
+
+def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> _Part | None:
+    if topic_filter.text == "#":
+        return _of_zones(storage, shard, record)
+    number = record.number
+    ranges, rows = storage.kept(KeptRows).of(shard, number, topic_filter)
+    last = shard.watermark if record.last_position is None else record.last_position
+    times, ranks = _density(shard, record, last)
+    room = _READ
+    for before, end in uncounted(ranges, record.first_position - 1, last):
+        seen = 0
+        for positions in _positions(storage, shard, number, topic_filter, before + 1, end):
+            each = _times(positions)
+            rows.append((each, each, np.ones(len(each))))
+            seen, room = seen + len(each), room - len(each)
+            if room < 0 and positions[-1] < end:
+                rows.append(_estimated(seen, (before, int(positions[-1]), end), times, ranks))
+                break
+    shard.slab(number)  # raises if it was dropped
+    if not any(len(each) for each, _, _ in rows):
+        return None
+    begin, finish, messages = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return _Part(begin, finish, messages, times, ranks)
+
+
+def _of_zones(storage: Storage, shard: Shard, record: GenerationRecord) -> _Part | None:
+    """Return all messages of a generation, zone by zone, without reading more than the first one, and that once."""
+    if not record.messages:
+        return None
+    last = shard.watermark if record.last_position is None else record.last_position
+    times, ranks = _density(shard, record, last)
+
+    def first() -> float:
+        everything = TopicFilter("#")
+        for positions in _positions(storage, shard, record.number, everything, record.first_position, last, rows=1):
+            return float(time_of(int(positions[0])))
+        return float(times[0])
+
+    times[0] = min(storage.kept(KeptRows).first_time(shard, record.number, first), times[1])
+    return _Part(times[:-1], times[1:], np.diff(ranks), times, ranks)
+
+
+def _positions(
+    storage: Storage,
+    shard: Shard,
+    generation: int,
+    topic_filter: TopicFilter,
+    first: int,
+    last: int,
+    rows: int | None = None,
+) -> Iterator[npt.NDArray[np.uint64]]:
+    plan = plan_generation(storage, shard, generation, topic_filter, first, last, since=None)
+    for batch in run_as_stored(storage, shard, [plan], "time", rows):
+        yield np.asarray(batch.positions, np.uint64)
+
+
+def _estimated(
+    seen: int, positions: tuple[int, int, int], times: _Numbers, ranks: _Numbers
+) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Return a row for messages that aren't read, if as many of all match as of those that were read before."""
+    at = np.array([time_of(position) for position in positions], np.float64)
+    begin, read, end = np.interp(at, times, ranks)
+    return at[1:2] + 1, at[2:3], np.array([seen * (end - read) / max(read - begin, 1.0)])
+
+
+def _density(shard: Shard, record: GenerationRecord, last: int) -> tuple[_Numbers, _Numbers]:
+    """Return times, and how many messages of a generation in a shard had come by then."""
+    ends = shard.zone_ends(record.number)
+    times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
+    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last of a sealed one isn't
+    ranks = np.array([*full, max(record.messages, 1)], np.float64)
+    return np.maximum.accumulate(times), ranks
+
+
+def _times(positions: npt.NDArray[np.uint64]) -> _Numbers:
+    return (positions >> np.uint64(COUNTER_BITS)).astype(np.float64)

@@ -1,0 +1,1 @@
+"""The files of a database beside its engines: manifest, lock, recovery points, ballast."""

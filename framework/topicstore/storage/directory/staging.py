@@ -1,0 +1,87 @@
+"""Drafts: directories that are written under a temporary name, and get their own when they are complete.
+
+::
+
+    <parent>/.unfinished-<32 hexadecimal digits>/       a process writes there, or was killed doing so
+
+A draft is locked as long as it is used. So a process that makes another one beside it recognizes the drafts that
+killed processes have left, and removes them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .files import OWNER_ONLY
+from .manifest import MANIFEST
+
+__all__ = ["draft", "draft_name", "sweep_drafts", "sweep_drafts_below"]
+
+_DEPTH = 3
+"""How deep drafts are looked for: exports lie in directories that people name, and have many below them."""
+_NAME = re.compile(r"\.unfinished-[0-9a-f]{32}")
+
+
+def draft_name() -> str:
+    """Return a new, unique name for a draft."""
+    return f".unfinished-{uuid.uuid4().hex}"
+
+
+@contextmanager
+def draft(parent: Path) -> Iterator[Path]:
+    """Make a directory to write in. If it still has that name at the end, it is removed."""
+    while True:
+        path = parent / draft_name()
+        path.mkdir(OWNER_ONLY)
+        with suppress(FileNotFoundError):  # another process has removed it before it was locked
+            handle = _open(path)
+            _lock(handle, fcntl.LOCK_EX)  # a process that has the lock is about to remove the directory
+            if path.exists():
+                break
+            os.close(handle)
+    try:
+        yield path
+    finally:
+        os.close(handle)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep_drafts(parent: Path) -> None:
+    """Remove the drafts that killed processes have left in a directory."""
+    for path in list(parent.iterdir()):
+        if _NAME.fullmatch(path.name):
+            with suppress(OSError):  # it is gone by now, belongs to another user, or isn't a directory
+                handle = _open(path)
+                try:
+                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # otherwise a process writes there
+                        shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(handle)
+
+
+def sweep_drafts_below(root: Path) -> None:
+    """Remove the drafts that killed processes have left in a directory, and in those below it, but not in databases."""
+    for parent, directories, names in os.walk(root):
+        sweep_drafts(Path(parent))
+        below = [] if MANIFEST in names or len(Path(parent).relative_to(root).parts) >= _DEPTH else directories
+        directories[:] = [name for name in below if not _NAME.fullmatch(name)]
+
+
+def _open(directory: Path) -> int:
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _lock(handle: int, how: int) -> bool:
+    """Lock a directory, if the file system can do that; return whether it is locked."""
+    try:
+        fcntl.flock(handle, how)
+    except OSError:
+        return False
+    return True

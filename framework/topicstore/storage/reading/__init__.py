@@ -1,0 +1,1 @@
+"""Replays: their order, pages, times of messages, following, and what explains them."""

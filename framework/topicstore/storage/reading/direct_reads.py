@@ -1,0 +1,64 @@
+"""Reading messages as they are stored, without the database's plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import msgspec
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan
+from topicstore.contract.requests import ReadResult
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.shard import Shard
+from topicstore.storage import replays
+from topicstore.storage.storage import Storage
+
+__all__ = ["plan_generation", "run_as_stored"]
+
+_BATCH, _BATCH_BYTES = 16_384, 8 << 20
+
+
+def plan_generation(
+    storage: Storage,
+    shard: Shard,
+    generation: int,
+    topic_filter: TopicFilter,
+    first: int,
+    last: int,
+    *,
+    since: float | None,
+) -> ShardPlan:
+    """Return a plan that reads the matching messages of one generation.
+
+    ``since`` has the meaning that it has in `topicstore.shard.reader.Reads.plan`.
+    """
+    plan = shard.plan(storage.id, topic_filter, first, last, since=since)
+    chosen = [part for part in plan.generations if part.cursors[0].generation == generation]
+    return attrs.evolve(plan, generations=chosen)
+
+
+def run_as_stored(
+    storage: Storage, shard: Shard, plans: Sequence[ShardPlan], order: Order, rows: int | None = None
+) -> Iterator[MessageBatch]:
+    """Yield the batches of plans of one shard, of about so many rows if that is said."""
+
+    def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
+        storage.check_open()  # a close needn't wait for the end of the run
+        step, ended = shard.next(
+            cursor.generation,
+            cursor.stream,
+            TopicFilter(cursor.topic_filter),
+            cursor.place,
+            limit=limit,
+            limit_bytes=_BATCH_BYTES,
+            bound=bound,
+            deadline=None,
+            final=True,
+        )
+        moved = msgspec.structs.replace(cursor, place=step.place)
+        return ReadResult(batch=step.batch, cursor=moved, end_of_stream=ended, caught_up=step.exhausted)
+
+    return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows or _BATCH, timestamps=None), fetch)

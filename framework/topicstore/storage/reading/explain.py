@@ -1,0 +1,283 @@
+"""The cost of one replay, by slab: `Database.explain`.
+
+The replay is run, as `Database.replay` would, to its end or to a limit, and every fetch of a batch is attributed
+to the slab that it reads. The reads of a slab are the difference of its layout's `ReadCounters`
+between the beginning and the end. So they include those of other readers of the same slabs at the same time,
+and those of a compaction if its layout counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Literal
+
+import attrs
+
+from topicstore.contract.arguments import check_count
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.layout import ReadCounters, Slab
+from topicstore.contract.positions import first_position, time_of
+from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.requests import ReadResult, ReplayRequest
+from topicstore.shard.records import GenerationRecord
+from topicstore.storage.replays import limited, run
+from topicstore.storage.storage import Storage
+
+__all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
+
+LEGEND = "visited: blocks or keys, by the layout, that were decoded; skipped: passed over"
+"""An explanation of the counters, for people."""
+
+_PATTERNS = 5
+
+_SlabKey = tuple[int, int]
+"""The shard and generation of a slab."""
+
+Reason = Literal[
+    "it is empty",
+    "it ended before the start",
+    "it begins behind the end",
+    "no topic of it matches",
+    "what matches ended before the start",
+    "no timestamp of it lies between the two",
+]
+
+
+@attrs.frozen(kw_only=True)
+class SlabCost:
+    """The cost of reading one generation of one shard."""
+
+    shard: int
+    generation: int
+    layout: str
+    streams: int
+    """The number of streams of the slab."""
+    matching: int
+    """The number of those streams that may have matching messages."""
+    patterns: list[str]
+    """The patterns of a few matching streams, which show why they are read. Those with levels learned as ``+`` come
+    first."""
+    passes: int
+    """The number of cursors that read them; a layout may read many streams in one pass."""
+    batches: int
+    """The number of batches fetched, including empty ones."""
+    reads: ReadCounters
+    """The seeks, blocks or keys visited and skipped, and messages returned."""
+    seconds: float
+    """The seconds spent fetching."""
+    epoch_seconds: float
+    """The most seconds that a message may stay hidden after it was stored; 0 for layouts that show it at once."""
+
+    def __str__(self) -> str:
+        reads = self.reads
+        return (
+            f"shard {self.shard}, generation {self.generation} ({self.layout}): {self.matching:,} of {self.streams:,} "
+            f"streams may match; seeks {reads.seeks:,}, visited {reads.visited:,}, skipped {reads.skipped:,}, "
+            f"messages {reads.rows:,}; {self.seconds * 1e3:,.2f} ms"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class UnreadSlab:
+    """A generation of a shard that the replay left out."""
+
+    shard: int
+    generation: int
+    layout: str
+    reason: Reason
+
+    def __str__(self) -> str:
+        return f"not read: shard {self.shard}, generation {self.generation} ({self.layout}): {self.reason}"
+
+
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """The cost of one replay. Times are in microseconds since the epoch, durations in seconds."""
+
+    topic_filter: str
+    start: int
+    until: int | None
+    by: By
+    """The times that ``start`` and ``until`` are compared with."""
+    order: Order
+    zones: int | None
+    """The number of zones, of about 65,000 consecutive messages each, that may have messages of these timestamps; None
+    for a replay by position."""
+    all_zones: int | None
+    """The number of all zones; None for a replay by position."""
+    ended: bool
+    """Whether the replay was run to its end. Else it stopped at the limit: what is counted here are its first messages,
+    and slabs that were not reached have no batches."""
+    messages: int
+    payload_bytes: int
+    batches: int
+    """The number of batches fetched from all slabs."""
+    planning_seconds: float
+    """The seconds spent choosing streams and finding the start in them, including the wait for an epoch to end."""
+    seconds: float
+    """The seconds from the call to the last `Message` object."""
+    rate: float
+    """The number of messages in a second."""
+    slabs: list[SlabCost]
+    """The costs of the slabs that were read, by shard and generation."""
+    unread: list[UnreadSlab]
+
+    def __str__(self) -> str:
+        rate = f", {self.rate:,.0f} a second" if self.messages else ""
+        first = "" if self.ended else "the first "
+        lines = [f"{self.topic_filter}: {first}messages {self.messages:,} in {self.seconds * 1e3:,.2f} ms{rate}"]
+        if self.zones is not None:
+            lines.append(f"by timestamps: {self.zones:,} of {self.all_zones:,} zones may hold some of them")
+        lines += map(str, (*self.slabs, *self.unread))
+        return "\n".join([*lines, LEGEND] if self.slabs else lines)
+
+
+@attrs.define
+class _Fetches:
+    """The sums of the fetches of one slab."""
+
+    passes: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+
+def explain(storage: Storage, request: ReplayRequest, limit: int | None = None) -> Explanation:
+    """Run a replay and return what it cost; see `Database.explain`."""
+    if limit is not None:
+        check_count("limit", limit)
+        request.batch_size = min(limit, request.batch_size)
+    return _Run(storage, request, limit).explanation()
+
+
+class _Run:
+    """The measurement of one replay."""
+
+    def __init__(self, storage: Storage, request: ReplayRequest, limit: int | None) -> None:
+        self._storage = storage
+        self._request = request
+        self._limit = limit
+        self._ended = False
+        self._fetches: dict[_SlabKey, _Fetches] = {}
+        self._messages = self._payload_bytes = 0
+        self._planning = self._seconds = 0.0
+
+    def explanation(self) -> Explanation:
+        """Run the replay, and return the explanation."""
+        request = self._request
+        slabs = {(s.number, record.number): (record, slab) for s in self._storage.shards for record, slab in s.slabs()}
+        counted = {(s.number, record.number): record for s in self._storage.shards for record in s.generations()}
+        before = {key: attrs.evolve(slab.counters) for key, (_, slab) in slabs.items()}
+        self._replay()
+        patterns = self._patterns()
+        times = request.timestamps
+        zones = [] if times is None else [shard.zones(times) for shard in self._storage.shards]
+        return Explanation(
+            topic_filter=request.topic_filter.text,
+            start=request.start if times is None else times.start,
+            until=request.until if times is None else times.until,
+            by="position" if times is None else "timestamp",
+            order=request.order,
+            zones=sum(some for some, _ in zones) if zones else None,
+            all_zones=sum(every for _, every in zones) if zones else None,
+            ended=self._ended,
+            messages=self._messages,
+            payload_bytes=self._payload_bytes,
+            batches=sum(fetches.batches for fetches in self._fetches.values()),
+            planning_seconds=self._planning,
+            seconds=self._seconds,
+            rate=self._messages / self._seconds,
+            slabs=[
+                self._cost(key, *slabs[key], before[key], patterns.get(key, []))
+                for key in sorted(self._fetches.keys() & slabs.keys())
+            ],
+            unread=[
+                self._unread(key, counted.get(key, record), key in patterns)
+                for key, (record, _) in slabs.items()
+                if key not in self._fetches
+            ],
+        )
+
+    def _replay(self) -> None:
+        began = perf_counter()
+        plan = self._storage.plan(self._request)
+        for shard in plan.shards:
+            for generation in shard.generations:
+                for cursor in generation.cursors:
+                    self._fetches.setdefault((cursor.shard, cursor.generation), _Fetches()).passes += 1
+        self._planning = self._seconds = perf_counter() - began
+        batches = run(plan, self._fetch)
+        if self._limit is not None:
+            batches = limited(batches, self._limit)
+        while self._take(batches):
+            pass
+        self._ended = self._limit is None or self._messages < self._limit
+
+    def _fetch(self, cursor: Cursor, bound: int, limit: int) -> ReadResult:
+        began = perf_counter()
+        result = self._storage.fetch(cursor, bound, limit)
+        fetches = self._fetches[cursor.shard, cursor.generation]
+        fetches.batches += 1
+        fetches.seconds += perf_counter() - began
+        return result
+
+    def _take(self, batches: Iterator[MessageBatch]) -> bool:
+        """Make the next batch's messages. The time of counting their bytes isn't counted as the replay's."""
+        began = perf_counter()
+        batch = next(batches, None)
+        if batch is not None:
+            batch.to_messages()
+        self._seconds += perf_counter() - began
+        if batch is None:
+            return False
+        self._messages += len(batch)
+        self._payload_bytes += batch.payload_bytes()
+        return True
+
+    def _patterns(self) -> dict[_SlabKey, list[str]]:
+        """Return the patterns of the streams that may match, by slab."""
+        found: dict[_SlabKey, list[str]] = {}
+        for stream in self._storage.streams(self._request.topic_filter, 0):
+            found.setdefault((stream.shard, stream.generation), []).append(stream.pattern)
+        return found
+
+    def _cost(
+        self, key: _SlabKey, record: GenerationRecord, slab: Slab, before: ReadCounters, patterns: list[str]
+    ) -> SlabCost:
+        fetches = self._fetches[key]
+        pairs = zip(attrs.astuple(slab.counters), attrs.astuple(before), strict=True)
+        return SlabCost(
+            shard=key[0],
+            generation=key[1],
+            layout=record.layout,
+            streams=slab.info().streams,
+            matching=len(patterns),
+            patterns=sorted(patterns, key=_learned_first)[:_PATTERNS],
+            passes=fetches.passes,
+            batches=fetches.batches,
+            reads=ReadCounters(*(after - earlier for after, earlier in pairs)),
+            seconds=fetches.seconds,
+            epoch_seconds=time_of(slab.epoch) / 1e6,
+        )
+
+    def _unread(self, key: _SlabKey, record: GenerationRecord, matching: bool) -> UnreadSlab:
+        reason = self._reason(record, matching)
+        return UnreadSlab(shard=key[0], generation=key[1], layout=record.layout, reason=reason)
+
+    def _reason(self, record: GenerationRecord, matching: bool) -> Reason:
+        if not record.messages:
+            return "it is empty"
+        if record.last_position is not None and record.last_position < first_position(self._request.start):
+            return "it ended before the start"
+        until = self._request.until
+        if until is not None and record.first_position >= first_position(until):
+            return "it begins behind the end"
+        if not matching:
+            return "no topic of it matches"
+        by_position = self._request.timestamps is None
+        return "what matches ended before the start" if by_position else "no timestamp of it lies between the two"
+
+
+def _learned_first(pattern: str) -> tuple[bool, str]:
+    return not any(level in ("+", "#", "$+") for level in pattern.split("/")), pattern
