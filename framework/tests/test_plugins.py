@@ -50,12 +50,6 @@ def topicstore_read(request):
 def topicstore_opened(db):
     seen.append("opened")
 @hookimpl
-def topicstore_generation_added(db, generation):
-    seen.append(("added", generation))
-@hookimpl
-def topicstore_generation_dropped(db, generation):
-    seen.append(("dropped", generation))
-@hookimpl
 def topicstore_closed(db):
     seen.append("closed")
 """
@@ -272,19 +266,15 @@ def test_wrappers_are_recorded_and_required(module, monkeypatch, tmp_path: Path)
 
 
 def test_lifecycle_hooks_are_called_on_the_plugins_of_the_database_only(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Opened, added, dropped, closed: in this order; other databases' events stay away.
+    """Opened, closed: in this order; other databases' events stay away.
 
     If one fails that is told of the opening, the database can be opened again at once, though the error is held.
     """
     use(monkeypatch, Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")]))
-    with ts.open(tmp_path / "other") as other:
-        other.add_generation()
-    with ts.open(tmp_path / "db", plugins=["shout"]) as db:
-        db.add_generation()
-        db.drop_generation(1)
-        db.drop_generation(1)
+    with ts.open(tmp_path / "other"), ts.open(tmp_path / "db", plugins=["shout"]):
+        pass
     shout = sys.modules["shout_"]
-    assert shout.seen == ["opened", ("added", 2), ("dropped", 1), "closed"]  # type: ignore[attr-defined]
+    assert shout.seen == ["opened", "closed"]  # type: ignore[attr-defined]
     with monkeypatch.context() as failing:
         failing.setattr(shout, "seen", None)
         with pytest.raises(AttributeError, match="append"):

@@ -228,7 +228,7 @@ def _manager() -> pluggy.PluginManager:
     return manager
 
 
-_DATA_PATH = ("topicstore_store", "topicstore_streams", "topicstore_read", "topicstore_replay")
+_DATA_PATH = ("topicstore_store", "topicstore_read", "topicstore_replay")
 _REGISTRATION = {
     "topicstore_backends": BackendSpec,
     "topicstore_layouts": LayoutSpec,

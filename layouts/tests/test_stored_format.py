@@ -18,6 +18,7 @@ from topicstore.contract.checksums import add_checksum
 from topicstore.contract.columns import Constant, to_list
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Keyspace, WriteBatch
+from topicstore.contract.layout import ReadLimits
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore.shard.records import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
 from topicstore.shard.zones import Zone, ZoneRecord, load_zones, put_zone
@@ -302,7 +303,7 @@ def test_a_slab_is_read() -> None:
     slab = BlockLayout(BlockOptions()).open(engine, 0, GENERATION)
     place = slab.begin(0, TopicFilter("t"), FIRST)
     assert FIRST.to_bytes(8, "big") == place
-    step = slab.next(0, TopicFilter("t"), place, limit=9, limit_bytes=9, bound=FIRST + 9, deadline=None)
+    step = slab.next(0, TopicFilter("t"), place, ReadLimits(rows=9, bytes=9, bound=FIRST + 9))
     assert [Message("t", payload, "c", 1, False, TIME) for payload in (b"41.5", b"42.0")] == step.batch.to_messages()
 
 
@@ -354,7 +355,7 @@ def test_a_merged_slab_is_read() -> None:
     put(engine, TOTAL)
     slab = BlockLayout(BlockOptions()).open(engine, 0, GENERATION)
     for text, expected in (("#", MERGED), ("é/+", MERGED[3::4])):
-        step = slab.next(0, TopicFilter(text), bytes(8), limit=99, limit_bytes=99, bound=FIRST + 15, deadline=None)
+        step = slab.next(0, TopicFilter(text), bytes(8), ReadLimits(rows=99, bytes=99, bound=FIRST + 15))
         assert expected == step.batch.to_messages()
     assert [16] == list(slab.verify(FIRST + 15))
     assert 4 == slab.backlog(20)
@@ -403,7 +404,7 @@ def test_reference_values_are_read_and_written() -> None:
     entries = [(DATA, key, bytes.fromhex(value)) for key, value in zip(keys, REFERENCE_BYTES, strict=True)]
     assert entries == write.operations
     engine.write(write)
-    step = slab.next(0, TopicFilter("#"), bytes(8), limit=9, limit_bytes=9, bound=FIRST + 9, deadline=None)
+    step = slab.next(0, TopicFilter("#"), bytes(8), ReadLimits(rows=9, bytes=9, bound=FIRST + 9))
     assert REFERENCE == step.batch.to_messages()
 
 

@@ -26,7 +26,17 @@ from topicstore.contract.batch import FIELDS
 from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
-from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.layout import (
+    Damage,
+    DeleteStep,
+    Layout,
+    ReadCounters,
+    ReadLimits,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+)
 from topicstore.contract.topics import matches_any
 
 __all__ = ["ReferenceLayout", "ReferenceOptions"]
@@ -132,17 +142,7 @@ class ReferenceSlab(Slab):
             raise ValueError(place)
         return int.from_bytes(place, "big") - 1
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Scan from the place on and return the messages that match."""
         if stream != _STREAM or len(place) != 8:
             raise ValueError(place)
@@ -151,8 +151,8 @@ class ReferenceSlab(Slab):
         size = 0
         self.counters.seeks += 1
         exhausted = True
-        for position, value in self._scan(at, bound):
-            if len(rows) >= limit or size >= limit_bytes or _past(deadline, at > start):
+        for position, value in self._scan(at, limits.bound):
+            if len(rows) >= limits.rows or size >= limits.bytes or _past(limits.deadline, at > start):
                 exhausted = False
                 break
             row = self._read(position, value)
@@ -161,7 +161,7 @@ class ReferenceSlab(Slab):
                 size += len(row.payload)
             at = position + 1
         self.counters.rows += len(rows)
-        after = max(at, bound + 1) if exhausted else at
+        after = max(at, limits.bound + 1) if exhausted else at
         return SlabStep(batch=_batch(rows, self._shard), place=after.to_bytes(8, "big"), exhausted=exhausted)
 
     def _scan(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:

@@ -53,7 +53,17 @@ from topicstore.contract.batch import FIELDS
 from topicstore.contract.columns import Column, Constant, LazyColumn, to_iterable, to_list
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError
-from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.layout import (
+    Damage,
+    DeleteStep,
+    Layout,
+    ReadCounters,
+    ReadLimits,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+)
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore.contract.topics import matches_any
 
@@ -235,17 +245,7 @@ class TableSlab(Slab):
             raise ValueError(place)
         return int.from_bytes(place, "big") - 1
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Query the rows from the place on: all at once, or some at a time if there is a deadline."""
         if stream != _STREAM:
             raise KeyError(stream)
@@ -254,11 +254,12 @@ class TableSlab(Slab):
         at = int.from_bytes(place, "big")
         condition = _condition(topic_filter)
         rows: pa.Table | None = None
+        bound, deadline = limits.bound, limits.deadline
         while at <= bound:
             last = bound if deadline is None else self._stretch(at, bound, _LOOKED_AT)
-            stop = self._stop(condition, at, last, limit, limit_bytes)
-            rows = self._select(_READ, condition, at, stop, limit)
-            at = stop + 1 if rows.num_rows < limit else int(rows["position"][-1].as_py()) + 1
+            stop = self._stop(condition, at, last, limits)
+            rows = self._select(_READ, condition, at, stop, limits.rows)
+            at = stop + 1 if rows.num_rows < limits.rows else int(rows["position"][-1].as_py()) + 1
             if rows.num_rows or (deadline is not None and time.monotonic() >= deadline):
                 break
         batch = MessageBatch.empty() if rows is None else self._batch(rows, condition, topic_filter)
@@ -285,17 +286,17 @@ class TableSlab(Slab):
         found = self._engine.sql(statement, (self._generation, first, last))
         return int(found["position"][0].as_py()) if found.num_rows else last
 
-    def _stop(self, condition: _Condition, first: int, last: int, limit: int, limit_bytes: int) -> int:
-        """Return the position up to which payloads reach ``limit_bytes``, which the last one may exceed."""
+    def _stop(self, condition: _Condition, first: int, last: int, limits: ReadLimits) -> int:
+        """Return the position up to which payloads reach the limit of bytes, which the last one may exceed."""
         if self._largest is None:
             found = self._engine.sql(
                 "SELECT max(payload_bytes) FROM messages WHERE generation = ?", (self._generation,)
             )
             self._largest = int(found.column(0)[0].as_py() or 0)
-        if limit * self._largest <= limit_bytes:
+        if limits.rows * self._largest <= limits.bytes:
             return last
-        rows = self._select("position, payload_bytes", condition, first, last, limit)
-        row = int(np.searchsorted(np.cumsum(rows["payload_bytes"].to_numpy(), dtype=np.uint64), limit_bytes))
+        rows = self._select("position, payload_bytes", condition, first, last, limits.rows)
+        row = int(np.searchsorted(np.cumsum(rows["payload_bytes"].to_numpy(), dtype=np.uint64), limits.bytes))
         return int(rows["position"][row].as_py()) if row < rows.num_rows else last
 
     def _batch(self, rows: pa.Table, condition: _Condition, topic_filter: TopicFilter) -> MessageBatch:

@@ -143,8 +143,9 @@ def after_compaction(me: Any, known: int, call: Call, given: Given) -> SlabStep:
 
 def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
     """Go on as many rows after the beginning as were read."""
-    found = call(limit=1 << 30, limit_bytes=1 << 40, deadline=None)
-    rows = range(len(found.batch))[done : done + given["limit"]]
+    limits = given["limits"]
+    found = call(limits=attrs.evolve(limits, rows=1 << 30, bytes=1 << 40, deadline=None))
+    rows = range(len(found.batch))[done : done + limits.rows]
     end = done + len(rows)
     place = given["place"][:-4] + end.to_bytes(4, "big")
     return rows_of(found, rows, place=place, exhausted=end >= len(found.batch))
@@ -381,13 +382,13 @@ ROWS = [
     M("payloads are cut", "test_large_payloads", {STORE: stored(payload=lambda payload: payload[: 1 << 20])}, "reference"),
     M("batches have 8,192 messages", "test_a_large_batch", {STORE: stored_rows(lambda batch: range(min(len(batch), 8_192)))}, "reference"),
     # reading
-    M("the limit is one more", "test_the_limit_of_rows", {NEXT: argument(limit=lambda limit: limit + 1)}, "reference"),
-    M("bytes have no limit", "test_the_limit_of_bytes", {NEXT: argument(limit_bytes=1 << 40)}, "reference"),
-    M("the bound is one more", "test_the_bound", {NEXT: argument(bound=lambda bound: bound + 1)}, "reference"),
+    M("the limit is one more", "test_the_limit_of_rows", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, rows=limits.rows + 1))}, "reference"),
+    M("bytes have no limit", "test_the_limit_of_bytes", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bytes=1 << 40))}, "reference"),
+    M("the bound is one more", "test_the_bound", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bound=limits.bound + 1))}, "reference"),
     M("the start is left out", "test_the_start_is_inclusive", {"SLAB.begin": argument(position=lambda position: position + 1)}, "reference"),
-    M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["deadline"] is not None and given["deadline"] <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),
-    M("a limit is the end", "test_exhausted_is_not_said_too_early", {NEXT: step(lambda found, given: attrs.evolve(found, exhausted=found.exhausted or len(found.batch) == given["limit"]))}, "reference"),
-    M("the next call begins after 64 positions", "test_bounds_that_grow_step_by_step", {NEXT: step(lambda found, given: attrs.evolve(found, place=(given["bound"] | 63).to_bytes(8, "big")) if found.exhausted else found)}, "reference"),
+    M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["limits"].deadline is not None and given["limits"].deadline <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),
+    M("a limit is the end", "test_exhausted_is_not_said_too_early", {NEXT: step(lambda found, given: attrs.evolve(found, exhausted=found.exhausted or len(found.batch) == given["limits"].rows))}, "reference"),
+    M("the next call begins after 64 positions", "test_bounds_that_grow_step_by_step", {NEXT: step(lambda found, given: attrs.evolve(found, place=(given["limits"].bound | 63).to_bytes(8, "big")) if found.exhausted else found)}, "reference"),
     M("the newest come first", "test_a_publishers_messages_keep_their_order", {NEXT: result(lambda found: rows_of(found, reversed(range(len(found.batch)))))}, "reference"),
     M("rows are sorted by topic", "test_a_stream_is_in_order_of_positions", {NEXT: result(lambda found: rows_of(found, sorted(range(len(found.batch)), key=[m.topic for m in found.batch.to_messages()].__getitem__)))}, "reference"),
     M("too much is visible", "test_what_is_visible_never_changes", {"SLAB.visible": result(lambda position: position + 1)}, "reference"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -25,21 +25,20 @@ from topicstore.contract.engine import (
     WriteBatch,
 )
 from topicstore.contract.engine import encode_generation as prefix
-from topicstore.contract.layout import CompactStep, Damage, DeleteStep, Slab, SlabStep
+from topicstore.contract.layout import CompactStep, Damage, DeleteStep, ReadLimits, Slab, SlabStep
 
 from topicstore_conformance.conditions.capabilities import check_capabilities
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-__all__ = ["PLENTY", "SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "matches_pattern", "numbered", "span"]
+__all__ = ["SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "matches_pattern", "numbered", "plenty", "span"]
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60
 """A position below all others; a multiple of every epoch that a test can wait for."""
 ABOUT = 1 << 20
 """The bytes by which an answer may exceed its limit: a layout may end it between blocks of a megabyte."""
-PLENTY: Mapping[str, Any] = {"limit": 100_000, "limit_bytes": 1 << 30, "deadline": None}
 VALUES = (DATA, INDEX, KEYS)
 """The keyspaces in which a layout keeps its values; learned structure is in ``meta``."""
 
@@ -284,6 +283,13 @@ class Stored:
         self.engine.write(write)
 
 
+def plenty(
+    bound: int, *, limit: int = 100_000, limit_bytes: int = 1 << 30, deadline: float | None = None
+) -> ReadLimits:
+    """Return limits that no test's messages reach, unless it says others."""
+    return ReadLimits(rows=limit, bytes=limit_bytes, bound=bound, deadline=deadline)
+
+
 def matches_pattern(pattern: str, topic: str) -> bool:
     """Return whether a topic matches a stream's pattern, in which ``$+`` is any first level that begins with ``$``.
 
@@ -310,14 +316,14 @@ class Reader:
         """The position of the last message of each publisher and topic."""
 
     def step(self, bound: int, **limits: Any) -> SlabStep:
-        """Read one step; check the promises that hold for every answer."""
-        asked = {**PLENTY, **limits}
-        step = self.stored.slab.next(self.stream, self.filter, self.place, bound=bound, **asked)
+        """Read one step within `plenty` of these limits; check the promises that hold for every answer."""
+        asked = plenty(bound, **limits)
+        step = self.stored.slab.next(self.stream, self.filter, self.place, asked)
         rows = rows_of(step.batch)
-        assert len(rows) <= asked["limit"], "more rows than the limit"
+        assert len(rows) <= asked.rows, "more rows than the limit"
         assert step.exhausted or step.place != self.place, "neither exhausted nor moved on"
         sizes = [len(message.payload) for _, message in rows]
-        assert sum(sizes[:-1]) <= 2 * asked["limit_bytes"] + ABOUT, "far more bytes than the limit"
+        assert sum(sizes[:-1]) <= 2 * asked.bytes + ABOUT, "far more bytes than the limit"
         outside = [at for at, _ in rows if not self.first <= at <= bound]
         assert outside == [], "positions in front of the start, or behind the bound"
         assert [message.topic for _, message in rows if not match(self.text, message.topic)] == [], "they don't match"

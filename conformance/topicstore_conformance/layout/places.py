@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from topicstore import TopicFilter
 
-from .fixtures import PLENTY, Fixtures, Reader, Stored, numbered
+from .fixtures import Fixtures, Reader, Stored, numbered, plenty
 from .reading import FILTERS, TOPICS
 
 __all__ = ["Places"]
@@ -73,7 +73,7 @@ class Places(Fixtures):
             with pytest.raises(KeyError):
                 half_full.slab.begin(stream, topic_filter, 0)
             with pytest.raises((KeyError, ValueError)):
-                half_full.slab.next(stream, topic_filter, place, bound=half_full.last, **PLENTY)
+                half_full.slab.next(stream, topic_filter, place, plenty(half_full.last))
 
     def test_places_that_are_none(self, half_full: Stored) -> None:
         """Bytes that are not a place of the slab raise ValueError."""
@@ -82,4 +82,4 @@ class Places(Fixtures):
             place = half_full.slab.begin(info.stream, topic_filter, half_full.rows[9][0])
             for bad in (b"", place[:-1], place + b"\0", place * 2, b"\xff"):
                 with pytest.raises(ValueError):  # noqa: PT011 - the words are the layout's
-                    half_full.slab.next(info.stream, topic_filter, bad, bound=half_full.last, **PLENTY)
+                    half_full.slab.next(info.stream, topic_filter, bad, plenty(half_full.last))

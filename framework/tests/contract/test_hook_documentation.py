@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 
 from topicstore.contract import hookspecs
-from topicstore.contract.requests import ReadRequest, ReplayRequest, StoreRequest, StreamsRequest
+from topicstore.contract.requests import ReadRequest, ReplayRequest, StoreRequest
 
 DOCUMENT = (Path(__file__).parents[2] / "guides" / "plugins.md").read_text()
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("topicstore_")}
 REQUESTS = {
     "topicstore_store": StoreRequest,
-    "topicstore_streams": StreamsRequest,
     "topicstore_read": ReadRequest,
     "topicstore_replay": ReplayRequest,
 }

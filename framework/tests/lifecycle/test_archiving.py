@@ -20,6 +20,7 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.cli.files.export_source import open_export
+from topicstore.contract.layout import ReadLimits
 from topicstore.lifecycle import archive_slab as archive
 from topicstore.lifecycle import exporting
 from topicstore.sessions import Publish
@@ -155,16 +156,18 @@ def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
     slab = db.storage.shards[stream.shard].slab(1)
     parsed = ts.TopicFilter("#")
     bound = db.storage.shards[stream.shard].watermark
-    step = slab.next(0, parsed, cursor.place, limit=1_000, limit_bytes=5, bound=bound, deadline=None)
+    step = slab.next(0, parsed, cursor.place, ReadLimits(rows=1_000, bytes=5, bound=bound))
     sizes = [len(payload) for payload in step.batch.payloads]
     assert sum(sizes[:-1]) < 5 <= sum(sizes)
-    late = slab.next(0, parsed, cursor.place, limit=1_000, limit_bytes=1 << 20, bound=bound, deadline=time.monotonic())
+    late = slab.next(
+        0, parsed, cursor.place, ReadLimits(rows=1_000, bytes=1 << 20, bound=bound, deadline=time.monotonic())
+    )
     assert 0 < len(late.batch) < 100
     assert not late.exhausted
     first = int(late.batch.positions[0])
-    none = slab.next(0, parsed, cursor.place, limit=9, limit_bytes=9, bound=first - 1, deadline=None)
+    none = slab.next(0, parsed, cursor.place, ReadLimits(rows=9, bytes=9, bound=first - 1))
     assert (len(none.batch), none.exhausted) == (0, True)
-    one = slab.next(0, parsed, cursor.place, limit=9, limit_bytes=1 << 20, bound=first, deadline=None)
+    one = slab.next(0, parsed, cursor.place, ReadLimits(rows=9, bytes=1 << 20, bound=first))
     assert (one.batch.positions.tolist(), one.exhausted) == ([first], True)
 
 
@@ -245,7 +248,7 @@ def test_garbage_is_no_place(db: ts.Database, tmp_path: Path) -> None:
         slab.begin(1, ts.TopicFilter("#"), 0)
     for place in (b"", b"parquet\0", b"parquet\0" + bytes(9), bytes(8)):
         with pytest.raises(ts.GenerationArchivedError):
-            slab.next(0, ts.TopicFilter("#"), place, limit=1, limit_bytes=1, bound=1, deadline=None)
+            slab.next(0, ts.TopicFilter("#"), place, ReadLimits(rows=1, bytes=1, bound=1))
 
 
 # --- what can't be done, and dropping ---------------------------------------------------

@@ -6,7 +6,8 @@ database id, shard, generation, stream, filter and the layout's place.
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Self
 
 import msgspec
 import xxhash
@@ -20,7 +21,7 @@ _VERSION = b"\x01"
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
     """A place in one stream, for one topic filter. It is immutable, and stays valid after restarts and compaction.
 
     Its fields other than ``topic_filter``, ``shard``, ``generation`` and ``stream`` are opaque.
@@ -32,6 +33,24 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     stream: _Number
     topic_filter: str
     place: bytes
+
+    @classmethod
+    def of(
+        cls, database: bytes, shard: int, generation: int, stream: int, topic_filter: TopicFilter, place: bytes
+    ) -> Self:
+        """Return a cursor for a filter that is parsed already."""
+        cursor = cls(database, shard, generation, stream, topic_filter.text, place)
+        cursor.__dict__["filter"] = topic_filter
+        return cursor
+
+    @cached_property
+    def filter(self) -> TopicFilter:
+        """The parsed topic filter; parsed once for a cursor and all that `advance` makes of it."""
+        return TopicFilter(self.topic_filter)
+
+    def advance(self, place: bytes) -> Self:
+        """Return the cursor at another place of the same stream."""
+        return self.of(self.database, self.shard, self.generation, self.stream, self.filter, place)
 
     def to_bytes(self) -> bytes:
         """Return bytes that `from_bytes` turns back into the cursor, in any process."""
@@ -51,7 +70,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             raise InvalidCursorError("the cursor's bytes are damaged: their checksum is wrong")
         try:
             cursor = msgspec.msgpack.decode(body, type=cls)
-            TopicFilter(cursor.topic_filter)
+            cursor.filter  # noqa: B018 - it is checked by being parsed
         except (msgspec.DecodeError, UnicodeDecodeError, InvalidFilterError) as bad:
             raise InvalidCursorError(f"the cursor's bytes are damaged: {bad}") from bad
         return cursor

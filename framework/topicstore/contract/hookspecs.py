@@ -27,8 +27,6 @@ if TYPE_CHECKING:
         ReplayRequest,
         StoreRequest,
         StoreResult,
-        Stream,
-        StreamsRequest,
     )
 
 hookspec = pluggy.HookspecMarker("topicstore")
@@ -87,12 +85,6 @@ def topicstore_store(request: StoreRequest) -> StoreResult:
 
 
 @hookspec(firstresult=True)
-def topicstore_streams(request: StreamsRequest) -> list[Stream]:
-    """Return the streams that may hold matching messages at or after ``request.start``."""
-    raise AssertionError("specification only")
-
-
-@hookspec(firstresult=True)
 def topicstore_read(request: ReadRequest) -> ReadResult:
     """Fetch the next batch of ``request.cursor``. Every read passes through this hook exactly once.
 
@@ -117,16 +109,6 @@ def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
 @hookspec
 def topicstore_opened(db: OpenDatabase) -> None:
     """Called after the database was opened."""
-
-
-@hookspec
-def topicstore_generation_added(db: OpenDatabase, generation: int) -> None:
-    """Called after a generation was added to all shards; it is the current one."""
-
-
-@hookspec
-def topicstore_generation_dropped(db: OpenDatabase, generation: int) -> None:
-    """Called after a generation was dropped from all shards; its messages are invisible."""
 
 
 @hookspec

@@ -42,12 +42,27 @@ __all__ = [
     "DeleteStep",
     "Layout",
     "ReadCounters",
+    "ReadLimits",
     "Slab",
     "SlabInfo",
     "SlabStep",
     "StreamInfo",
     "TopicNode",
 ]
+
+
+@attrs.frozen(kw_only=True)
+class ReadLimits:
+    """How far one call of `Slab.next` reads."""
+
+    rows: int
+    """The most rows that the batch may have; at least 1."""
+    bytes: int
+    """About the most bytes of payloads that the batch may have. The first row is returned whatever its size."""
+    bound: int
+    """The highest position to return, inclusive."""
+    deadline: float | None = None
+    """The time, by `time.monotonic`, after which the call returns the rows that it has; None for no limit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -202,22 +217,11 @@ class Slab(ABC):
         return None
 
     @abstractmethod
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Return the matching messages that follow ``place``, in the stream's order.
 
-        The batch has at most ``limit`` rows, about ``limit_bytes`` of payloads but at least one row, and positions up
-        to ``bound``. After ``deadline`` (of `time.monotonic`) the call returns the rows that it has, and a place that
-        is at least a little further on. It never skips messages that it can't read, but raises `CorruptionError`, or
+        The call stops at the first of ``limits``. After a deadline it returns a place that is at least a little further
+        on, whether it has rows or not. It never skips messages that it can't read, but raises `CorruptionError`, or
         `NewerFormatError` for a version that it doesn't know, and names the place. Raises `ValueError` if ``place``
         isn't a place of this layout, and `KeyError` or `ValueError` if there is no such stream.
 

@@ -27,7 +27,6 @@ __all__ = [
     "StoreRequest",
     "StoreResult",
     "Stream",
-    "StreamsRequest",
 ]
 
 
@@ -111,16 +110,6 @@ class Stream:
     """A topic filter that all topics of the stream match; see `topicstore.contract.layout.StreamInfo`."""
     sealed: bool
     """Whether the generation takes no more messages."""
-
-
-@attrs.define(kw_only=True)
-class StreamsRequest:
-    """A request to list streams."""
-
-    db: OpenDatabase
-    topic_filter: TopicFilter
-    start: int
-    """The time from which messages are wanted, in microseconds since the epoch, inclusive."""
 
 
 @attrs.define(kw_only=True)

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -46,7 +45,16 @@ from topicstore.contract.errors import (
     NewerFormatError,
 )
 from topicstore.contract.forking import remember
-from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.layout import (
+    Damage,
+    DeleteStep,
+    ReadCounters,
+    ReadLimits,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+)
 from topicstore.contract.model import Properties
 from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
@@ -311,17 +319,7 @@ class ArchiveSlab(Slab):
             raise KeyError(stream)
         return _place_at(position)
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Read row groups from the place on until there are enough rows.
 
         Raises `GenerationArchivedError` for a place from the time when the generation was local.
@@ -331,17 +329,17 @@ class ArchiveSlab(Slab):
         rows = size = 0
         self.counters.seeks += 1
         for where in self._behind(at):
-            if where.group.first > bound:
+            if where.group.first > limits.bound:
                 break
-            late = deadline is not None and at > start and time.monotonic() >= deadline
-            if rows >= limit or size >= limit_bytes or late:
+            late = limits.deadline is not None and at > start and time.monotonic() >= limits.deadline
+            if rows >= limits.rows or size >= limits.bytes or late:
                 return _step(batches, at, exhausted=False)
-            batch, more, at = self._take(where, topic_filter, at, bound, limit - rows, limit_bytes - size)
+            batch, more, at = self._take(where, topic_filter, at, limits, rows, size)
             batches.append(batch)
             rows, size = rows + len(batch), size + more
-            if at <= min(bound, where.group.last):
+            if at <= min(limits.bound, where.group.last):
                 return _step(batches, at, exhausted=False)
-        return _step(batches, max(at, bound + 1), exhausted=True)
+        return _step(batches, max(at, limits.bound + 1), exhausted=True)
 
     def _position_of(self, stream: int, place: bytes) -> int:
         if stream != _STREAM or len(place) != len(_TAG) + 8 or not place.startswith(_TAG):
@@ -359,19 +357,22 @@ class ArchiveSlab(Slab):
             yield from self._places[begin:]
 
     def _take(
-        self, where: _Place, topic_filter: TopicFilter, first: int, last: int, limit: int, limit_bytes: int
+        self, where: _Place, topic_filter: TopicFilter, first: int, limits: ReadLimits, rows_before: int, size: int
     ) -> tuple[MessageBatch, int, int]:
-        """Return the first matching rows of a row group, the bytes of their payloads, and where to go on."""
-        group = self._group(where)
+        """Return the first matching rows of a row group, the bytes of their payloads, and where to go on.
+
+        ``rows_before`` and ``size`` are the rows and bytes that the read has already.
+        """
+        group, last = self._group(where), limits.bound
         rows = group.rows(topic_filter, first, last)
         if not len(rows):
             self.counters.skipped += 1
             return MessageBatch.empty(), 0, min(where.group.last, last) + 1
-        batch, size = self._batch(where, group, rows[:limit], limit_bytes)
+        batch, taken = self._batch(where, group, rows[: limits.rows - rows_before], limits.bytes - size)
         self.counters.visited += 1
         self.counters.rows += len(batch)
         whole = len(batch) == len(rows)
-        return batch, size, (min(where.group.last, last) if whole else int(batch.positions[-1])) + 1
+        return batch, taken, (min(where.group.last, last) if whole else int(batch.positions[-1])) + 1
 
     def _group(self, where: _Place) -> _RowGroup:
         key = (self._key, where.part, where.number)
@@ -390,8 +391,8 @@ class ArchiveSlab(Slab):
                 file = self._files[where.part] = _File(path, part)
             return file.read(where.number, columns)
 
-    def _batch(self, where: _Place, group: _RowGroup, rows: Rows, limit_bytes: int) -> tuple[MessageBatch, int]:
-        """Return as many of the rows as have about ``limit_bytes`` bytes of payloads, and the number of these bytes."""
+    def _batch(self, where: _Place, group: _RowGroup, rows: Rows, most: int) -> tuple[MessageBatch, int]:
+        """Return as many of the rows as have about ``most`` bytes of payloads, and the number of these bytes."""
         rest = group.rest
         if rest is None:
             rest = group.rest = self._read(where, _rest_of(where.group)).combine_chunks()
@@ -399,7 +400,7 @@ class ArchiveSlab(Slab):
         payloads = rest["payload"].chunk(0)
         ends = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :]
         sizes = np.cumsum(ends[rows + 1] - ends[rows])
-        rows = rows[: int(np.searchsorted(sizes, limit_bytes)) + 1]
+        rows = rows[: int(np.searchsorted(sizes, most)) + 1]
         together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)
         chosen = rest[int(rows[0]) : int(rows[-1]) + 1] if together else rest.take(rows)
         chosen = chosen.combine_chunks()
@@ -508,11 +509,10 @@ def rows_of(slabs: Sequence[ArchiveSlab]) -> Iterator[MessageBatch]:
     ]
 
     def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
-        slab, parsed = by_place[cursor.shard, cursor.generation], TopicFilter(cursor.topic_filter)
-        step = slab.next(
-            _STREAM, parsed, cursor.place, limit=limit, limit_bytes=_BATCH_BYTES, bound=bound, deadline=None
-        )
-        moved = msgspec.structs.replace(cursor, place=step.place)
+        slab = by_place[cursor.shard, cursor.generation]
+        limits = ReadLimits(rows=limit, bytes=_BATCH_BYTES, bound=bound)
+        step = slab.next(_STREAM, cursor.filter, cursor.place, limits)
+        moved = cursor.advance(step.place)
         return ReadResult(batch=step.batch, cursor=moved, end_of_stream=step.exhausted, caught_up=step.exhausted)
 
     return run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH, timestamps=None), fetch)

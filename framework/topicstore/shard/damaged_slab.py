@@ -8,7 +8,16 @@ from typing import NoReturn
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import CorruptionError
-from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.layout import (
+    Damage,
+    DeleteStep,
+    ReadCounters,
+    ReadLimits,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+)
 from topicstore.contract.topics import TopicFilter
 
 __all__ = ["DamagedSlab"]
@@ -43,17 +52,7 @@ class DamagedSlab(Slab):
         """Raise."""
         self._refuse()
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Raise."""
         self._refuse()
 

@@ -16,9 +16,10 @@ import msgspec
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import CorruptionError, EngineError, GenerationArchivedError, InvalidCursorError
-from topicstore.contract.layout import Slab, SlabStep
+from topicstore.contract.layout import ReadLimits, Slab
 from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
+from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.cancelling import check_wanted
 
@@ -152,9 +153,11 @@ class Reads:
                 else:
                     self._epochs.end(record.number, last, wait=True, since=since)
             if streams:
-                text = topic_filter.text
                 cursors = [
-                    Cursor(database, number, record.number, stream, text, slab.begin(stream, topic_filter, begin))
+                    Cursor.of(
+                        *(database, number, record.number, stream, topic_filter),
+                        slab.begin(stream, topic_filter, begin),
+                    )
                     for stream in streams
                 ]
                 plans.append(GenerationPlan(cursors, slab.epoch, last))
@@ -194,30 +197,27 @@ class Reads:
 
     def next(
         self,
-        generation: int,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
+        cursor: Cursor,
         *,
-        limit: int,
-        limit_bytes: int,
-        bound: int | None,
-        deadline: float | None,
+        rows: int,
+        size: int,
+        bound: int | None = None,
+        deadline: float | None = None,
         final: bool = False,
-    ) -> tuple[SlabStep, bool]:
-        """Read on in a stream. Return the step, and whether the stream has ended for good.
+    ) -> ReadResult:
+        """Return the next batch of a cursor: see `ReadLimits` for ``rows``, ``size`` in bytes, and ``deadline``.
 
-        With ``final`` the caller reads up to ``bound`` and never continues after it. If the shard is a view of one
-        moment, the read then includes the open epoch. Raises `UnwantedError` within
-        `topicstore.runtime.cancelling.while_wanted` once the result is not wanted any more.
+        ``bound`` is the highest position to return, if it is below the watermark. With ``final`` the caller reads up to
+        it and never continues after it. If the shard is a view of one moment, the read then includes the open epoch.
+        Raises `UnwantedError` within `topicstore.runtime.cancelling.while_wanted` once the result is not wanted any
+        more.
         """
         check_wanted()
+        generation = cursor.generation
         while True:
             slab = self._generations.slab(generation)
             try:
-                return self._next(
-                    slab, generation, stream, topic_filter, place, limit, limit_bytes, bound, deadline, final
-                )
+                return self._next(slab, cursor, rows, size, bound, deadline, final)
             except (EngineError, GenerationArchivedError):
                 record = self._generations.records.get(generation)
                 if self._generations.slab(generation) is slab or record is None or record.archive is not None:
@@ -227,31 +227,22 @@ class Reads:
     def _next(
         self,
         slab: Slab,
-        generation: int,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        limit: int,
-        limit_bytes: int,
+        cursor: Cursor,
+        rows: int,
+        size: int,
         bound: int | None,
         deadline: float | None,
         final: bool,
-    ) -> tuple[SlabStep, bool]:
-        log, record = self._log, self._generations.records.get(generation)
+    ) -> ReadResult:
+        log, generation = self._log, cursor.generation
+        record = self._generations.records.get(generation)
         bound = log.watermark if bound is None else min(bound, log.watermark)
         if record is not None and record.sealed is None and not (final and log.read_only):
-            bound = self._visible(generation, stream, bound)
+            bound = self._visible(generation, cursor.stream, bound)
+        limits = ReadLimits(rows=rows, bytes=size, bound=bound, deadline=deadline)
         started = time.perf_counter()
         try:
-            step = slab.next(
-                stream,
-                topic_filter,
-                place,
-                limit=limit,
-                limit_bytes=limit_bytes,
-                bound=bound,
-                deadline=deadline,
-            )
+            step = slab.next(cursor.stream, cursor.filter, cursor.place, limits)
         except (KeyError, ValueError) as bad:
             raise InvalidCursorError(f"the cursor's place is not of this stream: {bad}") from bad
         except CorruptionError:
@@ -264,7 +255,10 @@ class Reads:
         log.counters.read_seconds += seconds
         log.latencies.read.observe(seconds)
         end = None if record is None else record.last_position
-        return step, step.exhausted and end is not None and bound >= end
+        ended = step.exhausted and end is not None and bound >= end
+        return ReadResult(
+            batch=step.batch, cursor=cursor.advance(step.place), end_of_stream=ended, caught_up=step.exhausted
+        )
 
     def _check_still(self, generation: int, slab: Slab) -> None:
         """Raise if a generation was dropped or archived while its slab was read."""

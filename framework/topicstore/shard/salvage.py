@@ -17,7 +17,7 @@ import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
-from topicstore.contract.layout import Slab, SlabStep
+from topicstore.contract.layout import ReadLimits, Slab, SlabStep
 from topicstore.contract.topics import TopicFilter
 
 from .reader import filters_of_all
@@ -168,6 +168,5 @@ class _Stream:
         return self.slab.begin(self.stream, self.topic_filter, position)
 
     def _next(self, place: bytes, limit: int) -> SlabStep:
-        return self.slab.next(
-            self.stream, self.topic_filter, place, limit=limit, limit_bytes=_BYTES, bound=self.last, deadline=None
-        )
+        limits = ReadLimits(rows=limit, bytes=_BYTES, bound=self.last)
+        return self.slab.next(self.stream, self.topic_filter, place, limits)

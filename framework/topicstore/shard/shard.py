@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 from topicstore.contract.batch import MessageBatch
+from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError, PlaceAheadError
-from topicstore.contract.layout import Damage, Slab, SlabStep
+from topicstore.contract.layout import Damage, Slab
 from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import ShardPlan, TimeRange
+from topicstore.contract.requests import ReadResult
 from topicstore.contract.state import StateWrite
 from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
@@ -216,29 +218,16 @@ class Shard:
 
     def next(
         self,
-        generation: int,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
+        cursor: Cursor,
         *,
-        limit: int,
-        limit_bytes: int,
-        bound: int | None,
-        deadline: float | None,
+        rows: int,
+        size: int,
+        bound: int | None = None,
+        deadline: float | None = None,
         final: bool = False,
-    ) -> tuple[SlabStep, bool]:
-        """Read on in a stream. Return the step, and whether the stream has ended for good: see `Reads.next`."""
-        return self._reads.next(
-            generation,
-            stream,
-            topic_filter,
-            place,
-            limit=limit,
-            limit_bytes=limit_bytes,
-            bound=bound,
-            deadline=deadline,
-            final=final,
-        )
+    ) -> ReadResult:
+        """Return the next batch of a cursor: see `Reads.next`."""
+        return self._reads.next(cursor, rows=rows, size=size, bound=bound, deadline=deadline, final=final)
 
     def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
         """Make everything up to ``position`` visible to readers of a generation: see `Epochs.end`."""

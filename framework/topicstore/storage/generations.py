@@ -108,7 +108,6 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     number = storage.locked(add)
     storage.flush()
     storage.ballast.keep(storage.shards)
-    storage.hooks.topicstore_generation_added(db=storage, generation=number)
     return number
 
 
@@ -137,8 +136,6 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
         return dropped
 
     dropped = storage.ballast.given_up(storage.shards, drop_and_remove)
-    if any(dropped):
-        storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
     return any(dropped)
 
 

@@ -27,6 +27,7 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.forking import ProcessLock, holds_lock
 from topicstore.contract.layout import Layout
+from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan, TimeRange
 from topicstore.contract.requests import (
     Destinations,
@@ -36,7 +37,6 @@ from topicstore.contract.requests import (
     StoreRequest,
     StoreResult,
     Stream,
-    StreamsRequest,
 )
 from topicstore.contract.state import StateWrite
 from topicstore.contract.times import check_recent
@@ -223,9 +223,20 @@ class Storage:
     def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
         """Return the streams that may hold matching messages at or after a time."""
         self.check_open()
-        request = StreamsRequest(db=self, topic_filter=topic_filter, start=start)
-        streams: list[Stream] = self.hooks.topicstore_streams(request=request)
-        return streams
+        first = first_position(start)
+        return [
+            Stream(
+                shard=shard.number,
+                generation=record.number,
+                number=info.stream,
+                pattern=info.pattern,
+                sealed=record.sealed is not None,
+            )
+            for shard in self.shards
+            for record, slab in shard.slabs()
+            if record.last_position is None or record.last_position >= first
+            for info in slab.streams(topic_filter)
+        ]
 
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
         """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.
@@ -239,7 +250,7 @@ class Storage:
             place = found.slab(generation).begin(stream, topic_filter, position)
         except KeyError as unknown:
             raise InvalidCursorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
-        return Cursor(self.id, shard, generation, stream, topic_filter.text, place)
+        return Cursor.of(self.id, shard, generation, stream, topic_filter, place)
 
     def read(
         self,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import STATE
 from topicstore.contract.errors import InvalidMessageError, PluginError
 from topicstore.contract.hookspecs import hookimpl
@@ -21,10 +20,7 @@ from topicstore.contract.requests import (
     ReplayRequest,
     StoreRequest,
     StoreResult,
-    Stream,
-    StreamsRequest,
 )
-from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.locks import holding
 from topicstore.shard.shard import Shard
 from topicstore.shard.write_path import Prepared
@@ -83,24 +79,6 @@ class DataPath:
         return StoreResult(count=count, lifted=sum(p.lifted for p in prepared), rejoin=rejoin)
 
     @hookimpl
-    def topicstore_streams(self, request: StreamsRequest) -> list[Stream]:
-        """Return the streams of every shard's live generations, without generations that ended before the start."""
-        first = first_position(request.start)
-        return [
-            Stream(
-                shard=shard.number,
-                generation=record.number,
-                number=info.stream,
-                pattern=info.pattern,
-                sealed=record.sealed is not None,
-            )
-            for shard in self.shards
-            for record, slab in shard.slabs()
-            if record.last_position is None or record.last_position >= first
-            for info in slab.streams(request.topic_filter)
-        ]
-
-    @hookimpl
     def topicstore_read(self, request: ReadRequest) -> ReadResult:
         """Return the next batch of the cursor."""
         cursor = request.cursor
@@ -110,26 +88,14 @@ class DataPath:
         if request.until is not None:
             before = first_position(request.until) - 1
             bound = before if bound is None else min(bound, before)
-        step, ended = self.shards[cursor.shard].next(
-            cursor.generation,
-            cursor.stream,
-            TopicFilter(cursor.topic_filter),
-            cursor.place,
-            limit=request.limit,
-            limit_bytes=BATCH_BYTES,
+        return self.shards[cursor.shard].next(
+            cursor,
+            rows=request.limit,
+            size=BATCH_BYTES,
             bound=bound,
             deadline=None if request.timeout is None else time.monotonic() + request.timeout,
             final=request.bound is not None,
         )
-        moved = Cursor(
-            cursor.database,
-            cursor.shard,
-            cursor.generation,
-            cursor.stream,
-            cursor.topic_filter,
-            step.place,
-        )
-        return ReadResult(batch=step.batch, cursor=moved, end_of_stream=ended, caught_up=step.exhausted)
 
     @hookimpl
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:

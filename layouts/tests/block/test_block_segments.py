@@ -18,6 +18,7 @@ from topicstore import Message
 from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import ReadLimits
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.layout.damage import broken
 from topicstore_layouts.block import compaction
@@ -421,7 +422,7 @@ def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, t
     first, second, _ = merged.segments
     merged.put(INDEX, (1, second.end, 0), b"")
     slab = merged.db.storage.shards[0].slab(1)
-    step = slab.next(0, ts.TopicFilter(text), bytes(8), limit=99, limit_bytes=1 << 20, bound=first.end, deadline=None)
+    step = slab.next(0, ts.TopicFilter(text), bytes(8), ReadLimits(rows=99, bytes=1 << 20, bound=first.end))
     matches = ts.TopicFilter(text).matches
     assert [message for message in SENT[:60] if matches(message.topic)] == step.batch.to_messages()
     assert (True, first.end + 1) == (step.exhausted, int.from_bytes(step.place, "big"))

@@ -14,7 +14,7 @@ from topicstore.contract.options import make_options
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import LayoutSubject
-from topicstore_conformance.layout.fixtures import GENERATION, PLENTY, START, Reader, Stored, numbered
+from topicstore_conformance.layout.fixtures import GENERATION, START, Reader, Stored, numbered, plenty
 from topicstore_layouts.wildcard_optimized import slab as slab_module
 from topicstore_layouts.wildcard_optimized import streams as streams_module
 from topicstore_layouts.wildcard_optimized.layout import WildcardOptimizedLayout, WildcardOptimizedOptions
@@ -212,7 +212,7 @@ def test_places_that_are_none(filled: Stored) -> None:
         slab.begin(narrow, topic_filter, START) + bytes(step),
     ):
         with pytest.raises(ValueError, match=r"bytes|steps"):
-            slab.next(wide if bad[8:] != bytes(step) else narrow, topic_filter, bad, bound=filled.last, **PLENTY)
+            slab.next(wide if bad[8:] != bytes(step) else narrow, topic_filter, bad, plenty(filled.last))
 
 
 def test_what_is_visible() -> None:

@@ -12,7 +12,7 @@ from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.columns import Coded, Column, Constant, Indices, take
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError
-from topicstore.contract.layout import ReadCounters
+from topicstore.contract.layout import ReadCounters, ReadLimits
 
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
@@ -51,7 +51,7 @@ class Piece(ABC):
     """Whether its rows are a selection of those of its blocks, known after it was read."""
 
     @abstractmethod
-    def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
+    def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Return the rows, in order, and the position at which to continue: after the piece unless a limit cut it."""
 
 
@@ -88,9 +88,9 @@ class _Kept:
         """Return the bytes of some rows' payloads."""
         return int(self.sizes[stop - 1]) - self._before(start) if start < stop else 0
 
-    def rows_within(self, start: int, limit_bytes: int) -> int:
+    def rows_within(self, start: int, size: int) -> int:
         """Return how many rows from a row on it takes for their payloads to reach this many bytes; at least one."""
-        return int(np.searchsorted(self.sizes[start:], self._before(start) + limit_bytes)) + 1
+        return int(np.searchsorted(self.sizes[start:], self._before(start) + size)) + 1
 
     def _before(self, row: int) -> int:
         return int(self.sizes[row - 1]) if row else 0
@@ -299,7 +299,7 @@ class BatchPiece(Piece):
         self._blocks = blocks
         self._ask = ask
 
-    def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
+    def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Decode what matches."""
         reading, ask = self._reading, self._ask
         parts = []
@@ -319,9 +319,9 @@ class BatchPiece(Piece):
         if len(parts) > 1:
             joined = MessageBatch.concat(parts)
             batch = joined.take(np.argsort(joined.positions, kind="stable"))
-        if len(batch) > limit:
+        if len(batch) > limits.rows:
             reading.blocks.cache.keep(self._blocks)
-            batch = batch[:limit]
+            batch = batch[: limits.rows]
             behind = int(batch.positions[-1]) + 1
         return batch, behind
 
@@ -337,12 +337,12 @@ class SegmentPiece(Piece):
         self._ask = ask
         self._find = find
 
-    def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
+    def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Return as many wanted rows as the limits allow, and keep the rest for the next read."""
         ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
         kept = self._find()
         start, stop = kept.rows(ask.at, ask.bound)
-        cut = min(stop, start + limit, start + kept.rows_within(start, limit_bytes))
+        cut = min(stop, start + limits.rows, start + kept.rows_within(start, limits.bytes))
         self.bytes = kept.bytes(start, cut)
         if cut < stop:
             self._reading.keep(key, kept)

@@ -22,6 +22,7 @@ from topicstore.contract.layout import (
     Damage,
     DeleteStep,
     ReadCounters,
+    ReadLimits,
     Slab,
     SlabInfo,
     SlabStep,
@@ -113,17 +114,7 @@ class BlockSlab(Slab):
 
     # --- reading ---
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Read pieces from the place on until there are enough rows."""
         if len(place) != 8 or (stream != ALL and stream not in self.trie):
             raise ValueError(place)
@@ -131,20 +122,21 @@ class BlockSlab(Slab):
         batches: list[MessageBatch] = []
         rows = size = 0
         exhausted = True
-        with closing(self._reading.pieces(stream, topic_filter, at, bound)) as pieces:
+        with closing(self._reading.pieces(stream, topic_filter, at, limits.bound)) as pieces:
             try:
                 for piece in pieces:
-                    if batches and rows + piece.most > limit:
+                    if batches and rows + piece.most > limits.rows:
                         exhausted = False  # the piece may not fit; the next call takes it whole
                         break
-                    batch, at = piece.read(limit, limit_bytes)
+                    batch, at = piece.read(limits)
                     if len(batch):
                         batches.append(batch)
                         rows += len(batch)
                         size += piece.bytes
-                    most = limit if piece.picked else min(limit, _ENOUGH)
-                    enough = rows >= most or size >= limit_bytes or at <= piece.last
-                    if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
+                    most = limits.rows if piece.picked else min(limits.rows, _ENOUGH)
+                    enough = rows >= most or size >= limits.bytes or at <= piece.last
+                    late = limits.deadline is not None and time.monotonic() >= limits.deadline
+                    if at <= limits.bound and (enough or late):
                         exhausted = False
                         break
             except (CorruptionError, NewerFormatError):
@@ -152,7 +144,7 @@ class BlockSlab(Slab):
                     raise
                 exhausted = False  # the messages before the damage come first; the next call raises
         self.counters.rows += rows
-        place = (max(at, bound + 1) if exhausted else at).to_bytes(8, "big")
+        place = (max(at, limits.bound + 1) if exhausted else at).to_bytes(8, "big")
         return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)
 
     # --- maintenance ---

@@ -24,7 +24,17 @@ import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch
-from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.contract.layout import (
+    Damage,
+    DeleteStep,
+    ReadCounters,
+    ReadLimits,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+    TopicNode,
+)
 from topicstore.contract.positions import Positions
 from topicstore.contract.topics import matches_any
 
@@ -169,17 +179,7 @@ class SkipstreamSlab(Slab):
 
     # --- reading ---
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Read helpings from the place on until there are enough rows."""
         if stream not in self.trie or len(place) != 8:
             raise ValueError(place)
@@ -188,20 +188,21 @@ class SkipstreamSlab(Slab):
         batches: list[MessageBatch] = []
         rows = size = 0
         exhausted = True
-        for helping in self._helpings(query, at, bound, limit, limit_bytes):
+        for helping in self._helpings(query, at, limits):
             found = self._choose(query, helping)
-            taken = found.first(limit - rows, limit_bytes - size)
+            taken = found.first(limits.rows - rows, limits.bytes - size)
             if taken.rows:
                 batches.append(batch_of(taken.rows, taken.positions, self._shard))
             rows += len(taken.rows)
             size += taken.size
             at = (helping.last if taken is found else int(taken.positions[-1])) + 1
-            enough = rows >= limit or size >= limit_bytes
-            if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
+            enough = rows >= limits.rows or size >= limits.bytes
+            late = limits.deadline is not None and time.monotonic() >= limits.deadline
+            if at <= limits.bound and (enough or late):
                 exhausted = False
                 break
         self.counters.rows += rows
-        after = max(at, bound + 1) if exhausted else at
+        after = max(at, limits.bound + 1) if exhausted else at
         return SlabStep(batch=MessageBatch.concat(batches), place=after.to_bytes(8, "big"), exhausted=exhausted)
 
     def _query(self, stream: int, topic_filter: TopicFilter) -> _Query:
@@ -216,18 +217,19 @@ class SkipstreamSlab(Slab):
                 self._queries[stream, topic_filter.text] = query
         return query
 
-    def _helpings(self, query: _Query, first: int, last: int, limit: int, limit_bytes: int) -> Iterator[_Helping]:
-        """Yield all of a stream's messages from ``first`` to ``last`` that may match, in order, some at a time."""
-        most = limit if query.certain else max(limit, _LEAST_READ)
+    def _helpings(self, query: _Query, first: int, limits: ReadLimits) -> Iterator[_Helping]:
+        """Yield all of a stream's messages from ``first`` to the bound that may match, in order, some at a time."""
+        last = limits.bound
+        most = limits.rows if query.certain else max(limits.rows, _LEAST_READ)
         if not query.hashes:
-            yield from self._scan(query, first, last, most, limit_bytes)
+            yield from self._scan(query, first, last, most, limits.bytes)
             return
         lists = [Postings(self._engine, self._index, each, last, self.counters) for each in query.hashes]
         for stretch in common(lists, first, last, self.counters):
             if not len(stretch.positions):
                 yield _Helping(stretch.positions, [], 0, stretch.last)
             elif self._dense(query, stretch.positions):
-                yield from self._scan(query, stretch.first, stretch.last, most, limit_bytes)
+                yield from self._scan(query, stretch.first, stretch.last, most, limits.bytes)
             else:
                 yield from self._fetch(query, stretch.positions, stretch.last)
 
@@ -302,9 +304,10 @@ class SkipstreamSlab(Slab):
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
         """Delete matching messages and their entries; each step examines at most a thousand messages."""
+        limits = ReadLimits(rows=_LOOKED_AT, bytes=_LOOKED_AT_BYTES, bound=last)
         for stream in self.trie.match(topic_filter):
             query = self._query(stream, topic_filter)
-            for helping in self._helpings(query, first, last, _LOOKED_AT, _LOOKED_AT_BYTES):
+            for helping in self._helpings(query, first, limits):
                 found = self._choose(query, helping)
                 if spare:
                     found = found.only([n for n, row in enumerate(found.rows) if not matches_any(spare, row.topic)])

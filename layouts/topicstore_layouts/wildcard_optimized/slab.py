@@ -32,7 +32,17 @@ import numpy as np
 from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError, NewerFormatError
-from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.contract.layout import (
+    Damage,
+    DeleteStep,
+    ReadCounters,
+    ReadLimits,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+    TopicNode,
+)
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore.contract.topics import matches_any
 
@@ -69,26 +79,13 @@ class _Found:
     """The key below which everything was examined."""
 
 
-@attrs.frozen(kw_only=True)
-class _Limits:
-    """The amounts at which a read ends."""
-
-    rows: int
-    bytes: int
-    """Bytes of values, which are little more than their payloads."""
-    keys: int
-    """The number of keys that were examined."""
-    deadline: float | None
-    """A time as of `time.monotonic`, or None."""
-
-
 class _Taken:
     """The amounts that a read has so far."""
 
-    def __init__(self, limits: _Limits) -> None:
+    def __init__(self, limits: ReadLimits, keys: int) -> None:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
-        self._limits = limits
+        self._limits, self._most_keys = limits, keys
         self._bytes = self._looked_at = 0
 
     def take(self, found: _Found) -> int:
@@ -112,7 +109,7 @@ class _Taken:
         return (
             len(self.values) >= limits.rows
             or self._bytes >= limits.bytes
-            or self._looked_at >= limits.keys
+            or self._looked_at >= self._most_keys
             or (limits.deadline is not None and time.monotonic() >= limits.deadline)
         )
 
@@ -191,24 +188,13 @@ class WildcardSlab(Slab):
 
     # --- reading ---
 
-    def next(
-        self,
-        stream: int,
-        topic_filter: TopicFilter,
-        place: bytes,
-        *,
-        limit: int,
-        limit_bytes: int,
-        bound: int,
-        deadline: float | None,
-    ) -> SlabStep:
+    def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Scan and leap from the place on until there are enough rows."""
         try:
             keys = self._streams.keys(stream)
         except KeyError as bad:
             raise ValueError(f"there is no stream {stream}") from bad
-        limits = _Limits(rows=limit, bytes=limit_bytes, keys=sys.maxsize, deadline=deadline)
-        read = self._read(stream, topic_filter, Place.decode(keys.epochs, place), bound, limits)
+        read = self._read(stream, topic_filter, Place.decode(keys.epochs, place), limits)
         positions = keys.positions(read.keys)
         rows = read_rows(read.values, positions, self._number)
         chosen = _matching(keys, topic_filter, rows)
@@ -218,9 +204,14 @@ class WildcardSlab(Slab):
         self.counters.rows += len(batch)
         return SlabStep(batch=batch, place=read.place.encode(), exhausted=read.exhausted)
 
-    def _read(self, stream: int, topic_filter: TopicFilter, place: Place, bound: int, limits: _Limits) -> _Read:
-        """Read until a limit is reached or everything up to the bound was read."""
-        taken, keys = _Taken(limits), self._streams.keys(stream)
+    def _read(
+        self, stream: int, topic_filter: TopicFilter, place: Place, limits: ReadLimits, most_keys: int = sys.maxsize
+    ) -> _Read:
+        """Read until a limit is reached, ``most_keys`` were examined, or everything up to the bound was read.
+
+        The values count as bytes of payloads, because they are little more.
+        """
+        taken, keys, bound = _Taken(limits, most_keys), self._streams.keys(stream), limits.bound
         hashes = self._streams.hashes(stream, topic_filter)
         for span in place.spans(bound):
             for found in self._walk(keys, keys.filter(hashes, span), span, limits.rows - len(taken.keys)):
@@ -266,12 +257,12 @@ class WildcardSlab(Slab):
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
         """Read as `next` does, a bounded number of keys per step, and delete the messages that match."""
-        limits = _Limits(rows=_LOOKED_AT, bytes=_DELETED_BYTES, keys=_LOOKED_AT, deadline=None)
+        limits = ReadLimits(rows=_LOOKED_AT, bytes=_DELETED_BYTES, bound=last)
         for stream in self._streams.match(topic_filter):
             keys = self._streams.keys(stream)
             place, exhausted = Place.before(keys.epochs, first), False
             while not exhausted:
-                read = self._read(stream, topic_filter, place, last, limits)
+                read = self._read(stream, topic_filter, place, limits, _LOOKED_AT)
                 yield self._deletion(keys, topic_filter, spare, read)
                 place, exhausted = read.place, read.exhausted
 

@@ -130,7 +130,7 @@ class PerTopicSlab(Slab):
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
-    def next(self, stream, topic_filter, place, *, limit, limit_bytes, bound, deadline):
+    def next(self, stream, topic_filter, place, limits):
         """Scan from the place on, within the limits."""
         if not 0 <= stream < self._saved:
             raise KeyError(stream)
@@ -140,16 +140,16 @@ class PerTopicSlab(Slab):
         rows, size, exhausted = {}, 0, True
         if topic_filter.matches(self._topics[stream]):
             self.counters.seeks += 1
-            for position, row in self._rows(stream, at, bound):
-                late = deadline is not None and at > start and time.monotonic() >= deadline
-                if len(rows) >= limit or size >= limit_bytes or late:
+            for position, row in self._rows(stream, at, limits.bound):
+                late = limits.deadline is not None and at > start and time.monotonic() >= limits.deadline
+                if len(rows) >= limits.rows or size >= limits.bytes or late:
                     exhausted = False
                     break
                 rows[position] = row
                 size += len(row.payload)
                 at = position + 1
         self.counters.rows += len(rows)
-        after = max(at, bound + 1) if exhausted else at
+        after = max(at, limits.bound + 1) if exhausted else at
         batch = self._batch(stream, rows)
         return SlabStep(batch=batch, place=after.to_bytes(8, "big"), exhausted=exhausted)
 

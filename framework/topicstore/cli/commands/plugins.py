@@ -16,12 +16,9 @@ __all__ = ["plugins"]
 
 _HOOKS_OF_THE_DATA_PATH = (
     "topicstore_store",
-    "topicstore_streams",
     "topicstore_read",
     "topicstore_replay",
     "topicstore_opened",
-    "topicstore_generation_added",
-    "topicstore_generation_dropped",
     "topicstore_closed",
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import attrs
-import msgspec
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.cursors import Cursor
@@ -47,18 +46,6 @@ def run_as_stored(
 
     def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
         storage.check_open()  # a close needn't wait for the end of the run
-        step, ended = shard.next(
-            cursor.generation,
-            cursor.stream,
-            TopicFilter(cursor.topic_filter),
-            cursor.place,
-            limit=limit,
-            limit_bytes=_BATCH_BYTES,
-            bound=bound,
-            deadline=None,
-            final=True,
-        )
-        moved = msgspec.structs.replace(cursor, place=step.place)
-        return ReadResult(batch=step.batch, cursor=moved, end_of_stream=ended, caught_up=step.exhausted)
+        return shard.next(cursor, rows=limit, size=_BATCH_BYTES, bound=bound, final=True)
 
     return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows or _BATCH, timestamps=None), fetch)
