@@ -348,7 +348,7 @@ def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
             if number == 19:
                 before = shutil.copytree(tmp_path / "db", tmp_path / "before")
             if number in (9, 19):
-                db.storage.shards[0].engine().reclaim(DATA, (0, 0, 0), (1 << 31, 0, 0))
+                db.storage.shards[0].writer.open_engine().reclaim(DATA, (0, 0, 0), (1 << 31, 0, 0))
         after = shutil.copytree(tmp_path / "db", tmp_path / "after")
     for log in before.glob("shard-0000/*.log"):
         assert not (after / "shard-0000" / log.name).exists()

@@ -44,7 +44,7 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
     """What a layout left half changed in memory never reaches the engine."""
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", b"1")])
-        slab = opened.storage.shards[0].slab(1)
+        slab = opened.storage.shards[0].generations.slab(1)
         original = slab.trie.learn  # type: ignore[attr-defined]
 
         def interrupt(topic: str) -> int:
@@ -74,11 +74,11 @@ def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Databas
             return False
 
     second = db.storage.shards[1]
-    original = second.log.lock
-    second.log.lock = Interrupted()  # type: ignore[assignment]
+    original = second.writer.lock
+    second.writer.lock = Interrupted()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         db.store(messages(10))
-    second.log.lock = original
+    second.writer.lock = original
     begin(lambda: db.store(messages(10))).result(PATIENCE)
     assert 10 == len(payloads(db))
 
@@ -132,7 +132,7 @@ def test_a_newer_form_of_a_layout_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
     """By shard and generation, by readers and by verify, which counts what is gone; other shards can be read."""
     db.store(messages(10))
-    engine = db.storage.shards[1].engine()
+    engine = db.storage.shards[1].writer.open_engine()
     (key, value), *_ = next(engine.scan(DATA, limit=1))
     harm, undo = WriteBatch(), WriteBatch()
     harm.delete(DATA, key) if missing else harm.put(DATA, key, value[:-1] + bytes((value[-1] ^ 1,)))
@@ -154,7 +154,7 @@ def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> 
     """A failed one leaves no directory; a good one is a database of its own; none goes inside, or where one is."""
     db.store(messages(10))
     full = ts.StorageFullError("disk full")
-    engine = db.storage.shards[1].log.engine
+    engine = db.storage.shards[1].writer.engine
     with patch.object(engine, "checkpoint_steps", side_effect=full), pytest.raises(ts.StorageFullError):
         db.checkpoint(tmp_path / "copy")
     assert ["db"] == [path.name for path in tmp_path.iterdir()]
@@ -193,7 +193,7 @@ def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
             messages = [ts.Message("a", text, f"c{n}") for n in range(10)]  # for both shards
             begin(lambda: db.store(messages)).result(PATIENCE)
 
-        kind: Any = type(db.storage.shards[0].engine())
+        kind: Any = type(db.storage.shards[0].writer.open_engine())
         in_steps, copying = kind.checkpoint_steps, getattr(kind, "_copy", None)
 
         def steps(self: Engine, path: Path) -> Any:
@@ -379,7 +379,7 @@ def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None
 
 
 def _damage_learned(db: ts.Database, generation: int) -> None:
-    engine, prefix = db.storage.shards[0].engine(), encode_generation(generation) + b"\x01"
+    engine, prefix = db.storage.shards[0].writer.open_engine(), encode_generation(generation) + b"\x01"
     (key, value), *_ = next(iter(engine.scan(META, prefix, prefix + b"\xff")))
     put(engine, META, {key: bytes([value[0] ^ 1]) + value[1:]})
 

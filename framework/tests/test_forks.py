@@ -145,7 +145,8 @@ def hold(locks, held, over):
 
 modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("topicstore")]
 locks = locks_within(*inherited.values(), *begun, *modules)
-assert {id(lock) for lock in (db.storage._closing, db.storage.shards[0].lock, writer._storing)} <= set(map(id, locks))
+known = (db.storage._closing, db.storage.shards[0].writer.lock, writer._storing)
+assert {id(lock) for lock in known} <= set(map(id, locks))
 held, over = threading.Event(), threading.Event()
 thread = threading.Thread(target=hold, args=(locks, held, over), daemon=True)
 thread.start()

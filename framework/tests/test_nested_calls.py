@@ -197,7 +197,7 @@ def test_a_failure_of_a_close_within_a_call_is_told(
 ) -> None:
     """By the next close, once; and nothing is left open."""
     db = opened("leveldb")
-    log = db.storage.shards[0].log
+    log = db.storage.shards[0].writer
 
     def fail() -> None:
         raise ts.EngineError("no flush")
@@ -205,7 +205,7 @@ def test_a_failure_of_a_close_within_a_call_is_told(
     monkeypatch.setattr(log.engine, "flush_log", fail)
     with log.lock:
         db.close()
-        assert not db.storage.shards[0].log.closed
+        assert not db.storage.shards[0].writer.closed
         db.close()
     with pytest.raises(ts.EngineError, match="no flush"):
         db.close()
@@ -219,7 +219,7 @@ def test_a_signal_handler_that_closes(opened: Callable[[str], ts.Database]) -> N
     db = opened("leveldb")
 
     def work() -> None:
-        with db.storage.shards[1].lock:
+        with db.storage.shards[1].writer.lock:
             signal.raise_signal(signal.SIGUSR1)
         while True:
             db.store(STORED)

@@ -54,7 +54,12 @@ def contents(db: ts.Database) -> list[object]:
     """Return all that a refused call must leave as it is."""
     shards = db.storage.shards
     states = [dict(db.state(shard.number).scan()) for shard in shards]
-    return [sorted(replayed(db), key=lambda row: row[0]), db.generations(), states, [s.last_position for s in shards]]
+    return [
+        sorted(replayed(db), key=lambda row: row[0]),
+        db.generations(),
+        states,
+        [s.writer.tail.last_position for s in shards],
+    ]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
-from topicstore.shard.write_path import Prepared
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.threads import PATIENCE, together, wait_until
 from topicstore_conformance.oracle.checks import replayed
@@ -30,15 +29,15 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 def fail(db: ts.Database, error: BaseException | None) -> None:
     """Let every write of a database's only shard fail, or none again."""
-    shard = db.storage.shards[0]
+    writer = db.storage.shards[0].writer
     if error is None:
-        del shard.prepare  # type: ignore[method-assign]
+        del writer.prepare_locked  # type: ignore[method-assign]
         return
 
-    def prepare(*_: object) -> Prepared:
+    def prepare(_: object) -> None:
         raise error
 
-    shard.prepare = prepare  # type: ignore[method-assign]
+    writer.prepare_locked = prepare  # type: ignore[method-assign]
 
 
 def test_the_order_of_puts(db: ts.Database) -> None:

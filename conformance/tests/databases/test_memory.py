@@ -34,7 +34,7 @@ found = []
 with ts.open(path, backend=backend, layout=layout, options=json.loads(options), auto_compact=False) as db:
     db.store(batch)
     # What merges has its full size only when there are enough messages for the largest merge.
-    batches = 100 if any(shard.backlog() for shard in db.storage.shards) else 40
+    batches = 100 if any(shard.rewriter.backlog() for shard in db.storage.shards) else 40
     db.delete("#")
     for _ in range(4):
         for _ in range(batches):

@@ -14,11 +14,11 @@ from changes import also, argument, disguise, late, lie, nth, result, when
 from running import M, suites_of
 from topicstore import MessageBatch
 from topicstore.contract.engine import WriteBatch
-from topicstore.contract.layout import SlabStep
-from topicstore.shard.shard import Shard
+from topicstore.contract.requests import ReadResult
+from topicstore.shard.reader import ShardReader
+from topicstore.shard.rewriter import Rewriter
 from topicstore.shard.state import ShardState
-from topicstore.shard.write_path import WritePath
-from topicstore.shard.writer import CommitLog
+from topicstore.shard.writer import ShardWriter
 from topicstore.storage import opening
 from topicstore.storage.directory.recovery_points import SyncedWrites
 from topicstore.storage.opening import ShardOpener
@@ -31,8 +31,8 @@ Given = dict[str, Any]
 EMPTY = MessageBatch.empty()
 
 # What rows name.
-DATABASE, LOG, WRITES, SHARD, STATE, OPENER = ts.Database, CommitLog, WritePath, Shard, ShardState, ShardOpener
-SYNCED, ENGINE, MAKING = SyncedWrites, RocksdbEngine, opening
+DATABASE, WRITER, READER, STATE, OPENER = ts.Database, ShardWriter, ShardReader, ShardState, ShardOpener
+REWRITER, SYNCED, ENGINE, MAKING = Rewriter, SyncedWrites, RocksdbEngine, opening
 
 
 def subject_of(row: M) -> Pair:
@@ -47,22 +47,15 @@ def messages(changed: Callable[[Any], Any]) -> Any:
     return argument(messages=lambda given: [changed(message) for message in given])
 
 
-def fetched(changed: Callable[[SlabStep, bool, Any, Given], tuple[SlabStep, bool]]) -> Any:
-    """Return another step of a stream, and whether that has ended."""
-    return lambda call, me, given: changed(*call(), me, given)
-
-
-def but_the_first(found: SlabStep) -> SlabStep:
+def but_the_first(found: ReadResult) -> ReadResult:
     return attrs.evolve(found, batch=found.batch[1:]) if len(found.batch) > 1 else found
 
 
-LOSES = {"SHARD.next": fetched(lambda found, ended, me, given: (but_the_first(found), ended))}
+LOSES = {"READER.next": result(but_the_first)}
 NO_DAMAGE = {"DATABASE.verify": result(lambda report: attrs.evolve(report, damages=[]))}
 COMPACTED = {
-    "SHARD.compact": also(lambda me, given: vars(me).update(compacted=True)),
-    "SHARD.next": lambda call, me, given: fetched(
-        lambda found, ended, me, given: (but_the_first(found) if vars(me).get("compacted") else found, ended)
-    )(call, me, given),
+    "REWRITER.compact": also(lambda me, given: vars(me._writer).update(compacted=True)),
+    "READER.next": lambda call, me, given: but_the_first(call()) if vars(me._writer).get("compacted") else call(),
 }
 
 
@@ -93,12 +86,14 @@ def empty_copy(me: Any, given: Given) -> None:
 
 def forget_position(call: Call, me: Any, given: Given) -> Any:
     shard = call()
-    shard.log.tail = msgspec.structs.replace(shard.log.tail, last_position=1, last_time=0)
+    shard.writer.tail = msgspec.structs.replace(shard.writer.tail, last_position=1, last_time=0)
     return shard
 
 
 UNFINISHED = {
-    "MAKING.complete_generations": when(lambda me, given: any(shard.current for shard in given["shards"]), lie())
+    "MAKING.complete_generations": when(
+        lambda me, given: any(shard.generations.current for shard in given["shards"]), lie()
+    )
 }
 OWNER = os.getpid()
 STORE, REPLAY, DROP = "DATABASE.store", "DATABASE.replay", "DATABASE.drop_generation"
@@ -107,11 +102,11 @@ MEMORY, EPOCHAL, DISK = "memory-block", "memory-wildcard_optimized", "rocksdb-bl
 ROWS = [
     *(M("nothing", "", {}, on) for on in (MEMORY, EPOCHAL, DISK)),
     # storing
-    M("each commit is shown with the next", "test_what_was_stored_is_seen_at_once", {"LOG.commit_locked": watermark_late}, MEMORY),
+    M("each commit is shown with the next", "test_what_was_stored_is_seen_at_once", {"WRITER.commit_locked": watermark_late}, MEMORY),
     M("a shard's state is in reverse", "test_machine", {"STATE.scan": result(lambda pairs: iter(list(pairs)[::-1]))}, MEMORY),
     M("payloads are cut", "test_empty_and_large_payloads", {STORE: messages(lambda m: msgspec.structs.replace(m, payload=m.payload[: 1 << 20]))}, MEMORY),
     M("positions begin anew", "test_machine", {"OPENER.open": forget_position}, DISK, raises=ts.DataLossError),
-    M("a clock that is behind isn't told", "test_a_last_position_in_the_future_is_told", {"WRITES._warn_of_clock": lie()}, DISK),
+    M("a clock that is behind isn't told", "test_a_last_position_in_the_future_is_told", {"WRITER._warn_of_clock": lie()}, DISK),
     # reading
     M("fetched batches lack their first message", "test_empty_and_large_payloads", LOSES, MEMORY),
     M("fetched batches lack their first message", "test_more_topics_than_memory_keeps", LOSES, MEMORY),
@@ -134,14 +129,14 @@ ROWS = [
     M("checkpoints are empty", "test_checkpoints_beside_compactions", {"DATABASE.checkpoint": also(empty_copy)}, DISK),
     M("closed is any error", "test_close_beside_a_compaction", {"DATABASE.compact": disguise(ts.DatabaseClosedError, ts.EngineError)}, MEMORY),
     # durability
-    M("every second flush does nothing", "test_every_thread_waits_for_a_sync", {"LOG._flush": nth(2, lie())}, DISK),
-    M("commit flushes", "test_commit_does_not_sync", {"LOG.settle": also(lambda me, given: me.engine.flush_log())}, DISK),
+    M("every second flush does nothing", "test_every_thread_waits_for_a_sync", {"WRITER._fsync": nth(2, lie())}, DISK),
+    M("commit flushes", "test_commit_does_not_sync", {"WRITER.finish_commit": also(lambda me, given: me.engine.flush_log())}, DISK),
     M("batches are written in parts", "test_power_failure", {"ENGINE.write": in_parts}, DISK),
     M("nothing is flushed", "test_power_failure", {"ENGINE.flush_log": lie()}, DISK, raises=ts.DataLossError),
     M("what is on disk is noted nowhere", "test_synced_writes_do_not_vanish", {"SYNCED.note": lie(True)}, DISK),
     M("writes wait for the next", "test_kill", {"ENGINE.write": late}, DISK, raises=ts.EngineError),
     M("a database is there before its shards", "test_kill_while_creating", {"MAKING.write_manifest": argument(manifest=lambda manifest: attrs.evolve(manifest, complete=True))}, DISK, raises=ts.EngineError),
-    M("failures are forgotten", "test_full_disk", {"LOG.fail": lie()}, DISK),
+    M("failures are forgotten", "test_full_disk", {"WRITER.fail": lie()}, DISK),
     # damage
     M("verify finds no damage", "test_flipped_or_missing", NO_DAMAGE, DISK),
     M("a name has fewer messages", "test_what_is_salvaged_was_stored", {"DATABASE.replay_arrow": by_name_less}, DISK),

@@ -54,7 +54,7 @@ def write(db: ts.Database, writer: int) -> list[MessageId]:
 
 def has_begun(pair: Pair, db: ts.Database) -> bool:
     """Return whether a compaction has done something, or has nothing to do."""
-    return bool(db.storage.shards[0].counters.compacted) or not pair.merges(db)
+    return bool(db.storage.shards[0].writer.counters.compacted) or not pair.merges(db)
 
 
 class Compaction(Fixtures):

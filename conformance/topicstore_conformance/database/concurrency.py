@@ -41,7 +41,7 @@ class Concurrency(Fixtures):
                 for number in range(40):
                     payload = b"%d/%d" % (writer, number)
                     (id_,) = db.store([Message(f"t/{writer}", payload, "c")]).ids
-                    assert id_.position <= db.storage.shards[0].watermark
+                    assert id_.position <= db.storage.shards[0].writer.watermark
                     assert [payload] == [message.payload for message in db.replay(f"t/{writer}")][-1:]
 
             def flush() -> None:

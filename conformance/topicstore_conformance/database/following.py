@@ -16,7 +16,7 @@ Place = tuple[int, int, int]
 
 def epoch_of(db: ts.Database, generation: int, shard: int = 0) -> int:
     """Return how many positions an epoch of a generation has: 1 if the layout has no epochs."""
-    return db.storage.shards[shard].slab(generation).epoch
+    return db.storage.shards[shard].generations.slab(generation).epoch
 
 
 @attrs.define

@@ -65,4 +65,4 @@ class Full:
 
 def replace_engine(db: ts.Database, engine: Engine | Gate | Full) -> None:
     """Give the only shard of a database another engine."""
-    db.storage.shards[0].log.engine = engine  # type: ignore[assignment]
+    db.storage.shards[0].writer.engine = engine  # type: ignore[assignment]

@@ -221,7 +221,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         """Return the result of a call, or None after a fault: then the database was opened again."""
         result, killed = None, self.directory / "killed"
         fault = fault if "persistent" in self.pair.capabilities else None
-        engines = [shard.log.engine for shard in self.db.storage.shards]
+        engines = [shard.writer.engine for shard in self.db.storage.shards]
         with striking(fault, engines, self.directory / "db", killed):
             result = call()
         if fault is None or not (fault.kills or fault.struck):
@@ -484,4 +484,6 @@ class DatabaseMachine(RuleBasedStateMachine):
         if hasattr(self, "db"):
             assert len(self.model.rows) == sum(generation.messages for generation in self.db.generations())
             follow_epochs(self.db, self.model)
-            assert self.model.last == {shard.number: shard.last_position for shard in self.db.storage.shards}
+            assert self.model.last == {
+                shard.number: shard.writer.tail.last_position for shard in self.db.storage.shards
+            }

@@ -98,7 +98,7 @@ class Life:
 
     def finish(self, amount: int) -> None:
         """End the epoch, by the clock or by a message of the next one; nothing is hidden afterwards."""
-        ends = [end_of(time_of(shard.last_position)) for shard in self.db.storage.shards]
+        ends = [end_of(time_of(shard.writer.tail.last_position)) for shard in self.db.storage.shards]
         self.clock.now = max(self.clock.now, *ends)
         if self.model.timestamps == "message":
             self.store(30)
@@ -120,7 +120,7 @@ class Life:
         epoch = epoch_of(self.db, row.generation, row.shard)
         if epoch == 1 or self.model.generations[row.generation].sealed:
             return True
-        if row.position // epoch < (self.db.storage.shards[row.shard].last_position + 1) // epoch:
+        if row.position // epoch < (self.db.storage.shards[row.shard].writer.tail.last_position + 1) // epoch:
             return True
         return self.model.timestamps == "commit" and end_of(time_of(row.position)) <= self.clock.now
 

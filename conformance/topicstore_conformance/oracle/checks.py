@@ -91,8 +91,8 @@ def check_all(db: ts.Database, model: Model) -> None:
 def follow_epochs(db: ts.Database, model: Model) -> None:
     """Move the model's last positions where a reader ended an epoch: to the epoch's end, and nowhere else."""
     for shard in db.storage.shards:
-        ended = model.last[shard.number] | (shard.slab(shard.current).epoch - 1)
-        if shard.last_position == ended:
+        ended = model.last[shard.number] | (shard.generations.slab(shard.generations.current).epoch - 1)
+        if shard.writer.tail.last_position == ended:
             model.last[shard.number] = ended
 
 

@@ -75,7 +75,7 @@ class Pair:
 
     def merges(self, db: ts.Database) -> bool:
         """Return whether the layout has anything to compact in a database with messages that were never compacted."""
-        return any(shard.backlog() for shard in db.storage.shards)
+        return any(shard.rewriter.backlog() for shard in db.storage.shards)
 
 
 def quick_options(layout: str) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def test_an_error_in_the_block_closes_it(tmp_path: Path) -> None:
 async def test_a_failing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it raises is raised where it is awaited, by those calls and no others."""
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
-        engine = db.synchronous.storage.shards[0].engine()
+        engine = db.synchronous.storage.shards[0].writer.open_engine()
         with monkeypatch.context() as patch:
             patch.setattr(engine, "write", _fail)
             stores = [db.store([ts.Message("a", b"1")]) for _ in range(3)]

@@ -40,7 +40,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
     """Here the lock of a shard is held, as while another batch is written."""
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
         shard = db.synchronous.storage.shards[0]
-        with shard.lock:
+        with shard.writer.lock:
             stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(40)]
             for _ in range(100):
                 await asyncio.sleep(0)  # the loop goes on, and nothing of it is stored
@@ -53,7 +53,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
 async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> None:
     """The first task has one of its own, and the others have few between them."""
     async with ts.aopen(tmp_path / "db", backend="memory", durability="sync", auto_compact=False) as db:
-        turnstile = Turnstile(db.synchronous.storage.shards[0].engine())
+        turnstile = Turnstile(db.synchronous.storage.shards[0].writer.open_engine())
         replace_engine(db.synchronous, turnstile)
         stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(MOST)]
         await asyncio.to_thread(wait_until, lambda: db.synchronous.info().messages == MOST, "all are written")
@@ -69,7 +69,7 @@ def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
     async def main() -> None:
         async with ts.aopen(tmp_path / "db") as db:
             shard = db.synchronous.storage.shards[0]
-            with shard.lock:
+            with shard.writer.lock:
                 stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(20)]
                 await asyncio.sleep(0)
                 for store in stores:

@@ -284,7 +284,7 @@ def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
     with ts.open(served, backend="leveldb", layout="skipstream") as db:
         db.store([ts.Message("a/b", bytes(400), "c", timestamp=n) for n in range(12_000)])
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         [(key, value)] = next(engine.scan(KEYS, reverse=True, limit=1))
         write = WriteBatch()
         write.put(KEYS, key, value[:-1] + bytes([value[-1] ^ 255]))

@@ -265,7 +265,7 @@ def test_a_file_of_it_is_imported_like_any_other(path: Path, tmp_path: Path) -> 
     run("export", path, tmp_path / "export")
     part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
     with ts.open(path, mode="r+") as db:
-        expected = next(one.messages for one in db.storage.shards[1].generations() if one.number == 2)
+        expected = next(one.messages for one in db.storage.shards[1].generations.listed() if one.number == 2)
     assert document("import", tmp_path / "new", part)["messages"] == expected
 
 

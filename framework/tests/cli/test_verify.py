@@ -15,7 +15,7 @@ from .conftest import document, run
 def damage(path: Path) -> None:
     """Flip a byte in the middle of a stored value."""
     with ts.open(path, mode="r+") as db:
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         key, value = next(iter(engine.scan(DATA, (0, 0, 0), (2**32 - 1, 0, 0))))[0]
         write = WriteBatch()
         middle = len(value) // 2

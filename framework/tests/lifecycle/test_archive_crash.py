@@ -29,7 +29,7 @@ KILLED_AROUND_THE_WRITE = """
 import topicstore as ts
 path, target = arguments
 with ts.open(path, mode="r+") as db:
-    counts(db.storage.shards[0].engine(), "write", lambda batch, **_: batch.ranges)
+    counts(db.storage.shards[0].writer.open_engine(), "write", lambda batch, **_: batch.ranges)
     db.archives.archive(target)
 """
 
@@ -93,7 +93,7 @@ def test_killed_around_the_write_that_drops(path: Path, tmp_path: Path, run_unti
         local = db.generations()[0].live_bytes
     run_until((1, moment), KILLED_AROUND_THE_WRITE, path, tmp_path / "export")
     with ts.open(path, mode="r+") as db:
-        first = [shard.generations()[0] for shard in db.storage.shards]
+        first = [shard.generations.listed()[0] for shard in db.storage.shards]
         assert [one.archive is None for one in first] == [moment == "before", True]
         held = [sum(1 for _ in keys(shard)) for shard in db.storage.shards]
         assert [count == 0 for count in held] == [moment == "after", False]
@@ -106,7 +106,7 @@ def test_killed_around_the_write_that_drops(path: Path, tmp_path: Path, run_unti
 def keys(shard: Shard) -> Iterator[object]:
     """Yield what is local of the first generation."""
     for keyspace, start, end in ranges_of(1):
-        for chunk in shard.engine().scan(keyspace, start, end):
+        for chunk in shard.writer.open_engine().scan(keyspace, start, end):
             yield from chunk
 
 
@@ -116,9 +116,13 @@ def test_killed_between_shards_it_is_whole_and_goes_on(path: Path, tmp_path: Pat
     with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))
         db.archives.export(target, generations=[1])
-        db.storage.shards[0].archive(1, str(target), next(one.messages for one in db.storage.shards[0].generations()))
+        db.storage.shards[0].generations.archive(
+            1, str(target), next(one.messages for one in db.storage.shards[0].generations.listed())
+        )
     with ts.open(path, mode="r+") as db:
         assert list(db.replay("#", order="time")) == before
         assert db.archives.archive(target).generations == tuple(range(1, GENERATIONS + 1))
         assert list(db.replay("#", order="time")) == before
-        assert {record.archive is None for shard in db.storage.shards for record in shard.generations()[:-1]} == {False}
+        assert {
+            record.archive is None for shard in db.storage.shards for record in shard.generations.listed()[:-1]
+        } == {False}

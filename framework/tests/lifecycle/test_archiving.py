@@ -153,9 +153,9 @@ def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
     stream = next(one for one in db.streams("#") if one.generation == 1)
     cursor = db.cursor(stream, "#")
     assert len(db.read(cursor, 5).batch) == 5
-    slab = db.storage.shards[stream.shard].slab(1)
+    slab = db.storage.shards[stream.shard].generations.slab(1)
     parsed = ts.TopicFilter("#")
-    bound = db.storage.shards[stream.shard].watermark
+    bound = db.storage.shards[stream.shard].writer.watermark
     step = slab.next(0, parsed, cursor.place, ReadLimits(rows=1_000, bytes=5, bound=bound))
     sizes = [len(payload) for payload in step.batch.payloads]
     assert sum(sizes[:-1]) < 5 <= sum(sizes)
@@ -174,7 +174,9 @@ def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
 @SMALL
 def test_what_can_not_match_is_not_decoded(db: ts.Database, tmp_path: Path, start: int) -> None:
     db.archives.archive(tmp_path / "export")
-    slabs = [slab for shard in db.storage.shards for record, slab in shard.slabs() if record.number < 3]
+    slabs = [
+        slab for shard in db.storage.shards for record, slab in shard.generations.with_slabs() if record.number < 3
+    ]
 
     def reads(topic_filter: str, *times: int) -> tuple[int, int]:
         before = [attrs.evolve(slab.counters) for slab in slabs]
@@ -243,7 +245,7 @@ def test_cursors_and_replays_of_before_say_so(tmp_path: Path, layout: str, fill:
 
 def test_garbage_is_no_place(db: ts.Database, tmp_path: Path) -> None:
     db.archives.archive(tmp_path / "export")
-    slab = db.storage.shards[0].slab(1)
+    slab = db.storage.shards[0].generations.slab(1)
     with pytest.raises(KeyError):
         slab.begin(1, ts.TopicFilter("#"), 0)
     for place in (b"", b"parquet\0", b"parquet\0" + bytes(9), bytes(8)):
@@ -278,7 +280,7 @@ def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, t
 
 def test_slabs_refuse_what_would_change_them(db: ts.Database, tmp_path: Path) -> None:
     db.archives.archive(tmp_path / "export")
-    slab = db.storage.shards[0].slab(1)
+    slab = db.storage.shards[0].generations.slab(1)
     for change in (slab.committed, lambda: slab.delete(ts.TopicFilter("#"), 0, 1)):
         with pytest.raises(ts.GenerationError, match="never changed"):
             change()
@@ -313,7 +315,7 @@ def test_local_bytes_go_and_it_says_where_they_are(db: ts.Database, tmp_path: Pa
         key
         for shard in db.storage.shards
         for space, start, end in ranges_of(1)
-        for chunk in shard.engine().scan(space, start, end)
+        for chunk in shard.writer.open_engine().scan(space, start, end)
         for key in chunk
     ]
     assert keys == []
@@ -389,10 +391,10 @@ def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Pa
 
 def test_an_older_version_refuses_it(db: ts.Database, tmp_path: Path) -> None:
     """It would take the generation for an empty one."""
-    versions = {record.version for shard in db.storage.shards for record in shard.generations()}
+    versions = {record.version for shard in db.storage.shards for record in shard.generations.listed()}
     db.archives.archive(tmp_path / "export", generations=[1])
     assert versions == {1}
-    assert [record.version for record in db.storage.shards[0].generations()] == [2, 1, 1]
+    assert [record.version for record in db.storage.shards[0].generations.listed()] == [2, 1, 1]
 
 
 def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill) -> None:
@@ -493,7 +495,10 @@ def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, mon
     def write_and_delete(*arguments: object) -> object:
         if not deleting:
             deleting.append(begin(lambda: db.delete("fleet/#")))
-            wait_until(lambda: held_elsewhere(db.storage.shards[0].rewriting._turn), "the delete to wait for the shard")
+            wait_until(
+                lambda: held_elsewhere(db.storage.shards[0].generations.rewrite_lock._turn),
+                "the delete to wait for the shard",
+            )
         return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exporting, "_write", write_and_delete)

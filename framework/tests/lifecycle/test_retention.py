@@ -527,10 +527,10 @@ for n in range(3):
 db.store([ts.Message("a", b"3", f"client {i}") for i in range(20)])
 now[0] += 60_000_000
 counts(*{
-    "while rotating": (db.storage.shards[2], "add_generation"),
+    "while rotating": (db.storage.shards[2].writer, "commit_locked", lambda pending: pending.install),
     "before dropping": (topicstore.lifecycle.retention, "drop_generation"),
-    "between shards": (db.storage.shards[1], "drop_generation"),
-    "before removing": (db.storage.shards[0], "remove_dropped"),
+    "between shards": (db.storage.shards[1].writer, "commit_locked", lambda pending: pending.install),
+    "before removing": (db.storage.shards[0].generations, "remove_dropped"),
 }[where])
 db.retention.set(max_age=100, rotate_every=50)
 db.retention.run()
@@ -559,7 +559,7 @@ def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     """What is stored or not removed yet is never more than half of it and a batch above it."""
 
     def held() -> int:
-        live = sum(record.live_bytes for shard in db.storage.shards for record in shard.generations())
+        live = sum(record.live_bytes for shard in db.storage.shards for record in shard.generations.listed())
         return live + removing_bytes(db.storage.shards)
 
     limit, batch = 100_000, [ts.Message("a/b", random.Random(3).randbytes(5_000), "me")]

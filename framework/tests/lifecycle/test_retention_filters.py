@@ -313,7 +313,7 @@ STEP = st.one_of(
 def run_struck(db: ts.Database, fault: Fault) -> None:
     """Run retention, which a fault ends; leave in the place of the database what that leaves."""
     killed = db.path.parent / "killed"
-    with striking(fault, [shard.log.engine for shard in db.storage.shards], db.path, killed):
+    with striking(fault, [shard.writer.engine for shard in db.storage.shards], db.path, killed):
         db.retention.run()
     db.close()
     if fault.kills:

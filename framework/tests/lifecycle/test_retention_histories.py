@@ -336,12 +336,12 @@ class RetentionHistories(RuleBasedStateMachine):
         lasting = self.backend != "memory"
         fault = fault if fault is None or lasting or not fault.kills else None
         copy, result = self.root.with_name("copy"), None
-        engines = [shard.log.engine for shard in self.db.storage.shards if lasting]
+        engines = [shard.writer.engine for shard in self.db.storage.shards if lasting]
         with striking(fault, engines, self.root, copy, files=files):
             result = call()
         if fault is None or not (fault.kills or fault.struck):
             return result
-        if fault.kills or any(shard.log.failure is not None for shard in self.db.storage.shards):
+        if fault.kills or any(shard.writer.failure is not None for shard in self.db.storage.shards):
             self.leave()
             if fault.kills:
                 shutil.rmtree(self.root)

@@ -187,7 +187,7 @@ class PublishingMachine(RuleBasedStateMachine):
         stored = [row for row in timed if self._is_stored(row)]
         self._take(after, timed)
         heard = {text: [row for row in timed if row not in stored and match(text, row.topic)] for text in self.ears}
-        writes = [shard.counters.batches for shard in self.db.storage.shards]
+        writes = [shard.writer.counters.batches for shard in self.db.storage.shards]
         for ear in self.ears.values():
             ear.heard.clear()
         result = None
@@ -202,11 +202,11 @@ class PublishingMachine(RuleBasedStateMachine):
             assert stored == result.batch.to_messages()
             assert [self.db.shard_of(row.client_id) for row in stored] == [one.shard for one in result.ids]
             idle = not stored and not state and not any(row.retain for row in rows)
-            assert not idle or writes == [shard.counters.batches for shard in self.db.storage.shards]
+            assert not idle or writes == [shard.writer.counters.batches for shard in self.db.storage.shards]
         self._follow(fault, after)
 
     def _engines(self) -> list[Any]:
-        return [shard.log.engine for shard in self.db.storage.shards]
+        return [shard.writer.engine for shard in self.db.storage.shards]
 
     def _is_stored(self, row: ts.Message) -> bool:
         return (

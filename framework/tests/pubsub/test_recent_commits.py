@@ -182,7 +182,7 @@ class Histories(RuleBasedStateMachine):
         # An epoch may have ended between the two reads: then the scan returns more.
         assert read == scanned[: len(read)]
         assert columns == [message for _, message in read]
-        hides = any(slab.epoch > 1 for _, slab in storage.shards[shard].slabs())
+        hides = any(slab.epoch > 1 for _, slab in storage.shards[shard].generations.with_slabs())
         assert hides or len(read) == len(scanned)
 
 
@@ -191,7 +191,7 @@ TestHistories.settings = settings(MACHINE, max_examples=tries(12, 150))
 
 
 def _reads(db: ts.Database) -> int:
-    return sum(shard.counters.reads for shard in db.storage.shards)
+    return sum(shard.writer.counters.reads for shard in db.storage.shards)
 
 
 def test_followers_that_have_caught_up_scan_nothing(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_what_is_not_flushed_is_not_read_from_memory(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory", durability="sync") as db:
         feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
         db._hub.listen(feed, listener)
-        log, seen = db.storage.shards[0].log, []
+        log, seen = db.storage.shards[0].writer, []
         flush = log.engine.flush_log
 
         def look() -> None:

@@ -134,13 +134,13 @@ def test_one_that_was_replaced_meanwhile_is_not_removed(
     db.publish([retain("a", expiry=3)])
     clock.now += 3 * SECOND
     shard = db.shard_of("a")
-    write = db.storage.shards[shard]._writes.write_state
+    write = db.storage.shards[shard].writer.write_state
 
     def publish_first(writes: list[ts.StateWrite]) -> None:
         monkeypatch.undo()
         db.publish([retain("a", b"new", expiry=3)])
         write(writes)
 
-    monkeypatch.setattr(db.storage.shards[shard]._writes, "write_state", publish_first)
+    monkeypatch.setattr(db.storage.shards[shard].writer, "write_state", publish_first)
     assert 0 == remove_expired(db.storage, clock.now)
     assert [("a", b"new")] == found(db)

@@ -105,7 +105,7 @@ class Histories(RuleBasedStateMachine):
         messages, path = self._messages(rows), self.path / "killed"
         if fault is None:
             return
-        engines = [shard.log.engine for shard in self.db.storage.shards]
+        engines = [shard.writer.engine for shard in self.db.storage.shards]
         with striking(fault, engines, self.path / "db", path):
             self.db.store(messages)
         places = [follower.subscription.acknowledged for follower in self.followers]
@@ -272,7 +272,7 @@ class Histories(RuleBasedStateMachine):
     def lag_is_what_is_left_to_fetch(self) -> None:
         for follower in self.followers:
             left = [row for shard in range(SHARDS) for row in self.behind(follower, shard)]
-            newest = max((shard.watermark for shard in self.db.storage.shards), default=0)
+            newest = max((shard.writer.watermark for shard in self.db.storage.shards), default=0)
             seconds = max([0, *(((newest >> 11) - (position >> 11)) / 1e6 for position, _, _ in left)])
             assert Lag(messages=len(left), exact=True, seconds=seconds) == follower.subscription.lag()
 

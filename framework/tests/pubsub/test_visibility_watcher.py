@@ -62,8 +62,8 @@ def test_who_waits_is_woken_though_waiting_failed(
 ) -> None:
     """What fails is shown, and tried again, and no other shard waits for that."""
     shard, woken = db.storage.shards[0], []
-    fails = Fails(watcher, error, shard.await_visible)
-    monkeypatch.setattr(shard, "await_visible", fails)
+    fails = Fails(watcher, error, shard.reader.await_visible)
+    monkeypatch.setattr(shard.reader, "await_visible", fails)
     with together(watcher):
         watcher.add(woken.append, 0, 1)
         watcher.add(lambda number: woken.append(number) or fails.shown.append("woken meanwhile"), 1, 1)
@@ -92,8 +92,8 @@ def test_nobody_waits_for_a_shard_that_takes_no_writes_any_more(
 ) -> None:
     """Nothing will come to be seen there, and the shard says why; others are waited for."""
     shard, woken = db.storage.shards[0], []
-    shard.log.fail(OSError("no disk"))
-    monkeypatch.setattr(shard, "await_visible", lambda _: shard.check_writable())
+    shard.writer.fail(OSError("no disk"))
+    monkeypatch.setattr(shard.reader, "await_visible", lambda _: shard.writer.check_writable())
     with together(watcher):
         watcher.add(woken.append, 0, 1)
         watcher.add(woken.append, 1, 1)

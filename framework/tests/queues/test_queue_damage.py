@@ -81,7 +81,7 @@ def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         queue = db.queues.open("one")
         assert db.verify().ok
-        engine = queue._storage.shards[0].engine()
+        engine = queue._storage.shards[0].writer.open_engine()
         write = WriteBatch()
         write.put(STATE, b"\1q", b"damaged")
         engine.write(write)

@@ -142,7 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
         return all((one.last_position or 0) > self.queue._record.head for one in self._generations()[:-1])
 
     def _generations(self) -> list[GenerationRecord]:
-        return self.queue._storage.shards[0].generations()
+        return self.queue._storage.shards[0].generations.listed()
 
     def _number(self) -> bytes:
         self.appended += 1
@@ -182,7 +182,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _call(self, fault: Fault | None, call: Callable[[], T], after: Model) -> T | None:
         """Return the result of a call, or None after a fault: then the database was opened again."""
         result = None
-        with striking(fault, [self.queue._storage.shards[0].log.engine], self.path, self.root / "killed"):
+        with striking(fault, [self.queue._storage.shards[0].writer.engine], self.path, self.root / "killed"):
             result = call()
         if fault is None or not (fault.kills or fault.struck):
             return result

@@ -134,7 +134,7 @@ def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch
 def test_rolling_averages(db: ts.Database, clock: Clock) -> None:
     """Of ten seconds and of five minutes, from samples that are taken each second."""
     averages = Averages(db.storage.shards)
-    latencies = db.storage.shards[0].latencies.store
+    latencies = db.storage.shards[0].writer.latencies.store
     for second in range(400):
         latencies.observe(0.001 if second < 390 else 0.003)
         averages.sample()

@@ -62,7 +62,7 @@ class World:
     @contextmanager
     def dying(self, death: Fault) -> Iterator[None]:
         """Kill the process at one of the engine's writes within the block, or after it; go on with what is left."""
-        left, engines = self.path.with_name("left"), [shard.log.engine for shard in self.db.storage.shards]
+        left, engines = self.path.with_name("left"), [shard.writer.engine for shard in self.db.storage.shards]
         with striking(death, engines, self.path, left):
             yield
         self.db.close()

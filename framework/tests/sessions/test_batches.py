@@ -47,7 +47,7 @@ def opened(sessions: Sessions, *clients: str) -> list[Session]:
 @contextmanager
 def counted_writes(db: ts.Database) -> Iterator[list[int]]:
     """Count the engine's writes."""
-    engine = type(db.storage.shards[0].log.engine)
+    engine = type(db.storage.shards[0].writer.engine)
     write, counted = engine.write, [0]
 
     def count(*args: object, **kwargs: object) -> None:
@@ -234,11 +234,11 @@ def test_a_shard_that_fails_takes_nothing_from_the_others(db: ts.Database, sessi
     rows = [(client, message(client.client_id, client.client_id), 7) for client in clients]
     first = [row for row in rows if db.shard_of(row[0].client_id) == 0]
     assert 0 < len(first) < len(rows)
-    engine = type(db.storage.shards[1].log.engine)
+    engine = type(db.storage.shards[1].writer.engine)
     write = engine.write
 
     def fail(self: object, *args: object, **kwargs: object) -> None:
-        if self is db.storage.shards[1].log.engine:
+        if self is db.storage.shards[1].writer.engine:
             raise ts.EngineError("no more")
         write(self, *args, **kwargs)  # type: ignore[arg-type]
 

@@ -192,17 +192,17 @@ def test_a_removal_that_was_interrupted_is_finished(
     sessions.subscribe([(session, f"f/{number}", options) for number in range(1_500)])
     session.disconnect()
     shard = db.storage.shards[db.shard_of("client")]
-    original, writes = shard._writes.write_state, iter([True])
+    original, writes = shard.writer.write_state, iter([True])
 
     def only_once(state: Sequence[StateWrite]) -> None:
         if next(writes, None) is None:
             raise KeyboardInterrupt
         original(state)
 
-    shard._writes.write_state = only_once  # type: ignore[method-assign]
+    shard.writer.write_state = only_once  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         sessions.expire("client")
-    shard._writes.write_state = original  # type: ignore[method-assign]
+    shard.writer.write_state = original  # type: ignore[method-assign]
     sessions = crash()
     assert [] == list(sessions)
     assert 500 < len(session_keys(db))

@@ -97,11 +97,11 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
         traffic()
         silence()  # commits what was acknowledged
         silence()
-        written = [shard.counters.bytes for shard in db.storage.shards]
-        reads = [shard.counters.reads for shard in db.storage.shards]
+        written = [shard.writer.counters.bytes for shard in db.storage.shards]
+        reads = [shard.writer.counters.reads for shard in db.storage.shards]
         costs = calls(silence)
-        assert written == [shard.counters.bytes for shard in db.storage.shards]
-        assert reads == [shard.counters.reads for shard in db.storage.shards]
+        assert written == [shard.writer.counters.bytes for shard in db.storage.shards]
+        assert reads == [shard.writer.counters.reads for shard in db.storage.shards]
         found.append((costs, calls(traffic)))
     (quiet, some), (quiet_with_many, some_with_many) = found
     assert quiet == quiet_with_many

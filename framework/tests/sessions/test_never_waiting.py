@@ -103,7 +103,7 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
 
     The sessions' lock is free meanwhile.
     """
-    engine = type(db.storage.shards[0].log.engine)
+    engine = type(db.storage.shards[0].writer.engine)
     clock.now += 20_000_000
     if who == "tick":
         session.puback(5)
@@ -153,7 +153,7 @@ def test_what_is_acknowledged_during_a_commit_is_not_lost(
     db: ts.Database, sessions: Sessions, session: Session
 ) -> None:
     """What was staged before it is committed without it, what is staged after it with it."""
-    engine = type(db.storage.shards[0].log.engine)
+    engine = type(db.storage.shards[0].writer.engine)
     assert 1 == session.pubrec(6)
     with held(engine, "write", sessions.deliver) as delivering:
         assert 5 == session.puback(1, 2, 3, 4, 5)
@@ -222,7 +222,7 @@ def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessio
     for session in receivers:
         session.subscribe("a", 1)
     db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(1_000)])
-    engine = type(db.storage.shards[0].log.engine)
+    engine = type(db.storage.shards[0].writer.engine)
     with held(engine, "write", lambda: sessions.deliver(limit=1_000_000)) as delivering:
         opening = [begin(partial(sessions.open, f"late-{number}")) for number in range(3)]
         claims = sessions._dispatcher.claims

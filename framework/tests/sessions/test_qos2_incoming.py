@@ -81,7 +81,7 @@ def slow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
     """Return a database that waits for each flush, and what lets flushes through."""
     with ts.open(tmp_path / "slow", backend=request.param, durability="sync", auto_compact=False) as db:
         db.sessions.open("listener", expiry_interval=None).subscribe("#", 2)
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         turnstile = Turnstile(engine)
         yield db, turnstile
         turnstile.let_through(100)
@@ -98,7 +98,7 @@ def test_publishes_and_pubrels_in_threads_share_flushes(slow_disk: tuple[ts.Data
         for session, packet_id in zip(sessions, ids, strict=True)
     ]
     pubrels = [partial(session.pubrel, packet_id) for session, packet_id in zip(sessions, ids, strict=True)]
-    log, engine = db.storage.shards[0].log, turnstile._engine
+    log, engine = db.storage.shards[0].writer, turnstile._engine
     for calls in (publishes, pubrels):
         turnstile, written = Turnstile(engine), log.tail.writes
         replace_engine(db, turnstile)
@@ -134,7 +134,7 @@ def test_a_slow_commit_holds_up_calls_for_the_same_session_only(slow_disk: tuple
     two.subscribe("b", 1)
     db.publish([ts.Message("b", b"", "publisher", 1)])
     replace_engine(db, turnstile)
-    log = db.storage.shards[0].log
+    log = db.storage.shards[0].writer
     written = log.tail.writes
     first = begin(partial(one.subscribe, "a", 1))
     wait_until(lambda: log.tail.writes == written + 1, "the first commit")

@@ -367,7 +367,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
     for writes in range(60):
         path, clock = tmp_path / str(writes), Clock()
         db = ts.open(path, clock=clock, auto_compact=False)
-        db.storage.shards[0].log.engine = engine = Stopping(db.storage.shards[0].log.engine)
+        db.storage.shards[0].writer.engine = engine = Stopping(db.storage.shards[0].writer.engine)
         for client in "ab":
             member(db.sessions, client, receive_maximum=20)
         payloads = [b"%d" % number for number in range(100)]

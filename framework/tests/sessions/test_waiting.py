@@ -134,9 +134,9 @@ def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Se
     for number in range(100):
         subscribed(sessions, f"client-{number}")
     publish(*map(str, range(50)))
-    reads = sum(shard.counters.reads for shard in db.storage.shards)
+    reads = sum(shard.writer.counters.reads for shard in db.storage.shards)
     assert 5_000 == sum(len(items) for _, items in sessions.deliver())
-    assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 4
+    assert sum(shard.writer.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
 # --- what fails ---
@@ -292,7 +292,7 @@ def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
 
 def failing_writes(db: ts.Database, client_id: str, error: BaseException) -> AbstractContextManager[object]:
     """Let all writes of a client's shard fail."""
-    return patch.object(db.storage.shards[db.shard_of(client_id)]._writes, "write_state", side_effect=error)
+    return patch.object(db.storage.shards[db.shard_of(client_id)].writer, "write_state", side_effect=error)
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -87,7 +87,7 @@ def test_nothing_comes_before_what_was_seen(tmp_path: Path, durability: str) -> 
         clock.now = BEGIN + LENGTH
         assert sorted(first) == found(db)
         clock.now = BEGIN
-        epoch = db.storage.shards[0].slab(1).epoch
+        epoch = db.storage.shards[0].generations.slab(1).epoch
         later = db.store(some(2)).ids[0]
         assert later.position // epoch > first[-1].position // epoch
     with reopened(tmp_path / "db", clock) as db:
@@ -168,18 +168,18 @@ def test_two_replays_at_the_end_of_an_epoch(other: str) -> None:
     with opened(clock) as db, ThreadPoolExecutor() as threads:
         stored = db.store(some(1)).ids
         clock.now += LENGTH
-        gate = Gate(db.storage.shards[0].engine())
+        gate = Gate(db.storage.shards[0].writer.open_engine())
         replace_engine(db, gate)
         first: Any = threads.submit(db.store, some(2)) if other == "store" else threads.submit(found, db)
         assert gate.flushing.wait(PATIENCE)
-        waits, epochs = threading.Event(), db.storage.shards[0]._epochs
-        end = epochs.end
+        waits, reader = threading.Event(), db.storage.shards[0].reader
+        end = reader.end_epoch
 
         def told_of(*arguments: Any, **how: Any) -> None:
             waits.set()
             end(*arguments, **how)
 
-        epochs.end = told_of  # type: ignore[method-assign]
+        reader.end_epoch = told_of  # type: ignore[method-assign]
         second = threads.submit(found, db)
         wait_until(lambda: waits.is_set() or second.done(), "the second replay to know where it ends")
         gate.open.set()
@@ -197,7 +197,7 @@ def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, r
         stored = db.store(some(0)).ids
         clock.now = BEGIN
         stored += db.store(some(1)).ids
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         replace_engine(db, Full(engine, refused))
         clock.now += LENGTH
         if first == "store":
@@ -255,7 +255,7 @@ def test_a_replay_that_waits_is_let_go(what: str, told: type[Exception] | None) 
             clock.now += LENGTH
             db.store(some(2))
         else:
-            engine = db.storage.shards[0].engine()
+            engine = db.storage.shards[0].writer.open_engine()
             replace_engine(db, Full(engine, "write"))
             with pytest.raises(ts.StorageFullError):
                 db.store(some(2))

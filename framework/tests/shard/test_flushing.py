@@ -24,7 +24,7 @@ def opened(durability: str = "commit") -> ts.Database:
 
 def gated(db: ts.Database) -> Gate:
     """Put a gate into the only shard of a database."""
-    gate = Gate(db.storage.shards[0].engine())
+    gate = Gate(db.storage.shards[0].writer.open_engine())
     replace_engine(db, gate)
     return gate
 
@@ -54,7 +54,7 @@ def test_nothing_is_seen_before_it_is_on_disk() -> None:
         assert gate.flushing.wait(PATIENCE)
         assert [b"1"] == payloads(db)
         assert [b"1"] == list(db.read(db.cursor(db.streams("#")[0], "#")).batch.payloads)
-        assert 0 == db.delete("a", db.storage.shards[0].last_position >> 11)
+        assert 0 == db.delete("a", db.storage.shards[0].writer.tail.last_position >> 11)
         assert [] == db.verify().damages
         assert not store.done()
         gate.open.set()
@@ -65,14 +65,14 @@ def test_nothing_is_seen_before_it_is_on_disk() -> None:
 def test_flushes_are_shared() -> None:
     """All batches stored while a flush is under way wait for the next one, which serves all of them."""
     with opened("sync") as db:
-        shard, engine = db.storage.shards[0], db.storage.shards[0].engine()
+        shard, engine = db.storage.shards[0], db.storage.shards[0].writer.open_engine()
         turnstile = Turnstile(engine)
         replace_engine(db, turnstile)
         stores = [begin(partial(db.store, [Message("a", b"2")]))]
         wait_until(lambda: turnstile.begun, "the flush of the first store")
-        written = shard.log.tail.writes
+        written = shard.writer.tail.writes
         stores += [begin(partial(db.store, [Message("a", b"%d" % number)])) for number in range(THREADS)]
-        wait_until(lambda: shard.log.tail.writes == written + THREADS, "the writes of all other stores")
+        wait_until(lambda: shard.writer.tail.writes == written + THREADS, "the writes of all other stores")
         db.generations()  # takes the lock under which the last of them is written
         turnstile.let_through()
         wait_until(lambda: turnstile.begun == 2, "the flush of the others")

@@ -110,7 +110,7 @@ def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pyte
             for message in batch.to_messages()
         ]
         assert sorted([3, 7, 27, 47] * 10) == sorted(found)
-        assert 300 == sum(shard.counters.read_messages for shard in db.shards)
+        assert 300 == sum(shard.writer.counters.read_messages for shard in db.shards)
         none = Selection(timestamps=TimeRange(FIRST + 100 * hour))
         assert {None} == {one.generation for one in reading.ranges_of(db, none)}
         assert Selection(timestamps=TimeRange(5, 5)).empty

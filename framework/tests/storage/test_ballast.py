@@ -46,7 +46,7 @@ def test_ballast_that_cant_be_made_fails_nothing(
     file = db.path / "ballast"
     file.unlink()
     assert db.info().ballast_failure is None
-    where = type(db.storage.shards[0].engine()) if call == "info" else os
+    where = type(db.storage.shards[0].writer.open_engine()) if call == "info" else os
     for act, left in ((db.add_generation, [1, 2, 3]), (lambda: db.drop_generation(1), [2, 3])):
         with monkeypatch.context() as patched:
             if call == "open":

@@ -111,7 +111,7 @@ def test_reading_and_copying_change_nothing(closed: Path) -> None:
         db.refresh()
         assert EXPECTED == [message.payload for message in db.replay("t")]
     lazy = open_lazily(closed)
-    assert 1 == len(lazy.shards[0].generations())
+    assert 1 == len(lazy.shards[0].generations.listed())
     lazy.close()
     copy = fresh(closed)
     shutil.rmtree(closed)
@@ -148,7 +148,7 @@ def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
         assert -signal.SIGKILL == killed.returncode
         assert not (tmp_path / "db" / "closed").exists()
     db = ts.open(tmp_path / "db", auto_compact=False)
-    db.storage.shards[0].log.fail(OSError("it failed"))
+    db.storage.shards[0].writer.fail(OSError("it failed"))
     db.close()
     assert not (tmp_path / "db" / "closed").exists()
     assert [b"0", b"0"] == payloads(tmp_path / "db")
@@ -163,7 +163,7 @@ def test_no_list_after_a_close_that_did_not_end(
     need("rocksdb")
     db = ts.open(tmp_path / "db", auto_compact=False)
     db.store([Message("t", b"0")])
-    engine = type(db.storage.shards[0].engine())
+    engine = type(db.storage.shards[0].writer.open_engine())
     real = engine.close
 
     def fails(closed: Engine) -> None:

@@ -28,9 +28,9 @@ def test_a_shard_that_fails_keeps_none_from_being_compacted(tmp_path: Path, monk
         scheduler, shards = db._compaction, db.storage.shards
         assert scheduler is not None
         with (
-            patch.object(shards[0], "compact", side_effect=ts.CorruptionError("damaged")),
-            patch.object(shards[1], "compact", return_value=0),
-            patch.object(shards[2], "compact", return_value=0) as last,
+            patch.object(shards[0].rewriter, "compact", side_effect=ts.CorruptionError("damaged")),
+            patch.object(shards[1].rewriter, "compact", return_value=0),
+            patch.object(shards[2].rewriter, "compact", return_value=0) as last,
         ):
             scheduler.task.wake()
             wait_until(lambda: last.call_count >= 3, "it to be tried again")
@@ -128,17 +128,17 @@ def test_close_beside_the_background(path: Path, begun: bool) -> None:
     count, threads = 3 * ENOUGH if begun else ENOUGH, threading.active_count()
     db = opened(path, auto_compact=True)
     shard = db.storage.shards[0]
-    compact = shard.compact
+    compact = shard.rewriter.compact
 
     def held(*, whole: bool, stop: Callable[[], bool]) -> int:
         wait_until(stop, "an end of the background's compaction")
         return compact(whole=whole, stop=stop)
 
     if not begun:
-        shard.compact = held  # type: ignore[method-assign, assignment]
+        shard.rewriter.compact = held  # type: ignore[method-assign, assignment]
     fill(db, count)
     if begun:
-        wait_until(lambda: shard.counters.compacted, "the background to compact something")
+        wait_until(lambda: shard.writer.counters.compacted, "the background to compact something")
     db.close()
     wait_until(lambda: threading.active_count() <= threads, "the background's threads to end")
     with opened(path, auto_compact=False) as db:
@@ -150,7 +150,7 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
     """Background compaction that fails at a damaged message warns, `info` says why, and stores and reads go on."""
     with opened(path, auto_compact=True) as db:
         db.store([ts.Message("first", b"")])
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         (key, value), *_ = next(engine.scan(DATA, limit=1))
         put(engine, DATA, {key: value[:-1] + bytes((value[-1] ^ 1,))})
         with warnings.catch_warnings(record=True) as told:

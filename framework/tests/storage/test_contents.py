@@ -290,7 +290,11 @@ def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None
         db.compact()
         (counted,) = db.storage.shards[0].tallies.ranges(1)
         assert counted.parts > 2
-        assert all(len(value) < 1 << 20 for chunk in db.storage.shards[0].engine().scan(STATE) for _, value in chunk)
+        assert all(
+            len(value) < 1 << 20
+            for chunk in db.storage.shards[0].writer.open_engine().scan(STATE)
+            for _, value in chunk
+        )
         assert everything == db.topics()
         assert 5_000 == len(db.clients())
 
@@ -441,8 +445,8 @@ def test_a_damaged_table_is_told(db: ts.Database) -> None:
     everything = db.topics()
     db.compact()
     shard = db.storage.shards[0]
-    damaged = [pair for chunk in shard.engine().scan(STATE, b"\0tally\0", b"\0tally\1") for pair in chunk]
-    put(shard.engine(), STATE, {key: value[:-1] + bytes((value[-1] ^ 1,)) for key, value in damaged})
+    damaged = [pair for chunk in shard.writer.open_engine().scan(STATE, b"\0tally\0", b"\0tally\1") for pair in chunk]
+    put(shard.writer.open_engine(), STATE, {key: value[:-1] + bytes((value[-1] ^ 1,)) for key, value in damaged})
     assert everything == db.topics()
     assert len(damaged) == len(db.verify().damages)
     db.delete("#")

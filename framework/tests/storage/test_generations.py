@@ -121,10 +121,10 @@ def test_a_tombstone_is_removed_at_open(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         store(db, "old")
         db.add_generation()
-        assert db.storage.shards[0].drop_generation(1)
+        assert db.storage.shards[0].generations.drop(1)
         assert [] == list(db.replay("#"))
     with ts.open(tmp_path / "db") as db:
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         for numbers in (DATA, INDEX):
             assert [] == list(engine.scan(numbers, (1, 0, 0), (2, 0, 0)))
         for names in (META, KEYS):
@@ -140,13 +140,13 @@ def test_an_interrupted_addition_is_finished_at_open(tmp_path: Path, done: int) 
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "before")
         for shard in db.storage.shards[-done:]:
-            shard.add_generation("skipstream", {"thresholds": [3, 2]})
+            shard.generations.add("skipstream", {"thresholds": [3, 2]})
         with pytest.raises(ts.GenerationError, match="the current one"):  # of a shard, so it stays in all
             db.drop_generation(1)
         check(db, "before")
     with ts.open(tmp_path / "db") as db:
-        assert [2] * SHARDS == [shard.current for shard in db.storage.shards]
-        made = [shard.generations()[-1] for shard in db.storage.shards]
+        assert [2] * SHARDS == [shard.generations.current for shard in db.storage.shards]
+        made = [shard.generations.listed()[-1] for shard in db.storage.shards]
         assert [("skipstream", [3, 2])] * SHARDS == [(each.layout, list(each.options["thresholds"])) for each in made]
         store(db, "after")
         check(db, "before", "after")
@@ -163,9 +163,9 @@ def test_an_interrupted_drop_is_finished_at_open(tmp_path: Path, done: int, remo
         db.add_generation()
         store(db, "new")
         for shard in db.storage.shards[:done]:
-            assert shard.drop_generation(1)
+            assert shard.generations.drop(1)
             if removed:
-                shard.remove_dropped()
+                shard.generations.remove_dropped()
     for _ in range(2):
         with ts.open(tmp_path / "db") as db:
             check(db, "new")
@@ -177,8 +177,8 @@ def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "old")
         for _ in range(3):
-            db.storage.shards[0].add_generation("block", {})
-        db.storage.shards[0].drop_generation(2)
+            db.storage.shards[0].generations.add("block", {})
+        db.storage.shards[0].generations.drop(2)
     with ts.open(tmp_path / "db") as db:
         assert [1, 3, 4] == [generation.number for generation in db.generations()]
         check(db, "old")
@@ -186,19 +186,19 @@ def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
 
 def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Database) -> None:
     """No generation is dropped that one of the shards still writes."""
-    broken = db.storage.shards[1]
-    add: Any = broken.add_generation
+    broken = db.storage.shards[1].generations
+    add: Any = broken.prepare_add_locked
 
-    def fail(*_: object) -> int:
+    def fail(*_: object) -> None:
         raise ts.StorageFullError("disk full")
 
-    broken.add_generation = fail  # type: ignore[method-assign]
+    broken.prepare_add_locked = fail  # type: ignore[method-assign]
     with pytest.raises(ts.StorageFullError):
         db.add_generation()
     assert [1] == [generation.number for generation in db.generations()]
-    broken.add_generation = add  # type: ignore[method-assign]
+    broken.prepare_add_locked = add  # type: ignore[method-assign]
     assert 2 == db.add_generation()
-    assert [2] * SHARDS == [shard.current for shard in db.storage.shards]
+    assert [2] * SHARDS == [shard.generations.current for shard in db.storage.shards]
     store(db, "after")
     with pytest.raises(ts.GenerationError, match="the current one"):
         db.drop_generation(2)

@@ -196,7 +196,7 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
     """A flipped bit, or another key's value, is never handed out."""
     shard = db.shard_of("me")
     store_under(db.storage, [ts.Message("a", b"1", "me"), ts.Message("a", b"2", "me")], [b"wx", b"wy"])
-    engine = db.storage.shards[shard].engine()
+    engine = db.storage.shards[shard].writer.open_engine()
     value = engine.get(STATE, state_key(b"wx"))
     assert value is not None
     for wrong in (value[:-1] + bytes((value[-1] ^ 1,)), engine.get(STATE, state_key(b"wy")), b""):

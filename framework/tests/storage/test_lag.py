@@ -110,10 +110,10 @@ def test_few_messages_are_read_for_an_estimate(tmp_path: Path, monkeypatch: pyte
         for _ in range(50):
             db.store([ts.Message("a", b"", "p", 1) for _ in range(1_000)])
         shard = db.storage.shards[0]
-        LagCounter(db.storage).lag(ts.TopicFilter("a"), [shard.watermark])
-        assert shard.counters.read_messages == 0
+        LagCounter(db.storage).lag(ts.TopicFilter("a"), [shard.writer.watermark])
+        assert shard.writer.counters.read_messages == 0
         assert LagCounter(db.storage).lag(ts.TopicFilter("a"), [0]).messages > 500
-        assert shard.counters.read_messages < 20_000
+        assert shard.writer.counters.read_messages < 20_000
 
 
 def test_a_closed_database_says_so(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_who_is_far_behind_is_told_without_reading(tmp_path: Path) -> None:
             clock.now += SECOND
             topics = ["early"] if number < 50 else ["a/1", "a/2", "late"] if number >= 190 else ["a/1", "a/2"]
             db.store([ts.Message(topics[n % len(topics)], b"", "p", 1) for n in range(1_000)])
-            places.append(db.storage.shards[0].watermark)
+            places.append(db.storage.shards[0].writer.watermark)
         db.topics()  # counts what is stored
         before = db.info().total.read_messages
         counter = LagCounter(db.storage)

@@ -41,7 +41,7 @@ def read(_):
 
 def read_lazily(_):
     with closing(open_lazily(path)) as storage:
-        assert all(shard.generations() for shard in storage.shards)
+        assert all(shard.generations.listed() for shard in storage.shards)
 
 def import_(_):
     rows = another()

@@ -17,8 +17,9 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.engine import STATE
 from topicstore.shard import zones
+from topicstore.shard.writer import PendingWrite
 from topicstore.storage.reading.pages import ReplayPlace
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.conditions.profiles import COSTLY, tries
@@ -225,6 +226,7 @@ CRASHING = """
 import os, signal, sys
 import topicstore as ts
 from topicstore.shard import zones
+from topicstore.shard.writer import PendingWrite
 
 zones.SIZE = 50
 db = ts.open(sys.argv[1], shards=2)
@@ -267,7 +269,7 @@ def test_an_archived_generation(tmp_path: Path) -> None:
         assert [b"3", b"late"] == [message.payload for message in found]
         assert 6 == messages_read(db) - before
         db.drop_generation(1)
-        reader = db.storage.shards[0].reader()
+        reader = db.storage.shards[0].writer.open_engine()
         assert [] == list(zones.load_zones(reader, 1))
         assert [b"late"] == [message.payload for message in db.replay("a", START, START + 10**10, by="timestamp")]
 
@@ -279,12 +281,12 @@ def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
     message = ts.Message("a", b"old", timestamp=START)
     with ts.open(tmp_path / "db", mode="x", backend="rocksdb") as db:
         db.store([message] * 12)
-        log = db.storage.shards[0].log
-        write = WriteBatch()
-        with log.lock:
-            zones.remove_zones(write, 1)
-            ticket = log.commit_locked(write, msgspec.structs.replace(log.tail, zone=None))
-        log.settle(ticket)
+
+        def without_zones(pending: PendingWrite) -> None:
+            zones.remove_zones(pending.write, 1)
+            pending.tail = msgspec.structs.replace(pending.tail, zone=None)
+
+        db.storage.shards[0].writer.commit(without_zones)
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("a", b"new", timestamp=START + n * 10**9) for n in range(12)])
         assert 13 == len(list(db.replay("a", START, START + 1, by="timestamp")))
@@ -297,7 +299,7 @@ def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
     """With its place, by who needs it and by verification; replays by position go on."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"", timestamp=START)] * 12)
-        engine = db.storage.shards[0].engine()
+        engine = db.storage.shards[0].writer.open_engine()
         ((key, value), *_) = [pair for chunk in engine.scan(STATE, b"\0zone", b"\0zonf") for pair in chunk]
         put(engine, STATE, {key: value[:-1] + bytes([value[-1] ^ 1])})
         assert 12 == len(list(db.replay("#")))

@@ -305,7 +305,7 @@ def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         db.store(some())
         db.add_generation()
-        db.storage.shards[0].drop_generation(1)
+        db.storage.shards[0].generations.drop(1)
     before = files(tmp_path / "db")
     with ts.open(tmp_path / "db", mode="r") as db:
         assert numbers(db) == []

@@ -191,6 +191,6 @@ def test_memory_can_not_be_opened_again(tmp_path: Path) -> None:
 
 def _fail(db: ts.Database) -> None:
     """Have a write of the only shard fail."""
-    engine = db.storage.shards[0].log.engine
+    engine = db.storage.shards[0].writer.engine
     with patch.object(engine, "write", side_effect=ts.StorageFullError("no room")), pytest.raises(ts.StorageFullError):
         db.store([ts.Message("t", b"failed")])

@@ -207,7 +207,7 @@ def test_what_can_not_be_read_is_left_out(layout: str) -> None:
     with ts.open("memory", **how, clock=lambda: now[0], auto_compact=False) as db:  # type: ignore[arg-type]
         db.store([Message("t/0", b"before", "c")])
         (shard,) = db.storage.shards
-        start = shard.last_position
+        start = shard.writer.tail.last_position
         for number in range(200):
             now[0] += 1 + 1_000 * (number % 7)
             db.store([Message(f"t/{number % 3}", b"%d" % number, "c"), Message("$SYS/x/y", b"%d" % number, "c")])
@@ -223,7 +223,7 @@ def test_what_can_not_be_read_is_left_out(layout: str) -> None:
 
 def damage_every_tenth(shard: Shard) -> int:
     """Damage values of messages; return how many."""
-    engine, write = shard.engine(), WriteBatch()
+    engine, write = shard.writer.open_engine(), WriteBatch()
     pairs = [
         (space, key, value)
         for space in (DATA, KEYS)

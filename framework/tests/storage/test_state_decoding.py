@@ -26,7 +26,7 @@ WRONG = {"newer": [99], "of other types": [1, {}, {}, {}], "not an array": 1}
 
 def keep_value(storage: Storage, key: bytes, value: object) -> None:
     """Keep a value with a right checksum."""
-    put(storage.shards[0].engine(), STATE, {key: add_checksum(key, msgspec.msgpack.encode(value))})
+    put(storage.shards[0].writer.open_engine(), STATE, {key: add_checksum(key, msgspec.msgpack.encode(value))})
 
 
 def keep(db: ts.Database) -> None:
@@ -47,7 +47,7 @@ def keep(db: ts.Database) -> None:
 
 
 def pairs_of(db: ts.Database) -> list[tuple[bytes, bytes]]:
-    return [pair for chunk in db.storage.shards[0].engine().scan(STATE) for pair in chunk]
+    return [pair for chunk in db.storage.shards[0].writer.open_engine().scan(STATE) for pair in chunk]
 
 
 def test_what_is_kept_is_decoded(tmp_path: Path) -> None:

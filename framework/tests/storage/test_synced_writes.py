@@ -169,7 +169,7 @@ def test_a_note_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back
     db.flush()
     assert db.info().notes_failure is None
     reached = SyncedWrites(tmp_path / "db", db.storage.id, 1)
-    assert db.storage.shards[0].log.tail.writes == reached.read(0).writes  # type: ignore[union-attr]
+    assert db.storage.shards[0].writer.tail.writes == reached.read(0).writes  # type: ignore[union-attr]
     notes.failing = True
     with pytest.warns(RuntimeWarning, match="go unnoticed"):
         _ = [db.store([Message("t", b"3")]), db.close()]
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_put_back(tmp_path: Path, backend: str) -> None:
         assert [b"1"] == payloads(db)
     reached = SyncedWrites(tmp_path / "copy", db.storage.id, 1).read(0)
     assert reached is not None
-    assert reached.writes < db.storage.shards[0].log.tail.writes + 1
+    assert reached.writes < db.storage.shards[0].writer.tail.writes + 1
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -228,7 +228,7 @@ def test_writes_of_a_release_that_does_not_number_them(tmp_path: Path, stored: b
             db.store([Message("t", b"%d" % number)])
     (tmp_path / "db" / "closed").unlink()
     with ts.open(tmp_path / "db", auto_compact=False) as db:
-        log = db.storage.shards[0].log
+        log = db.storage.shards[0].writer
         if stored:
             db.store([Message("t", b"5")])
         batch = WriteBatch()
@@ -268,7 +268,7 @@ def test_a_note_that_fails_holds_up_neither_followers_nor_what_makes_room(
 def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C within it leaves nothing unknown after the next flush."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
-        log = db.storage.shards[0].log
+        log = db.storage.shards[0].writer
         real = log._note_synced
 
         def interrupted(*_: int) -> None:
@@ -302,7 +302,7 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
     """Two threads never take a shard's note at once, which would write one slot twice: not of any engine."""
     need("duckdb")
     with ts.open(tmp_path / "db", backend="duckdb", auto_compact=False) as db:
-        log = db.storage.shards[0].log
+        log = db.storage.shards[0].writer
         real, held = log._note_synced, []
 
         def note(*arguments: int) -> bool:

@@ -93,7 +93,7 @@ class Archives:
         return iter(
             [
                 Archive(generation=record.number, path=archive_directory(self._storage.path, record.archive))
-                for record in self._storage.shards[0].generations()
+                for record in self._storage.shards[0].generations.listed()
                 if record.archive is not None
             ]
         )

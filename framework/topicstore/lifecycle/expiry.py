@@ -85,7 +85,7 @@ def expire(
                     damages.append(bad)
                     continue
                 reached[rule.name] = first = last + 1
-            pending = time_of(first) if shard.watermark >= first else now
+            pending = time_of(first) if shard.writer.watermark >= first else now
             wait = min(wait, max(pending + rule.age + rule.age // _PARTS + 1 - now, 1))
         if reached != before:
             write = FrameworkWrite(_KEY, _CODEC.encode(_KEY, _Record(_VERSION, digest, reached)))
@@ -99,11 +99,11 @@ def _last_expired(shard: Shard, generations: Sequence[GenerationAge], cutoff: in
     """Return the last position of a shard that is visible to readers and older than a time."""
     ended = {generation.number: generation.ended for generation in generations}
     last = first_position(cutoff) - 1
-    for record in shard.generations():
+    for record in shard.generations.listed():
         if record.last_position is None or ended.get(record.number, cutoff) >= cutoff:
             break
         last = max(last, record.last_position)
-    return min(last, shard.watermark)
+    return min(last, shard.writer.watermark)
 
 
 def _reached(storage: Storage, shard: int, digest: bytes) -> dict[str, int]:

@@ -40,8 +40,8 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.locks import holding
-from topicstore.shard.reader import filters_of_all
 from topicstore.shard.records import GenerationRecord
+from topicstore.shard.rewriter import filters_of_all
 from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
@@ -159,14 +159,16 @@ def archive(
                     _remove(directory, target)
                 raise
         for shard, slab in zip(storage.shards, exported, strict=True):
-            shard.archive(number, location, slab.messages)
+            shard.generations.archive(number, location, slab.messages)
         return exported
 
     def archive_all() -> None:
         # One after the other, so that the space of each is free before the next needs some.
         for number in _told(numbers, progress):
             # The export would still hold messages that are deleted meanwhile.
-            slabs.extend(holding((shard.rewriting for shard in storage.shards), partial(archive_one, number)))
+            slabs.extend(
+                holding((shard.generations.rewrite_lock for shard in storage.shards), partial(archive_one, number))
+            )
             if storage.listener is not None:
                 storage.listener.forget()  # scans under way read the local slabs
 
@@ -203,7 +205,7 @@ def _check_holds_archived(storage: Storage, target: Path) -> None:
     lacking = {
         record.number
         for shard in storage.shards
-        for record in shard.generations()
+        for record in shard.generations.listed()
         if record.archive is not None
         and archive_directory(storage.path, record.archive) == target.resolve()
         and not is_complete(slab_directory(target, shard.number, record.number))
@@ -239,7 +241,7 @@ def _sealed(storage: Storage) -> list[int]:
 def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
     there = _sealed(storage)
     for number in generations:
-        if number == storage.shards[0].current:
+        if number == storage.shards[0].generations.current:
             raise GenerationError(f"generation {number} is the current one; add another before exporting it")
         if number not in there:
             raise GenerationError(f"there is no generation {number}")
@@ -319,8 +321,8 @@ def _check_same(storage: Storage, record: GenerationRecord, directory: Path, the
 
 
 def _record(shard: Shard, generation: int) -> GenerationRecord:
-    shard.slab(generation)  # raises if it was dropped
-    return next(record for record in shard.generations() if record.number == generation)
+    shard.generations.slab(generation)  # raises if it was dropped
+    return next(record for record in shard.generations.listed() if record.number == generation)
 
 
 def _publish(unfinished: Path, directory: Path) -> Contents | None:
@@ -355,7 +357,7 @@ def _remove(directory: Path, target: Path) -> None:
 
 def _stored(storage: Storage, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
     """Yield all messages of a slab in order of positions, as they are stored."""
-    slab, last = shard.slab(record.number), record.last_position or 0
+    slab, last = shard.generations.slab(record.number), record.last_position or 0
     filters = slab.contents.filters if isinstance(slab, ArchiveSlab) else filters_of_all(slab)
     plans = [
         plan_generation(storage, shard, record.number, TopicFilter(text), record.first_position, last, since=None)

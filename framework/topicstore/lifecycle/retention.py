@@ -268,7 +268,7 @@ class Retention:
         shards, failing = storage.shards, self._removal.failure is not None or self._task.stopping.is_set()
         if failing or not self._quota.reached(bound, shards, removing=True):
             return
-        if self._running.owned() or any(owned(shard.lock) for shard in shards):
+        if self._running.owned() or any(owned(shard.writer.lock) for shard in shards):
             return  # this is called within a run, or a signal handler is within a store: both would wait for themselves
         try:
             self._sweep(storage, None, at_once=False)

@@ -74,8 +74,8 @@ class Hub:
             if first:
                 self._routes.add(feed.topic_filter, feed)
                 for number, shard in enumerate(self._shards):
-                    with shard.lock:  # a store under way may have looked for listeners before this one was there
-                        feed.listen(number, shard.last_position)
+                    with shard.writer.lock:  # a store under way may have looked for listeners before this one was there
+                        feed.listen(number, shard.writer.tail.last_position)
 
     def leave(self, feed: Feed, listener: Listener) -> None:
         """Stop notifying a listener."""
@@ -104,11 +104,11 @@ class Hub:
 
     def watermarks(self) -> list[int]:
         """Return each shard's highest visible position, at which "from now on" begins."""
-        return [shard.watermark for shard in self._shards]
+        return [shard.writer.watermark for shard in self._shards]
 
     def last_positions(self) -> list[int]:
         """Return each shard's last position. A stored place that lies after it is in what the database has lost."""
-        return [shard.last_position for shard in self._shards]
+        return [shard.writer.tail.last_position for shard in self._shards]
 
     def place(self, positions: Sequence[int]) -> Place:
         """Return the place of these positions, by shard."""
@@ -137,12 +137,12 @@ class Hub:
         for number, position in place.items():
             check_within("a shard", number, 0, len(found) - 1)
             check_within("a position", position, 0, (1 << 64) - 1)
-            if not known and position > self._shards[number].last_position:
+            if not known and position > self._shards[number].writer.tail.last_position:
                 raise WrongDatabaseError(
                     f"position {position} of shard {number} lies after everything in this database: the place is "
                     "probably of another one"
                 )
-            self._shards[number].check_reached(position)
+            self._shards[number].reader.check_reached(position)
             found[number] = position
         return found
 
@@ -178,7 +178,7 @@ class Hub:
     def _hidden(self, shard: int) -> bool:
         """Return whether what is stored now has to be scanned: others may read it later, or otherwise."""
         found = self._shards[shard]
-        return self._scans_only or found.slab(found.current).epoch > 1
+        return self._scans_only or found.generations.slab(found.generations.current).epoch > 1
 
     def committed(self, shard: int) -> None:
         """Note that the batch that was announced last is committed. Under the shard's lock."""

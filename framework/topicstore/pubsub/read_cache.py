@@ -179,15 +179,16 @@ class ReadCache:
 
     def watermark(self, shard: int) -> int:
         """Return the highest position of a shard that readers may see."""
-        return self._shards[shard].watermark
+        return self._shards[shard].writer.watermark
 
     def hides(self, shard: int) -> bool:
         """Return whether a layout of the shard hides the epoch that is being written."""
-        return any(slab.epoch > 1 for _, slab in self._shards[shard].slabs())
+        return any(slab.epoch > 1 for _, slab in self._shards[shard].generations.with_slabs())
 
     def await_visible(self, wake: Callable[[int], object], shard: int, seen: int, position: int) -> None:
         """Call ``wake`` of a reader that has read up to ``seen`` when everything up to a position is visible."""
-        committed = min(position, self._shards[shard].last_position)  # an announced batch may never be committed
+        last = self._shards[shard].writer.tail.last_position
+        committed = min(position, last)  # an announced batch may never be committed
         if seen < committed:
             self._visibility.add(wake, shard, committed)
 
@@ -200,7 +201,7 @@ class ReadCache:
 
     def gone(self) -> frozenset[int]:
         """Return the generations that have been dropped."""
-        live = {record.number for shard in self._shards for record, _ in shard.live}
+        live = {record.number for shard in self._shards for record, _ in shard.generations.live}
         return frozenset(range(1, max(live, default=1))) - live
 
     def dropped_between(self, shard: int, after: int, position: int, quiet: tuple[int, int]) -> tuple[int, ...]:
@@ -220,8 +221,8 @@ class ReadCache:
 
     def _gaps_of(self, shard: int) -> list[_Gap]:
         live, gaps = self._gaps[shard]
-        if live is not self._shards[shard].live:
-            live = self._shards[shard].live
+        if live is not self._shards[shard].generations.live:
+            live = self._shards[shard].generations.live
             gaps = _gaps([record for record, _ in live])
             self._gaps[shard] = live, gaps
         return gaps

@@ -75,9 +75,9 @@ class VisibilityWatcher:
         """Return True when a position is visible, False if it never will be because the shard takes no writes."""
         found = self._shards[shard]
         try:
-            found.await_visible(position)
+            found.reader.await_visible(position)
         except TopicstoreError as failure:
-            if found.failure is None and not isinstance(failure, DatabaseClosedError):
+            if found.writer.failure is None and not isinstance(failure, DatabaseClosedError):
                 raise
             return False
         return True

@@ -172,7 +172,7 @@ class Queue:
             max_messages=r.max_messages,
             max_bytes=r.max_bytes,
             overflow=r.overflow,
-            disk_bytes=self._storage.shards[0].engine().info().disk_bytes,
+            disk_bytes=self._storage.shards[0].writer.open_engine().info().disk_bytes,
         )
 
     def damages(self) -> list[Damage]:
@@ -217,7 +217,7 @@ class Queue:
 
     def _rotate(self) -> None:
         """Begin a generation if the current one is large. This comes first, so that a failed append has no effect."""
-        if self._storage.shards[0].generations()[-1].live_bytes >= _GENERATION_BYTES:
+        if self._storage.shards[0].generations.listed()[-1].live_bytes >= _GENERATION_BYTES:
             add_generation(self._storage)
             self._drop_passed()
 
@@ -352,6 +352,6 @@ class Queue:
 
     def _drop_passed(self) -> None:
         """Drop the generations that the head has passed."""
-        for generation in self._storage.shards[0].generations()[:-1]:
+        for generation in self._storage.shards[0].generations.listed()[:-1]:
             if (generation.last_position or 0) <= self._record.head:
                 drop_generation(self._storage, generation.number)

@@ -42,8 +42,8 @@ def _disk(db: ts.Database, min_free: int) -> Iterator[str]:
 def _shards(db: ts.Database) -> Iterator[str]:
     skew = int(db.manifest.max_skew * 1_000_000) if db.manifest.timestamps == "message" else 0
     for shard in db.storage.shards:
-        if shard.failure is not None:
+        if shard.writer.failure is not None:
             yield f"shard {shard.number} takes no writes; the log and /api/v5/info say why"
-        ahead = shard.ahead()
+        ahead = shard.writer.ahead()
         if ahead > _TOLERATED + skew:
             yield f"the clock is {span_text(ahead)} behind the last position of shard {shard.number}"

@@ -61,7 +61,7 @@ class Recovery:
     def _look(self, _woken: bool) -> None:
         for name, db in self._storages.items():
             now = time.monotonic()
-            if any(shard.failure is not None for shard in db.storage.shards):
+            if any(shard.writer.failure is not None for shard in db.storage.shards):
                 failing = self._failing.setdefault(name, _Failing())
                 if now >= failing.due:
                     self._try(name, db, failing)
@@ -69,7 +69,9 @@ class Recovery:
                 del self._failing[name]  # one that fails again sooner goes on with its pauses
 
     def _try(self, name: str, db: ts.Database, failing: _Failing) -> None:
-        reasons = [f"shard {one.number}: {one.failure}" for one in db.storage.shards if one.failure is not None]
+        reasons = [
+            f"shard {one.number}: {one.writer.failure}" for one in db.storage.shards if one.writer.failure is not None
+        ]
         failing.tries += 1
         try:
             recovered = db.recover()

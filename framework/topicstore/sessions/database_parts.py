@@ -140,7 +140,7 @@ def _state(storage: Storage, shard: int) -> ShardState:
     """Return the state of a shard. If the database is only read, loading tidies it up in memory only."""
     if storage.mode is None:
         return storage.state(shard)
-    return ShardState(shard, storage.shards[shard].reader, _write_nothing)
+    return ShardState(shard, storage.shards[shard].writer.open_engine, _write_nothing)
 
 
 def _write_nothing(writes: Iterable[StateWrite]) -> None:

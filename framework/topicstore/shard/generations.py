@@ -31,7 +31,7 @@ from .records import (
     remove_messages,
 )
 from .tally_records import remove_tallies
-from .writer import CommitLog
+from .writer import PendingWrite, ShardWriter
 from .zones import Zone, ZoneRecord, load_zones, put_zone
 
 __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
@@ -47,19 +47,19 @@ OpenArchive = Callable[[int, GenerationRecord], Slab]
 class Generations:
     """The generations of one shard."""
 
-    def __init__(self, log: CommitLog, make_layout: MakeLayout, open_archive: OpenArchive) -> None:
-        self._log = log
+    def __init__(self, writer: ShardWriter, make_layout: MakeLayout, open_archive: OpenArchive) -> None:
+        self._writer = writer
         self._make_layout = make_layout
         self._open_archive = open_archive
-        self.rewriting = FairLock()
-        """The lock that deletes, compactions and archiving hold. It is taken before the log's lock."""
-        self.records = {record.number: record for record in load_generations(log.engine)}
-        """The records of all generations, including tombstones, by number. Guarded by the log's lock; looking one up
+        self.rewrite_lock = FairLock()
+        """The lock that deletes, compactions and archiving hold. It is taken before the writer's lock."""
+        self.records = {record.number: record for record in load_generations(writer.engine)}
+        """The records of all generations, including tombstones, by number. Guarded by the writer's lock; looking one up
         needs no lock."""
         self._removed: set[int] = set()
-        """The generations that were removed, and whose disk space is not free yet. Guarded by the log's lock."""
+        """The generations that were removed, and whose disk space is not free yet. Guarded by the writer's lock."""
         self.slabs: dict[int, Slab] = {}
-        """The slabs of the live generations by number. Guarded by the log's lock; looking one up needs no lock."""
+        """The slabs of the live generations by number. Guarded by the writer's lock; looking one up needs no lock."""
         self.live: list[tuple[GenerationRecord, Slab]] = []
         """The live generations, oldest first. The list is replaced as a whole, so that readers needn't wait for a
         writer."""
@@ -69,17 +69,18 @@ class Generations:
         for number, record in sorted(self.records.items()):
             if not record.dropped:
                 self.slabs[number] = self._open_slab(record)
-            elif not self._log.read_only:
+            elif not self._writer.read_only:
                 self._remove(number)
         self.reclaim_removed()
         self._list_live_locked()
+        self._writer.generation, self._writer.slab = self.current, self.slabs.get(self.current)
 
     def _list_live_locked(self) -> None:
         self.live = [(record, self.slabs[n]) for n, record in sorted(self.records.items()) if n in self.slabs]
 
     def _open_slab(self, record: GenerationRecord) -> Slab:
         if record.archive is not None:
-            return self._open_archive(self._log.number, record)
+            return self._open_archive(self._writer.number, record)
         layout = self._make_layout(record.layout, record.options)
         if record.format > layout.format:
             raise NewerFormatError(
@@ -89,11 +90,11 @@ class Generations:
         try:
             return self._open_with(layout, record.layout, record.number)
         except CorruptionError as bad:
-            place = f"shard {self._log.number}, generation {record.number}"
+            place = f"shard {self._writer.number}, generation {record.number}"
             return DamagedSlab(CorruptionError(bad.reason, f"{place}, {bad.place}" if bad.place else place))
 
     def _open_with(self, layout: Layout, name: str, generation: int) -> Slab:
-        slab = layout.open(self._log.engine, self._log.number, generation)
+        slab = layout.open(self._writer.engine, self._writer.number, generation)
         if not isinstance(slab, Slab):
             raise PluginError(f"layout {name!r}: open returned a {type(slab).__name__}, not a Slab")
         return slab
@@ -103,18 +104,20 @@ class Generations:
 
         Readers find a slab of each live generation at any moment.
         """
-        records = {record.number: record for record in load_generations(self._log.engine)}
+        records = {record.number: record for record in load_generations(self._writer.engine)}
         live = {number: self._open_slab(record) for number, record in records.items() if not record.dropped}
         self.records = records
         self.slabs.update(live)
         for number in self.slabs.keys() - live.keys():
             del self.slabs[number]
+        self._writer.generation, self._writer.slab = self.current, self.slabs.get(self.current)
         self._list_live_locked()
 
     def forget(self) -> None:
         """Drop all slabs: the engine is about to be closed."""
         self.slabs.clear()
         self.live = []
+        self._writer.slab = None
 
     # --- looking up ---
 
@@ -125,8 +128,8 @@ class Generations:
 
     def listed(self) -> list[GenerationRecord]:
         """Return the live generations, oldest first, with the counts of the current one filled in."""
-        with self._log.lock:
-            tail = self._log.tail
+        with self._writer.lock:
+            tail = self._writer.tail
             return [
                 record
                 if record.sealed is not None
@@ -141,7 +144,7 @@ class Generations:
         The counts of the current one are not filled in; `listed` does that.
         """
         live = self.live
-        self._log.check_open()  # checked last, because a close empties the list
+        self._writer.check_open()  # checked last, because a close empties the list
         return list(live)
 
     def slab(self, generation: int) -> Slab:
@@ -149,13 +152,13 @@ class Generations:
 
         Raises `GenerationDroppedError`, or `InvalidCursorError` if there never was one of that number.
         """
-        self._log.check_open()
+        self._writer.check_open()
         slab = self.slabs.get(generation)
         if slab is None:
-            self._log.check_open()  # checked again, because a close empties the dictionary
+            self._writer.check_open()  # checked again, because a close empties the dictionary
             if 0 < generation <= self.current:
-                raise GenerationDroppedError(f"generation {generation} of shard {self._log.number} was dropped")
-            raise InvalidCursorError(f"shard {self._log.number} has no generation {generation}")
+                raise GenerationDroppedError(f"generation {generation} of shard {self._writer.number} was dropped")
+            raise InvalidCursorError(f"shard {self._writer.number} has no generation {generation}")
         return slab
 
     def zones(self, generations: Iterable[int]) -> Iterator[ZoneRecord]:
@@ -163,12 +166,12 @@ class Generations:
 
         Raises `CorruptionError` for a record that is damaged.
         """
-        tail = self._log.tail  # read before the records: a zone that fills meanwhile comes twice rather than never
+        tail = self._writer.tail  # read before the records: a zone that fills meanwhile comes twice rather than never
         try:
             for generation in generations:
-                yield from load_zones(self._log.engine, generation)
+                yield from load_zones(self._writer.engine, generation)
         except CorruptionError as bad:
-            raise CorruptionError(bad.reason, f"shard {self._log.number}, {bad.place}") from bad
+            raise CorruptionError(bad.reason, f"shard {self._writer.number}, {bad.place}") from bad
         if tail.zone is not None:
             yield tail.zone.closed(_LAST)
 
@@ -188,44 +191,45 @@ class Generations:
 
     def add(self, layout_name: str, options: dict[str, Any]) -> int:
         """Seal the current generation and begin the next, in one engine write; return its number."""
-        log = self._log
-        with log.lock:
-            log.check_writable()
-            now, number, tail = log.policy.now(), self.current + 1, log.tail
-            if number >= GENERATION_END:
-                raise GenerationError(f"shard {log.number} has used up its generations")
-            layout = self._make_layout(layout_name, options)
-            write = WriteBatch()
-            parent, sealed = self._seal_locked(now, write)
-            record = GenerationRecord(
-                number=number,
-                layout=layout_name,
-                format=layout.format,
-                options=options_dict(layout.options),
-                created=now,
-                first_position=tail.last_position + 1,
-            )
-            put_generation(write, record)
-            same = sealed is not None and sealed.layout == layout_name
-            heir = same and not isinstance(parent, DamagedSlab)
-            layout.create(log.engine, log.number, number, parent if heir else None, write)
-            tail = msgspec.structs.replace(tail, messages=0, live_bytes=0, zone=Zone(tail.last_position + 1))
+        self._writer.commit(lambda pending: self.prepare_add_locked(pending, layout_name, options))
+        return self.current
 
-            def adopt() -> None:
-                self.slabs[number] = self._open_with(layout, layout_name, number)
-                if sealed is not None:
-                    self.records[sealed.number] = sealed
-                self.replace_locked(record)
-                log.moved_on.notify_all()
+    def prepare_add_locked(self, pending: PendingWrite, layout_name: str, options: dict[str, Any]) -> None:
+        """Complete a write that seals the current generation and begins the next."""
+        writer = self._writer
+        now, number, tail = writer.policy.now(), self.current + 1, pending.tail
+        if number >= GENERATION_END:
+            raise GenerationError(f"shard {writer.number} has used up its generations")
+        layout, write = self._make_layout(layout_name, options), pending.write
+        parent, sealed = self._seal_locked(now, write)
+        record = GenerationRecord(
+            number=number,
+            layout=layout_name,
+            format=layout.format,
+            options=options_dict(layout.options),
+            created=now,
+            first_position=tail.last_position + 1,
+        )
+        put_generation(write, record)
+        same = sealed is not None and sealed.layout == layout_name
+        heir = same and not isinstance(parent, DamagedSlab)
+        layout.create(writer.engine, writer.number, number, parent if heir else None, write)
+        pending.tail = msgspec.structs.replace(tail, messages=0, live_bytes=0, zone=Zone(tail.last_position + 1))
 
-            ticket = log.commit_locked(write, tail, adopt)
-        log.settle(ticket)
-        return number
+        def install() -> None:
+            slab = self.slabs[number] = self._open_with(layout, layout_name, number)
+            if sealed is not None:
+                self.records[sealed.number] = sealed
+            self.replace_locked(record)
+            writer.generation, writer.slab = number, slab
+            writer.moved_on.notify_all()
+
+        pending.install = install
 
     def _seal_locked(self, now: int, write: WriteBatch) -> tuple[Slab | None, GenerationRecord | None]:
         if not self.current:
             return None, None
-        tail = self._log.tail
+        tail = self._writer.tail
         sealed = msgspec.structs.replace(
             self.records[self.current],
             sealed=now,
@@ -250,7 +254,7 @@ class Generations:
 
         Raises `GenerationError` for the current generation and for one that never existed.
         """
-        with self._log.lock:
+        with self._writer.lock:
             record = self.records.get(number)
             if record is None or record.dropped:
                 if 0 < number < self.current:
@@ -265,22 +269,21 @@ class Generations:
 
         `remove_dropped` then removes its messages.
         """
-        log = self._log
-        with log.lock:
-            log.check_writable()
-            if not self.check_droppable(number):
-                return False
-            record = msgspec.structs.replace(self.records[number], dropped=True)
-            write = WriteBatch()
-            put_generation(write, record)
-            remove_tallies(write, number)
+        return self._writer.commit(lambda pending: self.prepare_drop_locked(pending, number)) is not None
 
-            def adopt() -> None:
-                del self.slabs[number]
-                self.replace_locked(record)
+    def prepare_drop_locked(self, pending: PendingWrite, number: int) -> bool:
+        """Complete a write that makes a generation invisible. Returns False if it was dropped before."""
+        if not self.check_droppable(number):
+            return False
+        record = msgspec.structs.replace(self.records[number], dropped=True)
+        put_generation(pending.write, record)
+        remove_tallies(pending.write, number)
 
-            ticket = log.commit_locked(write, log.tail, adopt)
-        log.settle(ticket)
+        def install() -> None:
+            del self.slabs[number]
+            self.replace_locked(record)
+
+        pending.install = install
         return True
 
     def archive(self, number: int, location: str, messages: int) -> None:
@@ -289,26 +292,27 @@ class Generations:
         ``messages`` is the number of messages in the export, which the caller has compared. Raises `GenerationError`
         if the generation has another number now, and `GenerationDroppedError` if it was dropped.
         """
-        log = self._log
-        with self.rewriting, log.lock:
-            log.check_writable()
+
+        def prepare(pending: PendingWrite) -> None:
             if not self.check_droppable(number):
-                raise GenerationDroppedError(f"generation {number} of shard {log.number} was dropped")
+                raise GenerationDroppedError(f"generation {number} of shard {self._writer.number} was dropped")
             record = self.records[number]
             if record.messages != messages:
                 raise GenerationError(f"messages of generation {number} were deleted since it was exported")
             record = msgspec.structs.replace(record, version=ARCHIVED_VERSION, archive=location, live_bytes=0)
-            slab, write = self._open_slab(record), WriteBatch()
+            slab = self._open_slab(record)
             for keyspace, start, end in ranges_of(number):
-                write.delete_range(keyspace, start, end)
-            put_generation(write, record)
+                pending.write.delete_range(keyspace, start, end)
+            put_generation(pending.write, record)
 
-            def adopt() -> None:
+            def install() -> None:
                 self.slabs[number] = slab
                 self.replace_locked(record)
 
-            ticket = log.commit_locked(write, log.tail, adopt)
-        log.settle(ticket)
+            pending.install = install
+
+        with self.rewrite_lock:
+            self._writer.commit(prepare)
         self.reclaim(number)
 
     def remove_dropped(self) -> None:
@@ -316,37 +320,39 @@ class Generations:
 
         `reclaim_removed` then frees their disk space.
         """
-        with self._log.lock:
+        with self._writer.lock:
             dropped = [number for number, record in self.records.items() if record.dropped]
         for number in dropped:
             self._remove(number)
 
     def removing_bytes(self) -> int:
         """Return the bytes of values of dropped generations that were not removed yet."""
-        with self._log.lock:
+        with self._writer.lock:
             return sum(record.live_bytes for record in self.records.values() if record.dropped)
 
     def _remove(self, number: int) -> None:
         for write in remove_messages(number):
-            with self._log.lock:
-                self._log.commit_locked(write, self._log.tail)
-        with self._log.lock:
+            pending = PendingWrite(self._writer, write=write)
+            with self._writer.lock:  # without an fsync: what isn't on disk yet is removed again by the next opening
+                self._writer.prepare_locked(pending)
+                self._writer.commit_locked(pending)
+        with self._writer.lock:
             self.records.pop(number, None)
             self._removed.add(number)
 
     def reclaim_removed(self) -> None:
         """Free the disk space of generations whose messages were removed. May take long."""
-        with self._log.lock:
+        with self._writer.lock:
             removed = sorted(self._removed)
         for number in removed:
             self.reclaim(number)
-            with self._log.lock:
+            with self._writer.lock:
                 self._removed.discard(number)
 
     def reclaim(self, number: int) -> None:
         """Free the disk space of values that a generation has removed or replaced. May take long."""
         for keyspace, start, end in ranges_of(number):
-            self._log.engine.reclaim(keyspace, start, end)
+            self._writer.engine.reclaim(keyspace, start, end)
 
 
 def check_local(archived: Iterable[tuple[int, int]]) -> None:

@@ -14,24 +14,28 @@ from collections.abc import Iterator
 import msgspec
 
 from topicstore.contract.cursors import Cursor
-from topicstore.contract.engine import WriteBatch
-from topicstore.contract.errors import CorruptionError, EngineError, GenerationArchivedError, InvalidCursorError
+from topicstore.contract.errors import (
+    CorruptionError,
+    EngineError,
+    GenerationArchivedError,
+    InvalidCursorError,
+    PlaceAheadError,
+)
 from topicstore.contract.layout import ReadLimits, Slab
 from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
 from topicstore.contract.requests import ReadResult
+from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.cancelling import check_wanted
 
 from .generations import Generations
 from .records import GenerationRecord
-from .writer import CommitLog
+from .writer import PendingWrite, ShardWriter
 from .zones import Span, may_hold
 
 __all__ = [
-    "Epochs",
-    "Reads",
-    "filters_of_all",
+    "ShardReader",
 ]
 
 _LOOK = 1.0
@@ -39,91 +43,17 @@ _LOOK = 1.0
 flush doesn't notify it."""
 
 
-class Epochs:
-    """Ending the epoch that is being written, and waiting until a position is visible."""
-
-    def __init__(self, log: CommitLog, generations: Generations) -> None:
-        self._log = log
-        self._generations = generations
-
-    def end(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
-        """Make everything up to ``position`` visible to readers of a generation.
-
-        If the position lies in the epoch being written, that must be over. With ``wait``, wait for its end, at most
-        for the length of an epoch after ``since`` (of `time.monotonic`), or after the call if that is None. Without
-        it, do nothing if the epoch isn't over.
-        """
-        log, epoch = self._log, self._generations.slab(generation).epoch
-        if epoch == 1 or log.read_only:
-            return
-        latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
-        with log.lock:
-            while generation == self._generations.current and self._is_open_locked(position, epoch):
-                seconds = self._left_locked(epoch, latest)
-                if seconds <= 0 and (wait or log.failure is None):
-                    self._commit_end_locked(epoch)
-                    break
-                if not wait:
-                    return
-                log.check_writable()
-                log.moved_on.wait(min(seconds, _LOOK))
-            ticket = log.last_ticket()
-        if wait or log.failure is None:
-            log.settle(ticket)  # another thread may have ended the epoch, and not have settled that yet
-
-    def await_visible(self, position: int) -> None:
-        """Return when readers may see everything up to a committed position: after its flush, and its epoch."""
-        if self._log.policy.durability == "sync":
-            self._log.flush()
-        record, _ = self._generations.with_slabs()[-1]
-        self.end(record.number, position, wait=True)
-
-    def _is_open_locked(self, position: int, epoch: int) -> bool:
-        """Return whether a position lies in the epoch being written."""
-        last = self._log.tail.last_position
-        end = last | (epoch - 1)
-        return end - epoch < position and last < end
-
-    def _left_locked(self, epoch: int, latest: float) -> float:
-        """Return the seconds until the epoch being written is over.
-
-        It is over when the clock has passed its end, where positions follow the clock; when its length has passed
-        since the last commit; or, at the latest, when its length has passed since the wait began.
-        """
-        lasted = min(self._log.last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
-        if self._log.policy.timestamps != "commit":
-            return lasted
-        after = (self._log.tail.last_position | (epoch - 1)) + 1
-        return min(lasted, (time_of(after) - self._log.policy.now()) / 1e6)
-
-    def _commit_end_locked(self, epoch: int) -> None:
-        self._log.check_writable()
-        write = WriteBatch()
-        tail = msgspec.structs.replace(self._log.tail, last_position=self._log.tail.last_position | (epoch - 1))
-        self._log.commit_locked(write, tail)
-
-
-def filters_of_all(slab: Slab) -> tuple[str, ...]:
-    """Return filters that together match every topic once.
-
-    A leading wildcard doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2).
-    """
-    known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
-    return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
-
-
 def _reaches(record: GenerationRecord, first: int, last: int) -> bool:
     """Return whether a generation may have messages with positions from ``first`` to ``last``."""
     return record.first_position <= last and (record.last_position is None or record.last_position >= first)
 
 
-class Reads:
+class ShardReader:
     """The read operations of one shard."""
 
-    def __init__(self, log: CommitLog, generations: Generations, epochs: Epochs) -> None:
-        self._log = log
+    def __init__(self, writer: ShardWriter, generations: Generations) -> None:
+        self._writer = writer
         self._generations = generations
-        self._epochs = epochs
 
     def plan(
         self,
@@ -144,14 +74,14 @@ class Reads:
         With ``timestamps``, ranges that are known to have no message of these times are left out. The other ranges
         are read whole, so they may give messages of other times.
         """
-        number, plans = self._log.number, []
+        number, plans = self._writer.number, []
         for record, slab, begin, last in self._parts(first, bound, timestamps):
             streams = slab.cover(topic_filter, begin)
-            if record.sealed is None and any(slab.visible(stream, self._log.watermark) < last for stream in streams):
+            if record.sealed is None and any(slab.visible(stream, self._writer.watermark) < last for stream in streams):
                 if since is None:
-                    bound = min(slab.visible(stream, self._log.watermark) for stream in streams)
+                    bound = min(slab.visible(stream, self._writer.watermark) for stream in streams)
                 else:
-                    self._epochs.end(record.number, last, wait=True, since=since)
+                    self.end_epoch(record.number, last, wait=True, since=since)
             if streams:
                 cursors = [
                     Cursor.of(
@@ -193,7 +123,7 @@ class Reads:
     def zone_ends(self, generation: int) -> list[int]:
         """Return the last position of each full zone of a generation, in order."""
         zones = self._generations.zones([generation])  # with the one that is being filled, which has no end yet
-        return sorted({zone.last for zone in zones if zone.last <= self._log.watermark})
+        return sorted({zone.last for zone in zones if zone.last <= self._writer.watermark})
 
     def next(
         self,
@@ -234,10 +164,10 @@ class Reads:
         deadline: float | None,
         final: bool,
     ) -> ReadResult:
-        log, generation = self._log, cursor.generation
+        writer, generation = self._writer, cursor.generation
         record = self._generations.records.get(generation)
-        bound = log.watermark if bound is None else min(bound, log.watermark)
-        if record is not None and record.sealed is None and not (final and log.read_only):
+        bound = writer.watermark if bound is None else min(bound, writer.watermark)
+        if record is not None and record.sealed is None and not (final and writer.read_only):
             bound = self._visible(generation, cursor.stream, bound)
         limits = ReadLimits(rows=rows, bytes=size, bound=bound, deadline=deadline)
         started = time.perf_counter()
@@ -250,10 +180,10 @@ class Reads:
             raise
         self._check_still(generation, slab)  # if it isn't, messages may be missing from the step
         seconds = time.perf_counter() - started
-        log.counters.reads += 1
-        log.counters.read_messages += len(step.batch)
-        log.counters.read_seconds += seconds
-        log.latencies.read.observe(seconds)
+        writer.counters.reads += 1
+        writer.counters.read_messages += len(step.batch)
+        writer.counters.read_seconds += seconds
+        writer.latencies.read.observe(seconds)
         end = None if record is None else record.last_position
         ended = step.exhausted and end is not None and bound >= end
         return ReadResult(
@@ -264,12 +194,83 @@ class Reads:
         """Raise if a generation was dropped or archived while its slab was read."""
         if self._generations.slab(generation) is not slab:
             raise GenerationArchivedError(
-                f"generation {generation} of shard {self._log.number} was archived while it was read; begin again"
+                f"generation {generation} of shard {self._writer.number} was archived while it was read; begin again"
             )
 
     def _visible(self, generation: int, stream: int, bound: int) -> int:
         """Return the position up to which a stream of the current generation may be read, at most ``bound``."""
         slab = self._generations.slab(generation)
-        if slab.visible(stream, self._log.watermark) < bound:
-            self._epochs.end(generation, bound, wait=False)
-        return min(bound, slab.visible(stream, self._log.watermark))
+        if slab.visible(stream, self._writer.watermark) < bound:
+            self.end_epoch(generation, bound, wait=False)
+        return min(bound, slab.visible(stream, self._writer.watermark))
+
+    def check_reached(self, position: int, epoch: int = 1) -> None:
+        """Raise `PlaceAheadError` if a reader has a place after the highest position that was ever assigned.
+
+        A place in the same epoch, of so many positions, is not refused: releases differ in whether they commit its end.
+        """
+        last = self._writer.tail.last_position
+        if position > last | (epoch - 1):
+            raise PlaceAheadError(
+                f"the place is at position {position} ({format_time(time_of(position))}) of shard "
+                f"{self._writer.number}, which ends at {last} ({format_time(time_of(last))}): the database has lost "
+                "what was read there, as when it was restored from an older copy; begin again at a time, or from now on"
+            )
+
+    # --- epochs ---
+
+    def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
+        """Make everything up to ``position`` visible to readers of a generation.
+
+        If the position lies in the epoch being written, that must be over. With ``wait``, wait for its end, at most
+        for the length of an epoch after ``since`` (of `time.monotonic`), or after the call if that is None. Without
+        it, do nothing if the epoch isn't over.
+        """
+        writer, epoch = self._writer, self._generations.slab(generation).epoch
+        if epoch == 1 or writer.read_only:
+            return
+        latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
+        with writer.moved_on:
+            while generation == writer.generation and self._is_open_locked(position, epoch):
+                seconds = self._left_locked(epoch, latest)
+                if seconds <= 0 and (wait or writer.failure is None):
+                    self._commit_end_locked(epoch)
+                    break
+                if not wait:
+                    return
+                writer.check_writable()
+                writer.moved_on.wait(min(seconds, _LOOK))
+        if wait or writer.failure is None:
+            writer.finish_all()  # another thread may have ended the epoch, and not have finished that yet
+
+    def await_visible(self, position: int) -> None:
+        """Return when readers may see everything up to a committed position: after its flush, and its epoch."""
+        if self._writer.policy.durability == "sync":
+            self._writer.flush()
+        record, _ = self._generations.with_slabs()[-1]
+        self.end_epoch(record.number, position, wait=True)
+
+    def _is_open_locked(self, position: int, epoch: int) -> bool:
+        """Return whether a position lies in the epoch being written."""
+        last = self._writer.tail.last_position
+        end = last | (epoch - 1)
+        return end - epoch < position and last < end
+
+    def _left_locked(self, epoch: int, latest: float) -> float:
+        """Return the seconds until the epoch being written is over.
+
+        It is over when the clock has passed its end, where positions follow the clock; when its length has passed
+        since the last commit; or, at the latest, when its length has passed since the wait began.
+        """
+        lasted = min(self._writer.last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
+        if self._writer.policy.timestamps != "commit":
+            return lasted
+        after = (self._writer.tail.last_position | (epoch - 1)) + 1
+        return min(lasted, (time_of(after) - self._writer.policy.now()) / 1e6)
+
+    def _commit_end_locked(self, epoch: int) -> None:
+        pending = PendingWrite(self._writer)
+        self._writer.prepare_locked(pending)
+        last_position = pending.tail.last_position | (epoch - 1)
+        pending.tail = msgspec.structs.replace(pending.tail, last_position=last_position)
+        self._writer.commit_locked(pending)

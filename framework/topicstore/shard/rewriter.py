@@ -5,7 +5,8 @@ Reading everything that a shard holds, and reporting what is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,20 +20,20 @@ from topicstore.contract.errors import (
     InvalidArgumentError,
     NewerFormatError,
 )
-from topicstore.contract.layout import CompactStep, Damage, Slab
+from topicstore.contract.layout import CompactStep, Damage, DeleteStep, Slab
 from topicstore.contract.topics import TopicFilter
 
 from .generations import Generations, check_local
 from .records import GenerationRecord, Tail, put_generation
 from .state import OWN, RESERVED
 from .tally_tables import TallyTables
-from .writer import CommitLog, Ticket
+from .writer import PendingWrite, ShardWriter
 
 __all__ = [
     "Decoders",
-    "Rewriting",
+    "Rewriter",
+    "filters_of_all",
     "never",
-    "verify",
 ]
 
 Decoders = Mapping[bytes, Callable[[bytes, bytes], object]]
@@ -40,70 +41,25 @@ Decoders = Mapping[bytes, Callable[[bytes, bytes], object]]
 prefixes."""
 
 
-def verify(log: CommitLog, generations: Generations, decoders: Decoders) -> Iterator[Damage | int]:
-    """Read everything; yield each damaged place, and the numbers of good messages."""
-    for sentence in log.engine.verify():
-        yield Damage(place=f"shard {log.number}", reason=sentence)
-    slabs = {record.number: slab for record, slab in generations.with_slabs()}
-    for record in generations.listed():
-        if record.number in slabs:
-            yield from _verify_slab(log, generations, record, slabs[record.number])
-    yield from _verify_state(log, decoders)
-
-
-def _verify_state(log: CommitLog, decoders: Decoders) -> Iterator[Damage]:
-    """Read the whole state, and decode the framework's values in it. The shard has read its own records already."""
-    place = f"shard {log.number}, state"
-    decoders = {RESERVED: strip_checksum, **decoders, OWN: strip_checksum}
-    try:
-        for chunk in log.engine.scan(STATE):
-            for key, value in chunk:
-                decode = next((decode for prefix, decode in decoders.items() if key.startswith(prefix)), None)
-                if decode is not None:
-                    try:
-                        decode(key, value)
-                    except (CorruptionError, NewerFormatError) as bad:
-                        yield Damage(place=f"{place} {key!r}", reason=bad.reason)
-                    except InvalidArgumentError as bad:  # its content is impossible
-                        yield Damage(place=f"{place} {key!r}", reason=str(bad))
-    except CorruptionError as bad:  # nothing after it can be read
-        yield Damage(place=place, reason=str(bad))
-
-
-def _verify_slab(
-    log: CommitLog, generations: Generations, record: GenerationRecord, slab: Slab
-) -> Iterator[Damage | int]:
-    damages: list[Damage] = []
-    place = f"shard {log.number}, generation {record.number}"
-    counted, bound = 0, log.watermark
-    whole = bound == log.tail.last_position  # otherwise the record counts messages that aren't visible yet
-    try:
-        for found in slab.verify(bound):
-            if isinstance(found, Damage):
-                damages.append(found)
-            else:
-                counted += found
-                yield found
-    except (CorruptionError, NewerFormatError) as bad:  # nothing of the slab can be read after it
-        damages.append(Damage(place=place, reason=str(bad)))
-    if generations.slabs.get(record.number) is not slab:
-        return  # dropped or archived meanwhile: missing messages had been removed
-    yield from damages
-    unchanged = whole and record in generations.listed()  # otherwise the counts aren't comparable
-    if unchanged and not damages and counted != record.messages:
-        yield Damage(place=place, reason=f"holds {counted:,} messages where its record says {record.messages:,}")
-
-
 def never() -> bool:
     """Return False: the default ``stop``, which never stops a compaction."""
     return False
 
 
-class Rewriting:
-    """The deletes and compactions of one shard, of which `Generations.rewriting` lets only one run at a time."""
+def filters_of_all(slab: Slab) -> tuple[str, ...]:
+    """Return filters that together match every topic once.
 
-    def __init__(self, log: CommitLog, generations: Generations, tables: TallyTables) -> None:
-        self._log = log
+    A leading wildcard doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2).
+    """
+    known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
+    return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
+
+
+class Rewriter:
+    """The deletes and compactions of one shard, of which `Generations.rewrite_lock` lets only one run at a time."""
+
+    def __init__(self, writer: ShardWriter, generations: Generations, tables: TallyTables) -> None:
+        self._writer = writer
         self._generations = generations
         self._tables = tables
 
@@ -112,27 +68,28 @@ class Rewriting:
     def delete(self, topic_filter: TopicFilter, first: int, last: int) -> int:
         """Remove the matching messages with positions from ``first`` to ``last``; return their number."""
         deleted = 0
-        last = min(last, self._log.watermark)
+        last = min(last, self._writer.watermark)
         for record in self._generations.listed():
             if record.first_position <= last and (record.last_position is None or record.last_position >= first):
                 deleted += self._delete_in(record.number, topic_filter, first, last)
         return deleted
 
     def delete_local(
-        self, filters_of: Callable[[Slab], Iterable[str]], first: int, last: int, spare: Sequence[TopicFilter]
+        self, topic_filter: TopicFilter | None, first: int, last: int, spare: Sequence[TopicFilter]
     ) -> int:
         """Remove messages with positions from ``first`` to ``last`` that don't match ``spare``; return their number.
 
-        ``filters_of`` returns the filters of the messages to remove from a slab. Archived generations are left out.
+        Without a filter, messages of all topics are removed. Archived generations are left out.
         """
         deleted = 0
-        last = min(last, self._log.watermark)
+        last = min(last, self._writer.watermark)
         for record, slab in self._generations.with_slabs():
             start = max(first, record.first_position)
             end = last if record.last_position is None else min(last, record.last_position)
             if start > end or record.archive is not None:
                 continue
-            for one in map(TopicFilter, filters_of(slab)):
+            filters = [*map(TopicFilter, filters_of_all(slab))] if topic_filter is None else [topic_filter]
+            for one in filters:
                 try:
                     deleted += self._delete_in(record.number, one, start, end, spare)
                 except GenerationError:
@@ -144,43 +101,51 @@ class Rewriting:
         self, generation: int, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> int:
         deleted = 0
-        log, generations = self._log, self._generations
+        writer, generations = self._writer, self._generations
         try:
             slab = generations.slab(generation)
         except GenerationDroppedError:
             return 0  # dropped since it was listed: nothing is left to delete
         if not slab.cover(topic_filter):
             return 0
-        with generations.rewriting:
+        step: DeleteStep | None = None
+
+        def prepare(pending: PendingWrite) -> bool:
+            """Take the next step, under the lock, and add it to a write. Returns False if it changes nothing."""
+            nonlocal step
+            step = next(steps, None) if generation in generations.slabs else None  # it may have been dropped
+            if step is None or not step.write:
+                return False
+            tables.join(step.write)
+            self._replace_locked(pending, generation, step.write, step.messages, step.freed)
+            writer.counters.deleted += step.messages
+            return True
+
+        with generations.rewrite_lock:
             check_local(generations.archived_in(first, last))  # checked again: it may have been archived since
             tables = self._tables.withdraw(generation, topic_filter, first, last, spare)
             steps = slab.delete(topic_filter, first, last, spare)
-            while True:
-                with log.lock:  # a step at a time, so that writers get their turn in between
-                    log.check_writable()
-                    step = next(steps, None) if generation in generations.slabs else None  # it may have been dropped
-                    if step is None:
-                        break
-                    if not step.write:
-                        continue
-                    tables.join(step.write)
-                    ticket = self._replace_locked(generation, step.write, step.messages, step.freed)
-                    log.counters.deleted += step.messages
-                log.settle(ticket)
+            while True:  # a step at a time, so that writers get their turn in between
+                writer.commit(prepare)
+                if step is None:
+                    break
                 deleted += step.messages
             tables.end()
         return deleted
 
-    def _replace_locked(self, generation: int, write: WriteBatch, messages: int, freed: int) -> Ticket:
-        """Commit a write that removes messages and bytes, and subtract them from the counts; return its ticket."""
-        record, tail = self._generations.records[generation], self._log.tail
+    def _replace_locked(
+        self, pending: PendingWrite, generation: int, write: WriteBatch, messages: int, freed: int
+    ) -> None:
+        """Complete a write that removes messages and bytes, and subtract them from the counts."""
+        pending.write = write
+        record, tail = self._generations.records[generation], pending.tail
         books: Tail | GenerationRecord = tail if record.sealed is None else record
         books = msgspec.structs.replace(books, messages=books.messages - messages, live_bytes=books.live_bytes - freed)
         if isinstance(books, Tail):
-            return self._log.commit_locked(write, books)
-        put_generation(write, books)
-        replaced = books
-        return self._log.commit_locked(write, tail, lambda: self._generations.replace_locked(replaced))
+            pending.tail = books
+        else:
+            put_generation(write, books)
+            pending.install = functools.partial(self._generations.replace_locked, books)
 
     # --- compacting ---
 
@@ -198,7 +163,7 @@ class Rewriting:
         """
         rewritten = 0
         for record, slab in self._generations.with_slabs():
-            bound = self._log.watermark if record.last_position is None else record.last_position
+            bound = self._writer.watermark if record.last_position is None else record.last_position
             steps = slab.compact(bound, whole=whole)
             while not stop():
                 messages = self._compact_step(record.number, slab, steps)
@@ -209,10 +174,10 @@ class Rewriting:
 
     def _compact_step(self, generation: int, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
         """Make the next step, beside readers and writers, and commit it. Returns None after the last step."""
-        log, slabs = self._log, self._generations.slabs
-        with self._generations.rewriting:
+        writer, slabs = self._writer, self._generations.slabs
+        with self._generations.rewrite_lock:
             try:
-                log.check_writable()
+                writer.check_writable()
                 if slabs.get(generation) is not slab:
                     return None  # dropped or archived
                 step = next(steps, None)
@@ -222,16 +187,68 @@ class Rewriting:
                 raise
             if step is None:
                 return None
-            with log.lock:
-                log.check_writable()
+
+            def prepare(pending: PendingWrite) -> bool:
                 if generation not in slabs:
-                    return None
-                ticket = self._replace_locked(generation, step.write, 0, step.freed)
-                log.counters.compacted += step.messages
-            log.settle(ticket)
-        return step.messages
+                    return False
+                self._replace_locked(pending, generation, step.write, 0, step.freed)
+                writer.counters.compacted += step.messages
+                return True
+
+            return None if writer.commit(prepare) is None else step.messages
 
     def reclaim(self) -> None:
         """Free the disk space of values that were replaced. May take long."""
         for record in self._generations.listed():
             self._generations.reclaim(record.number)
+
+    # --- verifying ---
+
+    def verify(self, decoders: Decoders) -> Iterator[Damage | int]:
+        """Read everything; yield each damaged place, and the numbers of good messages."""
+        for sentence in self._writer.engine.verify():
+            yield Damage(place=f"shard {self._writer.number}", reason=sentence)
+        slabs = {record.number: slab for record, slab in self._generations.with_slabs()}
+        for record in self._generations.listed():
+            if record.number in slabs:
+                yield from self._verify_slab(record, slabs[record.number])
+        yield from self._verify_state(decoders)
+
+    def _verify_state(self, decoders: Decoders) -> Iterator[Damage]:
+        """Read the whole state, and decode the framework's values in it. The shard has read its own records already."""
+        place = f"shard {self._writer.number}, state"
+        decoders = {RESERVED: strip_checksum, **decoders, OWN: strip_checksum}
+        try:
+            for chunk in self._writer.engine.scan(STATE):
+                for key, value in chunk:
+                    decode = next((decode for prefix, decode in decoders.items() if key.startswith(prefix)), None)
+                    if decode is not None:
+                        try:
+                            decode(key, value)
+                        except (CorruptionError, NewerFormatError) as bad:
+                            yield Damage(place=f"{place} {key!r}", reason=bad.reason)
+                        except InvalidArgumentError as bad:  # its content is impossible
+                            yield Damage(place=f"{place} {key!r}", reason=str(bad))
+        except CorruptionError as bad:  # nothing after it can be read
+            yield Damage(place=place, reason=str(bad))
+
+    def _verify_slab(self, record: GenerationRecord, slab: Slab) -> Iterator[Damage | int]:
+        damages: list[Damage] = []
+        place = f"shard {self._writer.number}, generation {record.number}"
+        counted, bound = 0, self._writer.watermark
+        whole = bound == self._writer.tail.last_position  # otherwise the record counts messages that aren't visible yet
+        try:
+            for found in slab.verify(bound):
+                if isinstance(found, Damage):
+                    damages.append(found)
+                else:
+                    counted += found
+                    yield found
+        except (CorruptionError, NewerFormatError) as bad:  # nothing of the slab can be read after it
+            damages.append(Damage(place=place, reason=str(bad)))
+        if self._generations.slabs.get(record.number) is not slab:
+            return  # dropped or archived meanwhile: missing messages had been removed
+        yield from damages
+        unchanged = whole and record in self._generations.listed()  # otherwise the counts aren't comparable
+        if unchanged and not damages and counted != record.messages:
+            yield Damage(place=place, reason=f"holds {counted:,} messages where its record says {record.messages:,}")

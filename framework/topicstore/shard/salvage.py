@@ -20,8 +20,8 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import ReadLimits, Slab, SlabStep
 from topicstore.contract.topics import TopicFilter
 
-from .reader import filters_of_all
 from .records import Tail
+from .rewriter import filters_of_all
 from .shard import Shard
 
 __all__ = ["Salvaged", "messages_behind", "salvage"]
@@ -46,8 +46,8 @@ class Salvaged:
 
     def store_in(self, shard: Shard) -> None:
         """Store the messages again, in one engine write, and return when they are on disk."""
-        shard.store_again(self.messages, self.end)
-        shard.flush()
+        shard.writer.store_again(self.messages, self.end)
+        shard.writer.flush()
 
     def __str__(self) -> str:
         if self.unreadable is not None:
@@ -64,13 +64,13 @@ def salvage(open_before: Callable[[], Shard], open_left: Callable[[], Shard]) ->
     Both shards are closed again, and they are never open at the same time.
     """
     with closing(open_before()) as before:
-        start, count, writable = before.log.tail, _count(before), before.current > 0
+        start, count, writable = before.writer.tail, _count(before), before.generations.current > 0
     try:
         left = open_left()
     except _DAMAGED as unreadable:
         return Salvaged(unreadable=unreadable)
     with closing(left):
-        end = left.log.tail
+        end = left.writer.tail
         if end.writes <= start.writes:
             return None
         messages = messages_behind(left, start.last_position) if writable else MessageBatch.empty()
@@ -81,9 +81,9 @@ def messages_behind(left: Shard, last: int) -> MessageBatch:
     """Return the messages after a position that can be read, in order, each once."""
     found = [
         batch
-        for record, slab in left.slabs()
+        for record, slab in left.generations.with_slabs()
         if record.last_position is None or record.last_position > last
-        for batch in _of_slab(slab, last + 1, left.last_position)
+        for batch in _of_slab(slab, last + 1, left.writer.tail.last_position)
     ]
     messages = MessageBatch.concat(found)
     if not found:
@@ -94,8 +94,8 @@ def messages_behind(left: Shard, last: int) -> MessageBatch:
 
 
 def _count(shard: Shard) -> int:
-    sealed = sum(record.messages for record in shard.generations() if record.sealed is not None)
-    return sealed + shard.log.tail.messages
+    sealed = sum(record.messages for record in shard.generations.listed() if record.sealed is not None)
+    return sealed + shard.writer.tail.messages
 
 
 def _of_slab(slab: Slab, first: int, last: int) -> Iterator[MessageBatch]:

@@ -6,8 +6,8 @@ that adds the last of them, so the number of tables grows with the logarithm of 
 delete removes are subtracted from the tables. During the delete those tables are absent: its first write removes the
 tables that it reaches, and one write after its last puts back what is left of them.
 
-Code that changes tables holds `Generations.rewriting`, which keeps deletes out while a range is read and counted. The
-log's lock is held for the engine's write alone. The write that drops a generation also removes its tables.
+Code that changes tables holds `Generations.rewrite_lock`, which keeps deletes out while a range is read and counted.
+The writer's lock is held for the engine's write alone. The write that drops a generation also removes its tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .tally_records import (
     put_index,
     remove_parts,
 )
-from .writer import CommitLog
+from .writer import PendingWrite, ShardWriter
 
 __all__ = ["TallyTables", "Withdrawal", "uncounted"]
 
@@ -53,18 +53,18 @@ def uncounted(ranges: Sequence[TallyRange], before: int, last: int) -> list[tupl
 class TallyTables:
     """The tables of one shard."""
 
-    def __init__(self, log: CommitLog, generations: Generations) -> None:
-        self._log = log
+    def __init__(self, writer: ShardWriter, generations: Generations) -> None:
+        self._writer = writer
         self._generations = generations
         self.counted: Callable[[int, int, int, Tally], None] | None = None
         """Called after a table was added, with its generation, the range of its positions as in `add`, and its tally;
-        with `rewriting` held, so that no message of it was deleted meanwhile."""
+        with `rewrite_lock` held, so that no message of it was deleted meanwhile."""
 
     # --- looking up ---
 
     def ranges(self, generation: int) -> tuple[TallyRange, ...]:
         """Return the ranges that the tables of a generation count, in order."""
-        return load_index(self._log.open_engine(), generation).ranges
+        return load_index(self._writer.open_engine(), generation).ranges
 
     def gather(self, generation: int, topic_filter: TopicFilter, into: Gathering) -> tuple[TallyRange, ...]:
         """Add what a generation's tables count of a filter's messages, at one moment; return the ranges of the tables.
@@ -88,7 +88,7 @@ class TallyTables:
         """
         if not covers(topic_filter):
             return
-        with self._log.open_engine().snapshot() as view:
+        with self._writer.open_engine().snapshot() as view:
             for counted in load_index(view, generation).ranges:
                 if counted in known:
                     yield counted, None
@@ -100,7 +100,7 @@ class TallyTables:
     # --- changing ---
 
     def add(self, generation: int, before: int, last: int, tally: Tally) -> None:
-        """Store the tally of a range that no table counts yet. The caller has held `rewriting` while it counted.
+        """Store the tally of a range that no table counts yet. The caller has held `rewrite_lock` while it counted.
 
         This is one engine write, including the merges that follow from it. Nothing is done if the generation is gone.
         """
@@ -135,14 +135,14 @@ class TallyTables:
             yield fresh.pop(counted)
             return
         remove_parts(write, generation, counted)
-        yield from load_tally(self._log.open_engine(), generation, counted)
+        yield from load_tally(self._writer.open_engine(), generation, counted)
 
     def withdraw(
         self, generation: int, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter]
     ) -> Withdrawal:
         """Find the tables that count messages which a delete is about to remove.
 
-        The caller holds `rewriting` until the delete has ended.
+        The caller holds `rewrite_lock` until the delete has ended.
         """
         reached: list[tuple[TallyRange, TallyRange | None, _Stored]] = []
         for counted in self.ranges(generation) if covers(topic_filter) else ():
@@ -158,7 +158,7 @@ class TallyTables:
         """Return what a delete leaves of a table; None if that is unknown, or if the table can't be read."""
         total = Gathering()
         try:
-            for part in load_tally(self._log.open_engine(), generation, counted):
+            for part in load_tally(self._writer.open_engine(), generation, counted):
                 left = without(part)
                 if left is None:
                     return None
@@ -170,13 +170,12 @@ class TallyTables:
     def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> None:
         """Commit a change of tables, after which a generation has these. Nothing is done if the generation is gone."""
         put_index(write, generation, TallyIndex(ranges=tuple(sorted(ranges, key=_begin))))
-        log = self._log
-        with log.lock:
-            log.check_writable()
-            if generation not in self._generations.slabs:
-                return  # dropped meanwhile, and its tables with it
-            ticket = log.commit_locked(write, log.tail)
-        log.settle(ticket)
+
+        def prepare(pending: PendingWrite) -> bool:
+            pending.write = write
+            return generation in self._generations.slabs  # otherwise it was dropped meanwhile, and its tables with it
+
+        self._writer.commit(prepare)
 
 
 class Withdrawal:

@@ -1,21 +1,18 @@
-"""The function through which every write of a shard goes, and the state that its lock guards.
+"""`ShardWriter`: the only code that writes a shard. Each change of one is a `PendingWrite`.
 
 Positions are assigned and committed under one lock, so no reader sees a position before a lower one. Readers see up
-to the watermark. It moves after the commit or, with ``durability="sync"``, after the flush, so that readers never see
-a message that a power failure could undo. Flushes are shared: one serves every batch that was written before it began
+to the watermark. It moves after the commit or, with ``durability="sync"``, after the fsync, so that readers never see
+a message that a power failure could undo. Fsyncs are shared: one serves every batch that was written before it began
 (group commit, as in DeWitt et al., "Implementation techniques for main memory database systems", 1984).
 
-The counters of a shard, which start at 0 when it is opened.
+A write has four steps. The first three are made under the lock, of all shards that a batch goes to: `prepare_locked`
+for all shards, then `encode_locked` for all, then `commit_locked` for all, so that nothing of a batch is stored if one
+shard refuses a message. `finish_commit` follows without the lock, so that writes share fsyncs.
 
-How much later the times of a shard's positions are than its messages' own, where positions go by those.
-
-Stored form (state keyspace, the key begins with a zero byte; absent as long as it is 0)::
+How much later the times of a shard's positions are than its messages' own, where positions go by those, is stored
+in the state keyspace; absent as long as it is 0::
 
     00 "displacement" -> record (see `topicstore.shard.record_codec`) of version 1, microseconds
-
-How long a shard's batches take, as histograms, which start empty when it is opened.
-
-The settings of a database that concern writing.
 """
 
 from __future__ import annotations
@@ -24,41 +21,67 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
 import attrs
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.columns import Constant, to_integers
+from topicstore.contract.columns import Column, Constant, to_integers, to_iterable, to_list
 from topicstore.contract.engine import STATE, Engine, Reader, WriteBatch
 from topicstore.contract.errors import (
     DatabaseClosedError,
+    GenerationError,
+    LateMessageError,
     ReadOnlyDatabaseError,
     ShardReadOnlyError,
+    TimestampAheadError,
 )
-from topicstore.contract.positions import COUNTER_BITS, MAX_TIME
-from topicstore.runtime.locks import FairLock, owned
+from topicstore.contract.layout import Slab
+from topicstore.contract.positions import (
+    COUNTER_BITS,
+    MAX_TIME,
+    Times,
+    commit_positions,
+    late_rows,
+    message_positions,
+    span_text,
+    time_of,
+)
+from topicstore.contract.state import StateWrite
+from topicstore.runtime.locks import FairLock, check_not_owned, owned
+from topicstore.runtime.warning import warn_caller
 
+from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
 from .records import Tail, load_tail, put_tail
+from .state import stage
+from .zones import Zone, fill, put_zone
 
 __all__ = [
     "BOUNDS",
     "CommitListener",
-    "CommitLog",
     "Latencies",
     "NoteSynced",
+    "PendingWrite",
     "ShardCounters",
     "ShardLatencies",
-    "Ticket",
-    "WriteSettings",
+    "ShardWriter",
+    "WritePolicy",
     "displacement_of",
     "load_displacement",
     "put_displacement",
 ]
+
+
+_SET_BACK = 1_000_000
+"""Microseconds by which the clock must be behind the last position to be told: less is common when it is adjusted."""
+_MANY = 64
+"""The number of messages from which an array of their times is made once and shared."""
 
 
 @attrs.define
@@ -168,7 +191,7 @@ class ShardLatencies:
 
 
 @attrs.frozen(kw_only=True)
-class WriteSettings:
+class WritePolicy:
     """The settings by which a shard assigns positions and makes messages durable."""
 
     durability: str
@@ -207,24 +230,67 @@ class CommitListener(Protocol):
         """
 
 
-class Ticket(NamedTuple):
-    """The argument with which `CommitLog.settle` makes a write durable and visible."""
+class PendingWrite:
+    """One write of a shard, from its preparation to its completion: a shard's part of a batch, or any other change.
 
-    written: int
-    """The number of the write."""
-    told: object = None
-    """The result of `CommitListener.announce`."""
+    writer:   the writer of the shard.
+    messages: the messages to store, without positions.
+    state:    writes of state, whose conditions are checked when it is prepared.
+    rows:     the numbers of the messages in the batch that was split; None if they are all of it.
+    write:    keys and values to write beside these.
+    """
 
-
-class CommitLog:
-    """The engine of one shard, the lock that all writers of the shard take, and the watermark of its readers."""
+    __slots__ = (
+        "announced",
+        "batch",
+        "install",
+        "lifted",
+        "messages",
+        "number",
+        "rows",
+        "state",
+        "tail",
+        "write",
+        "writer",
+    )
 
     def __init__(
-        self, number: int, engine: Engine, policy: WriteSettings, note_synced: NoteSynced, *, read_only: bool
+        self,
+        writer: ShardWriter,
+        messages: MessageBatch | None = None,
+        state: Sequence[StateWrite] = (),
+        rows: npt.NDArray[np.intp] | None = None,
+        write: WriteBatch | None = None,
+    ) -> None:
+        self.writer, self.state, self.rows = writer, state, rows
+        self.messages = _NONE if messages is None else messages
+        self.batch = self.messages
+        """The messages; with positions and times once they are prepared."""
+        self.tail = writer.tail
+        """The tail that the shard has after the write. Valid once it is prepared."""
+        self.write = WriteBatch() if write is None else write
+        self.lifted = 0
+        """The number of late messages that took the next position."""
+        self.install: Callable[[], object] | None = None
+        """A function that brings the state in memory up to date once the engine has the write."""
+        self.announced: object = None
+        """The result of `CommitListener.announce`."""
+        self.number = 0
+        """The number of the write, from 1 on; 0 until it is committed."""
+
+
+_NONE = MessageBatch.empty()
+
+
+class ShardWriter:
+    """The engine of one shard, the lock that all changes of the shard take, and the watermark of its readers."""
+
+    def __init__(
+        self, number: int, engine: Engine, policy: WritePolicy, note_synced: NoteSynced, *, read_only: bool
     ) -> None:
         self.number = number
         self.engine = engine
-        """The engine. Use it through `reader` or `open_engine`, which check that the shard is open."""
+        """The engine. Use it through `open_engine`, which checks that the shard is open."""
         self.policy = policy
         self._note_synced = note_synced
         self.read_only = read_only
@@ -240,108 +306,204 @@ class CommitLog:
         """The listener that is notified of every batch, or None. Guarded by `lock`."""
         self.tail = load_tail(engine)
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
+        self.displacement = load_displacement(engine)
+        """The most microseconds by which the time of a position is later than its message's own; 0 as long as positions
+        go by the time of storing. Guarded by `lock`; reading it needs no lock."""
+        self.generation = 0
+        """The number of the generation that is being written; 0 before the first was added. Guarded by `lock`."""
+        self.slab: Slab | None = None
+        """The slab of that generation, which `Generations` installs. Guarded by `lock`."""
         self.last_commit = time.monotonic()
         """The time (`time.monotonic`) at which the last position moved. Guarded by `lock`."""
         self.watermark = self.tail.last_position
-        """The highest position that readers may see. Moved by commits or flushes; it can be read without a lock."""
+        """The highest position that readers may see. Moved by commits or fsyncs; it can be read without a lock."""
         self._failure: BaseException | None = None
-        """The error of a write, set under `lock`, or of a flush, set under `_flush_lock`. It can be read without a
+        """The error of a write, set under `lock`, or of an fsync, set under `_fsync_lock`. It can be read without a
         lock."""
         self._end = (self.tail.writes, self.watermark)
-        """The last write and its position, set in one step. Guarded by `lock`; read without it by `_flush`."""
-        self._flush_lock = FairLock()
-        self._flushed = self.tail.writes if read_only else self.tail.writes - 1
-        """The number of the last write that is known to be flushed. After the opening it is one less than the last
-        write, so that the first flush isn't skipped. Guarded by `_flush_lock`."""
+        """The last write and its position, set in one step. Guarded by `lock`; read without it by `_fsync`."""
+        self._fsync_lock = FairLock()
+        self._fsynced = self.tail.writes if read_only else self.tail.writes - 1
+        """The number of the last write that is known to be fsynced. After the opening it is one less than the last
+        write, so that the first fsync isn't skipped. Guarded by `_fsync_lock`."""
         self._note_lock = FairLock()
-        """Held while a note is written, so that a note never waits for a flush. It is taken after all other locks."""
+        """Held while a note is written, so that a note never waits for an fsync. It is taken after all other locks."""
         self._reached = self._noted = (0, 0)
         """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
-        by `_note_lock`. The order of the locks is `lock`, `_flush_lock`, `_note_lock`."""
+        by `_note_lock`. The order of the locks is `lock`, `_fsync_lock`, `_note_lock`."""
         self._closing = False
-        """Whether the shard may no longer be used. It is set under `lock` and `_flush_lock` together, and can be read
+        """Whether the shard may no longer be used. It is set under `lock` and `_fsync_lock` together, and can be read
         without them."""
         self.closed = False
         """Whether the engine has been closed, too. Guarded like `_closing`."""
         self._owner = os.getpid()
+        self._behind = False
+        """Whether the clock was behind the positions at the last store. Guarded by `lock`."""
         if not read_only:
-            self.settle(self.last_ticket())
+            self._finish(self._end[0])
+            if self.ahead() > 0:
+                self._behind = True
+                self._warn_of_clock()
 
     @property
     def failure(self) -> str | None:
         """The reason why the shard takes no writes, or None."""
         return None if self._failure is None else str(self._failure) or type(self._failure).__name__
 
-    def last_ticket(self) -> Ticket:
-        """Return a ticket that settles everything written so far."""
-        return Ticket(self._end[0])
-
     # --- writing ---
 
-    def commit_locked(
-        self,
-        write: WriteBatch,
-        tail: Tail,
-        adopt: Callable[[], object] | None = None,
-        batch: MessageBatch | None = None,
-    ) -> Ticket:
-        """Announce a batch, apply its write, and call ``adopt``, which brings the state in memory up to date.
+    def commit(
+        self, prepare: Callable[[PendingWrite], object], messages: MessageBatch | None = None
+    ) -> PendingWrite | None:
+        """Make one write of this shard alone: prepare, commit and finish it.
 
-        Returns the ticket with which `settle` makes the write durable and visible. Any exception, Ctrl-C included,
-        closes the shard to writes, because the state in memory may differ from the engine's. Every write includes the
-        tail with the number of the write, so that a lost write is detected.
+        ``prepare`` is called under the lock, and completes the write: it adds keys and values, and may change the tail
+        and set `PendingWrite.install`. If it returns False there is nothing to write, and this returns None.
+        ``messages`` have their positions already.
+        """
+        pending = PendingWrite(self)
+        with self.lock:
+            self.check_writable()
+            pending.tail = self.tail
+            if messages is not None:
+                pending.batch = messages
+            if prepare(pending) is False:
+                return None
+            self.encode_locked(pending)
+            self.commit_locked(pending)
+        self.finish_commit(pending)
+        return pending
+
+    def write_state(self, writes: Sequence[StateWrite]) -> None:
+        """Commit state writes without messages."""
+        check_not_owned(self.lock)
+
+        def stage_all(pending: PendingWrite) -> None:
+            stage(writes, self.engine, pending.write)
+            self.counters.state_writes += 1
+
+        self.commit(stage_all)
+
+    def store_again(self, batch: MessageBatch, end: Tail) -> None:
+        """Store messages at the positions that they have, in one engine write, and continue after ``end``."""
+
+        def place(pending: PendingWrite) -> None:
+            tail = self.tail
+            pending.tail = msgspec.structs.replace(
+                tail,
+                last_position=max(tail.last_position, end.last_position),
+                last_time=max(tail.last_time, end.last_time),
+                messages=tail.messages + len(batch),
+                zone=self._zone(batch, pending.write) if len(batch) else tail.zone,
+            )
+            if len(batch) and self.policy.timestamps == "message":
+                self._displace(batch, pending.write)
+
+        self.commit(place, batch)
+
+    def prepare_locked(self, pending: PendingWrite) -> None:
+        """Check a write and its state, and assign positions; nothing is changed yet."""
+        self.check_writable()
+        if len(pending.messages) and isinstance(self.slab, DamagedSlab):
+            raise self.slab.error
+        if pending.state:
+            stage(pending.state, self.engine, pending.write)
+        pending.tail = self.tail
+        if len(pending.messages):
+            self._place(pending)
+
+    def encode_locked(self, pending: PendingWrite) -> None:
+        """Add the stored form of the messages to the write; nothing is committed yet.
+
+        Any exception closes the shard to writes, because the layout's memory may be half changed.
+        """
+        if not len(pending.batch):
+            return
+        slab, write = self.slab, pending.write
+        if slab is None:
+            raise GenerationError(f"shard {self.number} has no generation yet")
+        before = write.size
+        try:
+            slab.store(pending.batch, write)
+            live_bytes = pending.tail.live_bytes + write.size - before
+            pending.tail = msgspec.structs.replace(pending.tail, live_bytes=live_bytes)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def commit_locked(self, pending: PendingWrite) -> None:
+        """Announce the messages, apply the write, and bring the state in memory up to date.
+
+        `finish_commit` then makes the write durable and visible. Any exception, Ctrl-C included, closes the shard to
+        writes, because the state in memory may differ from the engine's. Every write includes the tail with the number
+        of the write, so that a lost write is detected.
         """
         started = time.perf_counter()
-        told = None
-        if batch is not None and self.listener is not None:  # so that a caught-up reader knows its place
-            told = self.listener.announce(self.number, batch)
+        batch, write, listener = pending.batch, pending.write, self.listener
+        rows = len(batch)
+        if rows and listener is not None:  # so that a caught-up reader knows its place
+            pending.announced = listener.announce(self.number, batch)
         try:
-            tail = msgspec.structs.replace(tail, writes=self.tail.writes + 1)
+            tail = msgspec.structs.replace(pending.tail, writes=self.tail.writes + 1)
             put_tail(write, tail)
             self.engine.write(write)
-            if adopt is not None:
-                adopt()
+            if rows and self.slab is not None:
+                self.slab.committed()
+            if pending.install is not None:
+                pending.install()
             if tail.last_position != self.tail.last_position:
                 self.last_commit = time.monotonic()
                 self.moved_on.notify_all()
             self.tail = tail
             self._end = (tail.writes, tail.last_position)
-            if told is not None and self.listener is not None:
-                self.listener.committed(self.number)
+            if pending.announced is not None and listener is not None:
+                listener.committed(self.number)
         except BaseException as error:
             self.fail(error)
             raise
-        self.counters.commit_seconds += time.perf_counter() - started
-        self.counters.bytes += write.size
+        counters = self.counters
+        counters.commit_seconds += time.perf_counter() - started
+        counters.bytes += write.size
+        if rows:
+            counters.batches += 1
+            counters.messages += rows
+            counters.payload_bytes += batch.payload_bytes()
         if self.policy.durability == "commit":
             self.watermark = tail.last_position
-        return Ticket(tail.writes, told)
+        pending.number = tail.writes
 
-    def settle(self, ticket: Ticket) -> None:
-        """Complete a write. The lock must not be held, so that other writes can share the flush.
+    def finish_commit(self, pending: PendingWrite) -> None:
+        """Complete a committed write. The lock must not be held, so that other writes can share the fsync.
 
-        With ``durability="sync"``, flush the write of this ticket unless another flush has done it, and let readers
-        see it. Then notify the listener, even if the flush failed. The flushed writes are noted as being on disk.
+        With ``durability="sync"``, fsync the write unless another fsync has done it, and let readers see it. Then
+        notify the listener, even if the fsync failed. The fsynced writes are noted as being on disk.
         """
         try:
-            if self.policy.durability == "sync":
-                self._flush(ticket.written)
-            elif self.policy.synced_at_once:
-                self._note(self._end)
+            self._finish(pending.number)
         finally:
-            if ticket.told is not None and self.listener is not None:
-                self.listener.visible(self.number, ticket.told)
+            if pending.announced is not None and self.listener is not None:
+                self.listener.visible(self.number, pending.announced)
+
+    def finish_all(self) -> None:
+        """Complete every write that was committed, also those of other threads, as `finish_commit` does."""
+        self._finish(self._end[0])
+
+    def _finish(self, number: int) -> None:
+        if self.policy.durability == "sync":
+            self._fsync(number)
+        elif self.policy.synced_at_once:
+            self._note(self._end)
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
-        self._flush(self._end[0])
+        self._fsync(self._end[0])
         self._note(self._reached)  # again, if the last note failed
 
-    def _flush(self, ticket: int) -> None:
-        """Flush, unless another flush has served the write of this number."""
-        with self._flush_lock:
-            if self._flushed >= ticket:
-                return  # a flush that began after this write has served it
+    def _fsync(self, number: int) -> None:
+        """Fsync the engine's log, unless another fsync has served the write of this number."""
+        with self._fsync_lock:
+            if self._fsynced >= number:
+                return  # an fsync that began after this write has served it
             self.check_writable()
             end = self._end
             started = time.perf_counter()
@@ -352,7 +514,7 @@ class CommitLog:
                 raise
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
-            self._flushed, position = end
+            self._fsynced, position = end
             if self.policy.durability == "sync":  # otherwise it moved with the commit
                 self.watermark = position
             self._note(end)
@@ -367,20 +529,21 @@ class CommitLog:
                 else:
                     self.counters.failures += 1
 
-    def begin_again_locked(self, adopt: Callable[[], object]) -> None:
-        """Take writes again: read the tail again from the engine, which was opened again, and call ``adopt``.
+    def begin_again_locked(self, open_generations: Callable[[], object]) -> None:
+        """Take writes again: read again from the engine, which was opened again, what is kept in memory.
 
-        ``adopt`` reads again what else is kept in memory. Nothing may be written meanwhile, as `lock` ensures. The last
+        ``open_generations`` does so for the generations. Nothing may be written meanwhile, as `lock` ensures. The last
         position doesn't fall below those that readers have seen, even if the writes of these have vanished.
         """
-        with self._flush_lock:
+        with self._fsync_lock:
             stored = load_tail(self.engine)
             position = max(stored.last_position, self.watermark)
             last_time = max(stored.last_time, self.tail.last_time)
-            adopt()
+            open_generations()
+            self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
             self._end = (stored.writes, position)
-            self._flushed = stored.writes - 1
+            self._fsynced = stored.writes - 1
             self._failure = None
             if self.policy.durability == "commit":
                 self.watermark = position
@@ -389,13 +552,113 @@ class CommitLog:
     def fail(self, error: BaseException) -> None:
         """Close the shard to writes because of an error.
 
-        A failed flush isn't tried again, because the kernel may have dropped the data that it could not write: see
+        A failed fsync isn't tried again, because the kernel may have dropped the data that it could not write: see
         Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
         """
         self._failure = error
         self.counters.failures += 1
         if owned(self.lock):  # otherwise threads that wait for the end of an epoch look again soon
             self.moved_on.notify_all()
+
+    # --- positions and times ---
+
+    def _place(self, pending: PendingWrite) -> None:
+        """Assign positions and times to the messages of a write."""
+        policy, tail, batch = self.policy, self.tail, pending.messages
+        rows, now = len(batch), policy.now()
+        timestamps = _fill(batch.timestamps, now)
+        last_time = tail.last_time
+        if policy.timestamps == "commit":
+            self._tell_if_ahead()
+            positions = commit_positions(tail.last_position, now, rows)
+        else:
+            times, pending.lifted = self._times(batch.timestamps, timestamps, now)
+            positions = message_positions(tail.last_position, times)
+            last_time = max(last_time, int(times.max()))
+        if isinstance(timestamps, list) and rows >= _MANY:
+            timestamps = to_integers(timestamps)
+        pending.batch = placed = batch.placed(positions, timestamps, self.number)
+        if policy.timestamps == "message":
+            self._displace(placed, pending.write)
+        pending.tail = msgspec.structs.replace(
+            tail,
+            last_position=int(positions[-1]),
+            last_time=last_time,
+            lifted=tail.lifted + pending.lifted,
+            messages=tail.messages + rows,
+            zone=self._zone(placed, pending.write),
+        )
+
+    def _displace(self, placed: MessageBatch, write: WriteBatch) -> None:
+        """Add to the write how much later positions are than their messages' own times, if it is more than before."""
+        displaced = displacement_of(placed)
+        if displaced > self.displacement:
+            self.displacement = displaced  # if the write fails, it is too much until the shard is opened again
+            put_displacement(write, displaced)
+
+    def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
+        """Add a batch's messages to the zone that is being filled, and the records of full zones to the write."""
+        tail = self.tail
+        full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed.positions, placed.timestamps)
+        for record in full:
+            put_zone(write, self.generation, record)
+        return zone
+
+    def _times(self, given: Column, filled: Column, now: int) -> tuple[Times, int]:
+        """Return the times from which positions are made, and the number of late ones.
+
+        A message without a time is never late: it follows what came before it.
+        """
+        if isinstance(filled, np.ndarray):
+            times = filled.astype(np.int64)
+        else:
+            times = np.fromiter(to_iterable(filled), np.int64, len(filled))
+        self._refuse_ahead(times, now)
+        last_time = self.tail.last_time
+        newest = np.maximum.accumulate(np.maximum(times, last_time))
+        if isinstance(given, Constant):
+            times = newest if given.value is None else times
+        elif given is not filled:  # some were filled in
+            absent = np.fromiter((value is None for value in to_iterable(given)), np.bool_, len(times))
+            times = np.where(absent, newest, times)
+        late = np.flatnonzero(late_rows(last_time, times))
+        if len(late) and self.policy.late == "raise":
+            first = int(late[0])
+            raise LateMessageError(
+                f"its time lies {span_text(int(newest[first]) - int(times[first]))} before that of a message "
+                f"stored before it in shard {self.number}",
+                first,
+            )
+        return times, len(late)
+
+    def _refuse_ahead(self, times: Times, now: int) -> None:
+        most = self.policy.max_skew
+        ahead = np.flatnonzero(times > now + int(most * 1e6))
+        if len(ahead):
+            first = int(ahead[0])
+            raise TimestampAheadError(
+                f"its time lies {span_text(int(times[first]) - now)} ahead of the clock; {most:g} s are allowed",
+                first,
+            )
+
+    def _warn_of_clock(self) -> None:
+        warn_caller(
+            f"shard {self.number}: its last position lies {span_text(self.ahead())} in the future; "
+            "messages committed until then get positions right after it",
+            UserWarning,
+        )
+
+    def _tell_if_ahead(self) -> None:
+        """Warn when the clock is found to have been set back, once until it has caught up."""
+        before, self._behind = self._behind, self.ahead() >= _SET_BACK
+        if self._behind and not before:
+            with suppress(UserWarning):  # where warnings are errors, messages are stored nevertheless
+                self._warn_of_clock()
+
+    def ahead(self) -> int:
+        """Return the number of microseconds by which the last position lies in the future; 0 if it doesn't."""
+        # Without this allowance every batch would seem to lie in the future because of its own counters.
+        return max(0, time_of(self.tail.last_position) - self.policy.now() - 1_000)
 
     # --- opening and closing ---
 
@@ -433,7 +696,7 @@ class CommitLog:
         """
         if os.getpid() != self._owner:
             return  # the engine's threads and files are the other process's
-        with self.lock, self._flush_lock:
+        with self.lock, self._fsync_lock:
             if self.closed:
                 return
             try:
@@ -448,7 +711,7 @@ class CommitLog:
     @property
     def closed_in_order(self) -> bool:
         """Whether the shard was closed, every write is on disk, and nothing failed or was interrupted."""
-        return self.closed and self._failure is None and self._flushed >= self._end[0]
+        return self.closed and self._failure is None and self._fsynced >= self._end[0]
 
     def _close_engine_locked(self) -> None:
         try:
@@ -458,3 +721,13 @@ class CommitLog:
             self.closed = isinstance(failed, Exception)  # then everything is released; otherwise it was interrupted
             raise
         self.closed = True
+
+
+def _fill(timestamps: Any, now: int) -> Any:
+    """Give messages without a time that of the commit."""
+    if isinstance(timestamps, Constant):
+        return Constant(now, len(timestamps)) if timestamps.value is None else timestamps
+    if isinstance(timestamps, np.ndarray) and timestamps.dtype != object:
+        return timestamps  # numbers, so none is missing
+    values = to_list(timestamps)
+    return [now if value is None else value for value in values] if None in values else values

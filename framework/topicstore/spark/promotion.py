@@ -398,7 +398,7 @@ class CommitJob:
             self._refusal = refused
             late = 0
             if isinstance(refused, LateMessageError):
-                last_time = self._db.storage.shards[shard].log.tail.last_time
+                last_time = self._db.storage.shards[shard].writer.tail.last_time
                 late = int(np.searchsorted(timestamps_of(part), last_time))
             count = late or part.num_rows
             self._put_aside(shard, part[:count])

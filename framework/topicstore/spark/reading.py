@@ -83,12 +83,12 @@ def ranges_of(storage: Storage, selection: Selection, least: int = 1) -> list[Re
 
 def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[ReadRange, int]]:
     """Yield ranges, each with the number of messages in its generation."""
-    for record in shard.generations():
+    for record in shard.generations.listed():
         current = record.last_position is None
         end = selection.last if record.last_position is None else record.last_position
         first, last = max(selection.first, record.first_position), min(selection.last, end)
         if selection.timestamps is not None and not current:
-            spans = shard.spans(selection.timestamps, first, last)
+            spans = shard.reader.spans(selection.timestamps, first, last)
             first, last = (spans[0][0], spans[-1][1]) if spans else (1, 0)
         if first <= last:
             yield ReadRange(shard.number, None if current else record.number, first, last), record.messages
@@ -96,7 +96,7 @@ def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[ReadR
 
 def _cut(storage: Storage, read_range: ReadRange, parts: int) -> Iterator[ReadRange]:
     """Yield ``parts`` ranges that together are this one, with equal spans from its oldest to its newest message."""
-    end = min(read_range.last, storage.shards[read_range.shard].watermark)
+    end = min(read_range.last, storage.shards[read_range.shard].writer.watermark)
     if parts < 2 or end < read_range.first:
         yield read_range
         return
@@ -133,9 +133,9 @@ def read(
 
 def _check_there(shard: Shard, read_range: ReadRange) -> None:
     if read_range.generation is not None:
-        shard.slab(read_range.generation)  # raises if the generation was dropped
+        shard.generations.slab(read_range.generation)  # raises if the generation was dropped
         return
-    oldest = shard.generations()[0]
+    oldest = shard.generations.listed()[0]
     if oldest.number > 1 and read_range.first < oldest.first_position:
         raise GenerationDroppedError(
             f"shard {shard.number}: messages that were not read yet have been dropped with their generation"

@@ -52,8 +52,8 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with open_to_read(self._path) as storage:
             places = {}
             for shard in storage.shards:
-                first = max(shard.generations()[0].first_position, self._selection.first)
-                places[str(shard.number)] = min(first - 1, shard.last_position)
+                first = max(shard.generations.listed()[0].first_position, self._selection.first)
+                places[str(shard.number)] = min(first - 1, shard.writer.tail.last_position)
             return _offset(storage, places)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
@@ -84,7 +84,9 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with open_to_read(self._path) as storage:
             ranges = _ranges(_places(storage, start), _places(storage, end))
             for read_range in ranges[:1]:
-                storage.shards[read_range.shard].reader()  # opens the shard, which shows how the database can be read
+                storage.shards[
+                    read_range.shard
+                ].writer.open_engine()  # opens the shard, which shows how the database can be read
             return partitions_of(storage, ranges, self._selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -119,12 +121,12 @@ def _places(storage: Storage, offset: Offset) -> Places:
         )
     places = {number: int(last) for number, last in offset.items() if number != _DATABASE}
     for number, last in places.items():
-        storage.shards[int(number)].check_reached(last)
+        storage.shards[int(number)].reader.check_reached(last)
     return places
 
 
 def _latest(storage: Storage) -> Places:
-    return {str(shard.number): shard.watermark for shard in storage.shards}
+    return {str(shard.number): shard.writer.watermark for shard in storage.shards}
 
 
 def _ranges(start: Places, end: Places) -> list[ReadRange]:

@@ -11,8 +11,10 @@ from topicstore.contract.options import options_dict
 from topicstore.plugins import registry
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
+from topicstore.shard.writer import PendingWrite
 
 from .storage import Storage
+from .store_path import finish_commits, submit_locked
 
 __all__ = [
     "GenerationInfo",
@@ -44,7 +46,7 @@ class GenerationInfo:
 
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
     """Return the generations that all shards have, oldest first, each with its record in every shard."""
-    by_shard = [{record.number: record for record in shard.generations()} for shard in shards]
+    by_shard = [{record.number: record for record in shard.generations.listed()} for shard in shards]
     everywhere = sorted(set.intersection(*map(set, by_shard)))
     return {number: [records[number] for records in by_shard] for number in everywhere}
 
@@ -71,41 +73,50 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
 
 def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[str, Any]) -> None:
     """Finish changes that were interrupted between shards. New shards get a first generation of ``layout``."""
-    newest = max(shards, key=lambda shard: shard.current)
-    if newest.current == 0:
-        newest.add_generation(layout, dict(options))
-    wanted = {record.number: record for shard in shards for record in shard.generations()}
+    newest = max(shards, key=lambda shard: shard.generations.current)
+    if newest.generations.current == 0:
+        newest.generations.add(layout, dict(options))
+    wanted = {record.number: record for shard in shards for record in shard.generations.listed()}
     for shard in shards:
-        for number in range(shard.current + 1, newest.current + 1):
-            record = wanted.get(number, wanted[newest.current])  # a dropped one is added for its number only
-            shard.add_generation(record.layout, record.options)
+        for number in range(shard.generations.current + 1, newest.generations.current + 1):
+            record = wanted.get(
+                number, wanted[newest.generations.current]
+            )  # a dropped one is added for its number only
+            shard.generations.add(record.layout, record.options)
     live = live_records(shards)
     for shard in shards:
-        for record in shard.generations():
+        for record in shard.generations.listed():
             if record.number not in live:
-                shard.drop_generation(record.number)
-        shard.remove_dropped()
-        shard.reclaim_removed()
+                shard.generations.drop(record.number)
+        shard.generations.remove_dropped()
+        shard.generations.reclaim_removed()
 
 
 def add_generation(storage: Storage, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
     """Seal the current generation of every shard and begin a new one; see `Database.add_generation`."""
     storage.check_may_write()
-    before = storage.shards[0].generations()
+    before = storage.shards[0].generations.listed()
     name = layout or before[-1].layout
     if options is None:
         options = next((record.options for record in reversed(before) if record.layout == name), {})
     storage.make_layout(name, options)
+    pending: list[PendingWrite] = []
 
     def add() -> int:
-        storage.check_writable()
-        number = min(shard.current for shard in storage.shards) + 1
+        number = min(shard.generations.current for shard in storage.shards) + 1
         for shard in storage.shards:
-            if shard.current < number:  # otherwise an interrupted call has added it here
-                shard.add_generation(name, dict(options))
+            one = PendingWrite(shard.writer)
+            shard.writer.prepare_locked(one)  # all are writable, also those where an interrupted call has added it
+            if shard.generations.current < number:
+                shard.generations.prepare_add_locked(one, name, dict(options))
+                pending.append(one)
+        submit_locked(pending)
         return number
 
-    number = storage.locked(add)
+    try:
+        number = storage.locked(add)
+    finally:
+        finish_commits(pending)
     storage.flush()
     storage.ballast.keep(storage.shards)
     return number
@@ -118,25 +129,30 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
     `reclaim_removed` later.
     """
     storage.check_may_write()
+    pending: list[PendingWrite] = []
 
-    def drop() -> list[bool]:
-        storage.check_writable()
+    def drop() -> None:
         for shard in storage.shards:
-            shard.check_droppable(generation)  # all are checked before the first one drops it
-        return [shard.drop_generation(generation) for shard in storage.shards]
+            one = PendingWrite(shard.writer)
+            shard.writer.prepare_locked(one)
+            if shard.generations.prepare_drop_locked(one, generation):
+                pending.append(one)
+        submit_locked(pending)
 
-    def drop_and_remove() -> list[bool]:
-        dropped = storage.locked(drop)
-        if storage.listener is not None and any(dropped):
-            storage.listener.dropped()
+    def drop_and_remove() -> None:
+        try:
+            storage.locked(drop)
+        finally:
+            if storage.listener is not None and any(one.number for one in pending):
+                storage.listener.dropped()
+            finish_commits(pending)
         storage.flush()
         for shard in storage.shards if remove else ():
-            shard.remove_dropped()
-            shard.reclaim_removed()
-        return dropped
+            shard.generations.remove_dropped()
+            shard.generations.reclaim_removed()
 
-    dropped = storage.ballast.given_up(storage.shards, drop_and_remove)
-    return any(dropped)
+    storage.ballast.given_up(storage.shards, drop_and_remove)
+    return bool(pending)
 
 
 def remove_dropped(storage: Storage) -> None:
@@ -144,7 +160,7 @@ def remove_dropped(storage: Storage) -> None:
 
     def remove() -> None:
         for shard in storage.shards:
-            shard.remove_dropped()
+            shard.generations.remove_dropped()
 
     storage.ballast.given_up(storage.shards, remove)
 
@@ -154,6 +170,6 @@ def reclaim_removed(storage: Storage) -> None:
 
     def reclaim() -> None:
         for shard in storage.shards:
-            shard.reclaim_removed()
+            shard.generations.reclaim_removed()
 
     storage.ballast.given_up(storage.shards, reclaim)

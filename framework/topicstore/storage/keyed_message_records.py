@@ -120,7 +120,7 @@ def read_keyed(request: ReadRequest, shard: Shard) -> ReadResult:
         raise InvalidCursorError(f"the cursor's place is not one of keyed messages: {bad}") from bad
     records: list[_Record] = []
     size, whole = 0, True
-    reader = shard.reader()
+    reader = shard.writer.open_engine()
     for chunk in reader.scan(STATE, state_key(start), state_key(end), limit=request.limit):
         if chunk:
             records += _CODEC.decode_many(chunk, partial(_place_of, cursor.shard))

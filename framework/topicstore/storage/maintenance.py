@@ -87,7 +87,7 @@ def write_copy(storage: Storage, copy: Path) -> None:
     with ExitStack() as stack:
         copies = []
         for shard in storage.shards:
-            steps = shard.engine().checkpoint_steps(copy / f"shard-{shard.number:04}")
+            steps = shard.writer.open_engine().checkpoint_steps(copy / f"shard-{shard.number:04}")
             stack.callback(steps.close)
             copies.append(steps)
             next(steps)
@@ -107,12 +107,12 @@ def write_copy(storage: Storage, copy: Path) -> None:
 def _taken(steps: Iterator[None], shard: Shard) -> Tail:
     """Take the snapshot of a shard, whose lock is held, and return its tail."""
     next(steps)
-    return shard.log.tail
+    return shard.writer.tail
 
 
 def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
     """Warn of exports whose relative locations lead a copy to another directory than the database."""
-    locations = {record.archive for record in storage.shards[0].generations() if record.archive is not None}
+    locations = {record.archive for record in storage.shards[0].generations.listed() if record.archive is not None}
     for location in sorted(locations):
         here, there = archive_directory(storage.path, location), archive_directory(copy, location)
         if here != there:
@@ -125,12 +125,12 @@ def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
 def delete(storage: Storage, request: ReplayRequest) -> int:
     """Delete the messages that a replay would return; see `Database.delete`."""
     storage.check_may_write()
-    bounds = [(shard, shard.watermark) for shard in storage.shards]
+    bounds = [(shard, shard.writer.watermark) for shard in storage.shards]
     # All shards are checked before the first one deletes anything.
     check_local(found for shard, bound in bounds for found in _archived(storage, shard, request, bound))
     return guarded(
         lambda: sum(
-            shard.delete(request.topic_filter, first, last)
+            shard.rewriter.delete(request.topic_filter, first, last)
             for shard, bound in bounds
             for first, last in runs_of(storage, shard, request, bound)
         ),
@@ -140,10 +140,10 @@ def delete(storage: Storage, request: ReplayRequest) -> int:
 
 def _archived(storage: Storage, shard: Shard, request: ReplayRequest, bound: int) -> Iterator[tuple[int, int]]:
     """Yield the number and last position of archived generations with messages to delete."""
-    archived = {number for number, _ in shard.archived_in(0, bound)}
+    archived = {number for number, _ in shard.generations.archived_in(0, bound)}
     if archived:
         for first, last in runs_of(storage, shard, request, bound, archived):
-            yield from shard.archived_in(first, last)
+            yield from shard.generations.archived_in(first, last)
 
 
 def delete_local(
@@ -156,7 +156,7 @@ def delete_local(
     storage.check_may_write()
     spared = [*map(TopicFilter, spare)]
     return guarded(
-        lambda: shard.delete_local(topic_filter, first, last, spared), partial(_forget_what_was_read, storage)
+        lambda: shard.rewriter.delete_local(topic_filter, first, last, spared), partial(_forget_what_was_read, storage)
     )
 
 
@@ -196,12 +196,12 @@ def compact(storage: Storage, stop: Callable[[], bool]) -> CompactReport:
     """Merge and count everything stored before the call; see `Database.compact`."""
     storage.check_may_write()
     started, before = time.perf_counter(), _Sizes.of(storage)
-    messages = sum(shard.compact(whole=True, stop=stop) for shard in storage.shards)
+    messages = sum(shard.rewriter.compact(whole=True, stop=stop) for shard in storage.shards)
     for shard in storage.shards:
         count(storage, shard, stop)
     for shard in storage.shards:
         if not stop():
-            shard.reclaim()
+            shard.rewriter.reclaim()
     after = _Sizes.of(storage)
     return CompactReport(
         messages=messages,
@@ -215,7 +215,7 @@ def compact(storage: Storage, stop: Callable[[], bool]) -> CompactReport:
 
 
 def _never_merging(storage: Storage) -> tuple[str, ...]:
-    slabs = [(record.layout, slab) for shard in storage.shards for record, slab in shard.slabs()]
+    slabs = [(record.layout, slab) for shard in storage.shards for record, slab in shard.generations.with_slabs()]
     if any(type(slab).compact is not Slab.compact or isinstance(slab, DamagedSlab) for _, slab in slabs):
         return ()
     return tuple(sorted({layout for layout, _ in slabs}))
@@ -232,7 +232,7 @@ class _Sizes:
     def of(cls, storage: Storage) -> _Sizes:
         live = storage.locked(lambda: live_records(storage.shards))
         records = [record for records in live.values() for record in records]
-        disk_bytes = sum(shard.engine().info().disk_bytes for shard in storage.shards)
+        disk_bytes = sum(shard.writer.open_engine().info().disk_bytes for shard in storage.shards)
         return cls(sum(record.live_bytes for record in records), disk_bytes)
 
 
@@ -277,7 +277,10 @@ class CompactionScheduler:
         """Compact the shards that are worth it; return whether the end was reached."""
         self._begin()
         pauses = [(shard, partial(self._must_pause, shard, seen)) for shard in self._shards]
-        do_all((partial(shard.compact, whole=False, stop=stop) for shard, stop in pauses), "could not be compacted")
+        do_all(
+            (partial(shard.rewriter.compact, whole=False, stop=stop) for shard, stop in pauses),
+            "could not be compacted",
+        )
         return seen == self._stored
 
     def _must_pause(self, shard: Shard, seen: int) -> bool:
@@ -285,13 +288,13 @@ class CompactionScheduler:
         if seen == self._stored and self._traffic != self._reads_and_deliveries():
             self.task.stopping.wait(_REST * (time.monotonic() - self._began))
         self._begin()
-        return self.task.stopping.is_set() or (seen != self._stored and shard.backlog() < URGENT)
+        return self.task.stopping.is_set() or (seen != self._stored and shard.rewriter.backlog() < URGENT)
 
     def _begin(self) -> None:
         self._traffic, self._began = self._reads_and_deliveries(), time.monotonic()
 
     def _reads_and_deliveries(self) -> int:
-        return sum(shard.counters.reads + shard.counters.state_writes for shard in self._shards)
+        return sum(shard.writer.counters.reads + shard.writer.counters.state_writes for shard in self._shards)
 
     def _backlog(self) -> int:
-        return max(shard.backlog() for shard in self._shards)
+        return max(shard.rewriter.backlog() for shard in self._shards)

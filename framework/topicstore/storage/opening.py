@@ -42,8 +42,9 @@ from topicstore.shard.lasting_engine import LastingEngine
 from topicstore.shard.records import Tail, check_identity, load_tail
 from topicstore.shard.salvage import Salvaged, salvage
 from topicstore.shard.shard import Shard
-from topicstore.shard.writer import WriteSettings
+from topicstore.shard.writer import WritePolicy
 
+from . import hooks as core
 from .directory.ballast import Ballast, give_up_ballast
 from .directory.closed_files import ClosedFiles
 from .directory.directory_lock import DirectoryLock
@@ -54,7 +55,6 @@ from .generations import complete_generations
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
 from .storage import Storage
-from .store_path import DataPath
 
 __all__ = [
     "RECOVERIES",
@@ -127,7 +127,7 @@ class ShardOpener:
         acknowledged writes have vanished, or if the write that failed is stored nevertheless.
         """
         salvaged: Salvaged | None = None
-        number, engine, before = shard.number, shard.log.engine, shard.log.tail.writes
+        number, engine, before = shard.number, shard.writer.engine, shard.writer.tail.writes
         directory = self._directory(number)
 
         def open_engine() -> Engine:
@@ -142,7 +142,7 @@ class ShardOpener:
 
         def open_again(adopt: Callable[[], object]) -> None:
             if not isinstance(engine, LastingEngine):
-                shard.check_writable()
+                shard.writer.check_writable()
                 return
             self._check_resources(directory)
             engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), adopt)
@@ -151,7 +151,7 @@ class ShardOpener:
             return False
         if salvaged is not None:
             salvaged.store_in(shard)
-        stored = shard.log.tail.writes
+        stored = shard.writer.tail.writes
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors, the shard takes writes nevertheless
             if stored < before:
                 warn_caller(f"shard {number} lacks its last {before - stored:,} writes, which were not on disk yet")
@@ -248,7 +248,7 @@ class ShardOpener:
 
     def _shard(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
         manifest = self.manifest
-        policy = WriteSettings(
+        policy = WritePolicy(
             durability=manifest.durability,
             timestamps=manifest.timestamps,
             late=manifest.late,
@@ -295,7 +295,7 @@ class WrittenShards:
 
     @property
     def _closed(self) -> bool:
-        return all(shard.log.closed for shard in self.shards)
+        return all(shard.writer.closed for shard in self.shards)
 
     def _close_notes(self) -> None:
         if self._closed:
@@ -303,7 +303,7 @@ class WrittenShards:
             with failure_told():
                 if self.synced is not None:
                     self.synced.close()
-                if files is not None and all(shard.log.closed_in_order for shard in self.shards):
+                if files is not None and all(shard.writer.closed_in_order for shard in self.shards):
                     files.write()
 
 
@@ -346,8 +346,7 @@ def open_storage(
     backend.check_path(path)
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before a file is made
     shard_map = ShardMap(manifest.shards)
-    implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clocks.wall)
-    hooks = data_path(wrappers, implementation).hook  # refuses unsuitable plugins
+    hooks = data_path(wrappers, core).hook  # refuses unsuitable plugins
     opener = ShardOpener(
         path, manifest, backend, spec.capabilities, recovery, clocks.wall, make_layout, open_archive(path, manifest)
     )
@@ -363,7 +362,6 @@ def open_storage(
                 manifest, shards = _open_to_write(
                     path, manifest, options, opener, persistent, permissions, locked, opened
                 )
-        implementation.shards = shards
         storage = Storage(
             path,
             manifest,
@@ -454,7 +452,7 @@ def _open_to_write(
         manifest = attrs.evolve(manifest, complete=True)
         if persistent:
             for shard in written.shards:
-                shard.flush()
+                shard.writer.flush()
             for directory in path.glob("shard-*/"):
                 sync_directory(directory)
             sync_directory(path)

@@ -37,7 +37,7 @@ class Quota:
         written = written_bytes(shards)
         if written < self._room_until:
             return 0
-        held = sum(record.live_bytes for shard in shards for record in shard.generations())
+        held = sum(record.live_bytes for shard in shards for record in shard.generations.listed())
         held += removing_bytes(shards) if removing else 0
         self._room_until = written + max(max_bytes - held, 0)
         return held if held >= max_bytes else 0
@@ -45,9 +45,9 @@ class Quota:
 
 def removing_bytes(shards: Sequence[Shard]) -> int:
     """Return the bytes of values of dropped generations that were not removed yet."""
-    return sum(shard.removing_bytes() for shard in shards)
+    return sum(shard.generations.removing_bytes() for shard in shards)
 
 
 def written_bytes(shards: Sequence[Shard]) -> int:
     """Return the bytes of values written since the database was opened: live bytes never grow by more."""
-    return sum(shard.counters.bytes for shard in shards)
+    return sum(shard.writer.counters.bytes for shard in shards)

@@ -51,18 +51,18 @@ class ShardInfo:
 
 def shard_info(shard: Shard) -> ShardInfo:
     """Return the statistics of a shard. This is cheap: no messages are read."""
-    engine = shard.engine().info()
-    slabs = {record.number: slab for record, slab in shard.slabs()}
+    engine = shard.writer.open_engine().info()
+    slabs = {record.number: slab for record, slab in shard.generations.with_slabs()}
     return ShardInfo(
         number=shard.number,
-        watermark=shard.watermark,
-        last_position=shard.last_position,
-        ahead=shard.ahead(),
-        lifted=shard.lifted,
-        failure=shard.failure,
+        watermark=shard.writer.watermark,
+        last_position=shard.writer.tail.last_position,
+        ahead=shard.writer.ahead(),
+        lifted=shard.writer.tail.lifted,
+        failure=shard.writer.failure,
         disk_bytes=engine.disk_bytes,
         memory_bytes=engine.memory_bytes,
-        counters=shard.counters,
+        counters=shard.writer.counters,
         reads={number: slab.counters for number, slab in slabs.items()},
         slabs={number: slab.info() for number, slab in slabs.items()},
         engine=dict(engine.details),
@@ -75,7 +75,7 @@ def learned_topics(storage: Storage, generation: int | None) -> dict[tuple[int, 
     found = {
         (shard.number, record.number): list(slab.learned())
         for shard in storage.shards
-        for record, slab in shard.slabs()
+        for record, slab in shard.generations.with_slabs()
         if generation in (None, record.number)
     }
     return {place: nodes for place, nodes in found.items() if nodes}
@@ -103,7 +103,7 @@ def verify(storage: Storage, decoders: Decoders, progress: Callable[[int], None]
     storage.check_open()
     messages, damages = 0, list(_damaged_manifest(storage))
     for shard in storage.shards:
-        for found in shard.verify(decoders):
+        for found in shard.rewriter.verify(decoders):
             if isinstance(found, Damage):
                 damages.append(found)
             else:

@@ -53,7 +53,9 @@ from .directory.ballast import Ballast
 from .directory.manifest import Manifest
 from .directory.recovery_points import SyncedWrites
 from .read_only import Mode, ReadOnlyShards
+from .read_path import plan_replay, read_batch
 from .shard_map import ShardMap
+from .store_path import store_batch
 
 __all__ = ["Storage", "StorageListener"]
 
@@ -177,7 +179,11 @@ class Storage:
             for admit in self.before_store:
                 admit()
         request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
-        result: StoreResult = self.hooks.topicstore_store(request=request)
+        result: StoreResult = (
+            self.hooks.topicstore_store(request=request)
+            if self.plugins
+            else store_batch(request, self.shards, self.shard_map, self.clock)
+        )
         for stored in self.after_store:
             stored(result.count)
         return result
@@ -186,7 +192,7 @@ class Storage:
         """Return the state keyspace of a shard: small values beside the messages."""
         self.check_shard(shard)
         found = self.shards[shard]
-        return ShardState(shard, found.reader, found.write_state)
+        return ShardState(shard, found.writer.open_engine, found.writer.write_state)
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that a publisher's messages go to."""
@@ -195,7 +201,7 @@ class Storage:
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
         self.check_open()
-        do_all([shard.flush for shard in self.shards], "could not be flushed")
+        do_all([shard.writer.flush for shard in self.shards], "could not be flushed")
 
     def recover(self) -> list[int]:
         """Open the shards again that take no writes since one failed: see `Database.recover`."""
@@ -206,7 +212,7 @@ class Storage:
             if self._recover_shard(shard):
                 recovered.append(shard.number)
 
-        failed = [shard for shard in self.shards if shard.failure is not None]
+        failed = [shard for shard in self.shards if shard.writer.failure is not None]
         try:
             do_all([partial(recover, shard) for shard in failed], "could not be opened again")
         finally:
@@ -216,7 +222,7 @@ class Storage:
 
     def locked(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns while the locks of all shards are held, taken in ascending order."""
-        return holding((shard.lock for shard in self.shards), work)
+        return holding((shard.writer.lock for shard in self.shards), work)
 
     # --- reading ---
 
@@ -233,7 +239,7 @@ class Storage:
                 sealed=record.sealed is not None,
             )
             for shard in self.shards
-            for record, slab in shard.slabs()
+            for record, slab in shard.generations.with_slabs()
             if record.last_position is None or record.last_position >= first
             for info in slab.streams(topic_filter)
         ]
@@ -245,9 +251,9 @@ class Storage:
         """
         self.check_shard(shard)
         found = self.shards[shard]
-        position = min(position, found.last_position + 1)
+        position = min(position, found.writer.tail.last_position + 1)
         try:
-            place = found.slab(generation).begin(stream, topic_filter, position)
+            place = found.generations.slab(generation).begin(stream, topic_filter, position)
         except KeyError as unknown:
             raise InvalidCursorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
         return Cursor.of(self.id, shard, generation, stream, topic_filter, place)
@@ -268,6 +274,8 @@ class Storage:
         self._check_own(cursor)
         check_count("limit", limit)
         request = ReadRequest(db=self, cursor=cursor, limit=limit, until=until, bound=bound, timeout=timeout)
+        if not self.plugins:
+            return read_batch(request, self.shards)
         result: ReadResult = self.hooks.topicstore_read(request=request)
         return result
 
@@ -281,12 +289,12 @@ class Storage:
             return
         shard = self.shards[cursor.shard]
         try:
-            slab = shard.slab(cursor.generation)
+            slab = shard.generations.slab(cursor.generation)
             reached = slab.reached(cursor.stream, cursor.place)
         except (KeyError, ValueError, InvalidCursorError):
             return  # no place of a stream, but perhaps one among keyed messages: `read` says so
         if reached is not None:
-            shard.check_reached(reached, slab.epoch)
+            shard.reader.check_reached(reached, slab.epoch)
 
     def _check_own(self, cursor: Cursor) -> None:
         """Raise for what is no cursor of this database."""
@@ -308,6 +316,8 @@ class Storage:
         if request.order not in ("time", "any"):
             raise InvalidArgumentError(f"order is 'time', 'any' or, of a replay, 'timestamp', not {request.order!r}")
         check_count("batch_size", request.batch_size)
+        if not self.plugins:
+            return plan_replay(request, self.shards, self.id)
         plan: ReplayPlan = self.hooks.topicstore_replay(request=request)
         return plan
 
@@ -327,8 +337,9 @@ class Storage:
         ``since``, messages that a layout still hides are left out.
         """
         found = self.shards[shard]
-        bound = found.watermark if last is None else min(last, found.watermark)
-        return found.plan(self.id, topic_filter, first, bound, since=since, timestamps=timestamps)
+        watermark = found.writer.watermark
+        bound = watermark if last is None else min(last, watermark)
+        return found.reader.plan(self.id, topic_filter, first, bound, since=since, timestamps=timestamps)
 
     def run_shards(
         self, plans: Sequence[ShardPlan], rows: int, order: Order = "time", timestamps: TimeRange | None = None
@@ -348,8 +359,8 @@ class Storage:
             self.check_open()
             self.listener = listener
         for shard in self.shards:
-            with shard.lock:
-                shard.log.listener = listener
+            with shard.writer.lock:
+                shard.writer.listener = listener
 
     # --- read-only ---
 
@@ -436,7 +447,7 @@ class Storage:
     def check_writable(self) -> None:
         """Raise `ShardReadOnlyError` if a shard takes no writes."""
         for shard in self.shards:
-            shard.check_writable()
+            shard.writer.check_writable()
 
     def check_times(self, batch: MessageBatch) -> None:
         """Raise `InvalidMessageError` if a time is probably not in microseconds, unless ``allow_ancient`` is set."""

@@ -30,13 +30,13 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def slab_of(db: ts.Database, generation: int = 1) -> BlockSlab:
-    found = db.storage.shards[0].slab(generation)
+    found = db.storage.shards[0].generations.slab(generation)
     assert isinstance(found, BlockSlab)
     return found
 
 
 def segments_of(db: ts.Database, generation: int = 1) -> list[Segment]:
-    engine = db.storage.shards[0].engine()
+    engine = db.storage.shards[0].writer.open_engine()
     return list(Segments(engine, 0, generation).between(engine, 0, 2**64 - 1))
 
 
@@ -56,7 +56,7 @@ def numbers(messages: list[Message]) -> list[int]:
 
 def everything(db: ts.Database) -> list[int]:
     """Return the numbers of all messages in order of position, those that begin with ``$`` too."""
-    cursor = db.storage.begin(0, db.storage.shards[0].current, 0, ts.TopicFilter("#"), 0)
+    cursor = db.storage.begin(0, db.storage.shards[0].generations.current, 0, ts.TopicFilter("#"), 0)
     found = [message for _, message in drain(db, cursor)[0]]
     return sorted(numbers([*found, *db.replay("$x/#"), *db.replay("$y/#")]))
 
@@ -67,25 +67,27 @@ def everything(db: ts.Database) -> list[int]:
 def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
     """Commit and yield the steps of a compaction."""
     shard = db.storage.shards[0]
-    for step in slab_of(db).compact(shard.watermark, whole=whole):
-        shard.engine().write(step.write)
+    for step in slab_of(db).compact(shard.writer.watermark, whole=whole):
+        shard.writer.open_engine().write(step.write)
         yield step
 
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_nothing_is_done_for_little(db: ts.Database) -> None:
     """Unless it is asked for: then all is merged, and the next time there is nothing to do."""
-    assert 0 == db.storage.shards[0].compact(whole=False) == db.compact().messages
+    assert 0 == db.storage.shards[0].rewriter.compact(whole=False) == db.compact().messages
     db.store(numbered(0, 24, ["a"]))
-    assert 0 == db.storage.shards[0].compact(whole=False)
-    assert (24, 24) == (db.storage.shards[0].backlog(), db.compact().messages)
-    assert (0, 0) == (db.storage.shards[0].backlog(), db.compact().messages)
+    assert 0 == db.storage.shards[0].rewriter.compact(whole=False)
+    assert (24, 24) == (db.storage.shards[0].rewriter.backlog(), db.compact().messages)
+    assert (0, 0) == (db.storage.shards[0].rewriter.backlog(), db.compact().messages)
     db.store(numbered(24, 20, ["a"]))
-    assert 0 == db.storage.shards[0].compact(whole=False)
+    assert 0 == db.storage.shards[0].rewriter.compact(whole=False)
     db.store(numbered(44, 5, ["a"]))
-    assert 49 == db.storage.shards[0].compact(whole=False)  # with the segment that there is, because both fit into one
+    assert 49 == db.storage.shards[0].rewriter.compact(
+        whole=False
+    )  # with the segment that there is, because both fit into one
     db.store(numbered(49, 26, ["a"]))
-    assert 26 == db.storage.shards[0].compact(whole=False)
+    assert 26 == db.storage.shards[0].rewriter.compact(whole=False)
     assert [49, 26] == [segment.messages for segment in segments_of(db)]
     assert list(range(75)) == everything(db)
 
@@ -105,9 +107,9 @@ def test_each_message_is_rewritten_a_few_times(
         rows = source.randint(1, most)
         db.store(numbered(stored, rows, size=size))
         stored += rows
-        rewritten += db.storage.shards[0].compact(whole=False)
+        rewritten += db.storage.shards[0].rewriter.compact(whole=False)
     assert stored <= rewritten + compaction.WORTH_ROWS + most <= times * stored
-    assert db.storage.shards[0].backlog() < compaction.WORTH_ROWS
+    assert db.storage.shards[0].rewriter.backlog() < compaction.WORTH_ROWS
     assert list(range(stored)) == everything(db)
 
 
@@ -116,7 +118,7 @@ def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
     """What came before it is merged though it is little, and it is a segment by itself."""
     for number in range(12):
         db.store(numbered(number, 1, ["a"], size=210_000 if number % 3 == 2 else 8))
-    assert 12 - 0 == db.storage.shards[0].compact(whole=False)
+    assert 12 - 0 == db.storage.shards[0].rewriter.compact(whole=False)
     assert [2, 1, 2, 1, 2, 1, 2, 1] == [segment.messages for segment in segments_of(db)]
     assert list(range(12)) == everything(db)
 
@@ -131,7 +133,7 @@ def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
     assert [50] * 8 == [segment.messages for segment in before]
     for topic in ("t/+/+", "a/+", "$x/#"):
         db.delete(topic)
-    assert 0 == db.storage.shards[0].compact(whole=False)
+    assert 0 == db.storage.shards[0].rewriter.compact(whole=False)
     left = everything(db)
     small = [segment.messages for segment in segments_of(db)]
     assert 0 < len(left) == sum(small) < 200
@@ -161,7 +163,7 @@ def test_emptied_segments_are_gone(db: ts.Database) -> None:
     db.compact()
     for topic in ("t/#", "#", "$x/#", "$y/#"):
         db.delete(topic)
-    engine = db.storage.shards[0].engine()
+    engine = db.storage.shards[0].writer.open_engine()
     assert [[], []] == [list(engine.scan(keyspace)) for keyspace in (DATA, INDEX)]
     assert (0, 0) == (slab_of(db).info().details["merged messages"], db.info().messages)
     db.store(numbered(200, 30))
@@ -176,9 +178,9 @@ def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
     db.store(numbered(0, 70))
     db.add_generation()
     db.store(numbered(70, 70))
-    assert 140 == db.storage.shards[0].backlog()
+    assert 140 == db.storage.shards[0].rewriter.backlog()
     db.compact()
-    assert 0 == db.storage.shards[0].backlog()
+    assert 0 == db.storage.shards[0].rewriter.backlog()
     assert [70, 70] == [sum(segment.messages for segment in segments_of(db, number)) for number in (1, 2)]
     assert list(range(140)) == sorted(numbers([*db.replay("#"), *db.replay("$x/#"), *db.replay("$y/#")]))
     assert db.verify().ok
@@ -190,7 +192,7 @@ def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
     """Also not where it has a block of one stream, and others behind that: segments don't overlap."""
     db.store(numbered(0, first, ["a"]))
     db.store([*numbered(first, 4, ["b"]), *numbered(first + 4, 20, ["c", "d"])])
-    db.storage.shards[0].compact(whole=False)
+    db.storage.shards[0].rewriter.compact(whole=False)
     assert (list(range(first + 24)), True) == (everything(db), db.verify().ok)
     db.compact()
     assert [first, 24] == [segment.messages for segment in segments_of(db)]
@@ -293,7 +295,7 @@ def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
     for start in range(0, 40, 10):
         db.store(numbered(start, 10, ["a"]))
     shard = db.storage.shards[0]
-    engine = shard.engine()
+    engine = shard.writer.open_engine()
     key, value = next(iter(engine.scan(DATA)))[1]
     put(engine, DATA, {key: value[:-1] + bytes((value[-1] ^ 1,))})
     for _ in range(2):

@@ -272,7 +272,7 @@ class Merged:
 
     @property
     def engine(self) -> Engine:
-        return self.db.storage.shards[0].engine()
+        return self.db.storage.shards[0].writer.open_engine()
 
     @property
     def segments(self) -> list[Segment]:

@@ -47,7 +47,7 @@ def test_a_clock_behind_the_last_position_is_told(tmp_path: Path) -> None:
 
 def test_a_shard_that_takes_no_writes_is_told_without_details(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory", shards=1) as db:
-        replace_engine(db, Full(db.storage.shards[0].log.engine, "write"))
+        replace_engine(db, Full(db.storage.shards[0].writer.engine, "write"))
         with pytest.raises(ts.StorageFullError, match="no room"):
             db.store([ts.Message("a", b"1", "c")])
         (reason,) = obstacles(db, min_free=0)
@@ -84,7 +84,7 @@ def test_the_log_says_once_why_a_shard_takes_no_writes(tmp_path: Path, caplog: p
     """However many requests are refused because of it, until the reason is another one."""
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server, client_of(server) as http:
         for reason in ("disk error", "another error"):
-            db.storage.shards[0].log._failure = OSError(reason)
+            db.storage.shards[0].writer._failure = OSError(reason)
             for _ in range(3):
                 answer = http.post("/messages?store=true", json={"topic": "a", "payload": "1"})
                 assert (answer.status_code, reason in answer.text) == (503, True)

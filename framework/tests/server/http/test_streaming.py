@@ -91,7 +91,7 @@ def test_a_slow_reader_holds_up_little_and_gets_everything(large: tuple[ts.Datab
     db, server = large
 
     def read() -> int:
-        return sum(shard.counters.read_messages for shard in db.storage.shards)
+        return sum(shard.writer.counters.read_messages for shard in db.storage.shards)
 
     before = read()
     with asked(server) as client:

@@ -79,13 +79,13 @@ def test_what_clients_have_asked_for_ends_when_they_go(
         wait_until(lambda: fetches.begun >= 4, "the first to have begun")
     wait_until(lambda: not connections_of(server, *names), "the server to notice")
     with client_of(server, "") as client:
-        before = sum(shard.counters.reads for shard in db.storage.shards)
+        before = sum(shard.writer.counters.reads for shard in db.storage.shards)
         fetches.go_on.set()
         assert client.get("/api/v5/messages/explain?until=1970-01-02").status_code == 200, (
             "which comes after all of them"
         )
     assert fetches.begun == 5
-    assert sum(shard.counters.reads for shard in db.storage.shards) <= before + 1, "that of the last request"
+    assert sum(shard.writer.counters.reads for shard in db.storage.shards) <= before + 1, "that of the last request"
 
 
 def submitted(threads: FairThreads, of: Asking, call: Any) -> Future[Any]:

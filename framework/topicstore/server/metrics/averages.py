@@ -54,7 +54,7 @@ class Averages:
         return found
 
     def _totals(self) -> _Totals:
-        counters = [(shard.counters, shard.latencies) for shard in self._shards]
+        counters = [(shard.writer.counters, shard.writer.latencies) for shard in self._shards]
         return (
             tuple((sum(latencies.store.counts), latencies.store.seconds) for _, latencies in counters),
             tuple((one.batches + one.state_writes, one.commit_seconds) for one, _ in counters),

@@ -41,10 +41,14 @@ class FieldNamesCollector(Collector):
         """Yield the families."""
         shards = list(self._db.storage.shards)
         for name, text, values in (
-            ("batches", "Batches written.", [one.counters.batches for one in shards]),
-            ("messages", "Messages written.", [one.counters.messages for one in shards]),
-            ("bytes", "Bytes of their payloads.", [one.counters.payload_bytes for one in shards]),
-            ("batches_failed", "Batches that failed, for any reason.", [one.counters.failed_batches for one in shards]),
+            ("batches", "Batches written.", [one.writer.counters.batches for one in shards]),
+            ("messages", "Messages written.", [one.writer.counters.messages for one in shards]),
+            ("bytes", "Bytes of their payloads.", [one.writer.counters.payload_bytes for one in shards]),
+            (
+                "batches_failed",
+                "Batches that failed, for any reason.",
+                [one.writer.counters.failed_batches for one in shards],
+            ),
         ):
             yield unknown(f"emqx_ds_egress_{name}", text, _LABELS, zip(self._shards(shards), values, strict=True))
         yield from self._rolling()
@@ -72,5 +76,5 @@ class FieldNamesCollector(Collector):
 
 def _walked(shard: Shard) -> tuple[int, int]:
     """Return how many seeks there were, and how many keys were gone on to."""
-    counters = [slab.counters for record, slab in shard.slabs() if record.layout == _LAYOUT]
+    counters = [slab.counters for record, slab in shard.generations.with_slabs() if record.layout == _LAYOUT]
     return sum(one.seeks for one in counters), sum(one.visited + one.skipped for one in counters)

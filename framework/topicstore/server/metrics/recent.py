@@ -145,7 +145,7 @@ class Recent:
     def totals(self) -> Totals:
         """Return the totals now. Raises `DatabaseClosedError`."""
         self._db.storage.check_open()
-        counters = [shard.counters for shard in self._db.storage.shards]
+        counters = [shard.writer.counters for shard in self._db.storage.shards]
         traffic: Traffic = self._server.traffic
         lag, age = self._lag.totals()
         counts = self._sessions.counts.value()

@@ -49,20 +49,20 @@ class StoreCollector(Collector):
         """Yield the families."""
         shards = list(self._db.storage.shards)
         for attribute, (name, text) in _COUNTERS.items():
-            yield counter(name, text, _SHARD, ((_of(one), getattr(one.counters, attribute)) for one in shards))
+            yield counter(name, text, _SHARD, ((_of(one), getattr(one.writer.counters, attribute)) for one in shards))
         yield from _latencies(shards)
         now = self._db.storage.clock()
         yield gauge(
             "topicstore_watermark_age_seconds",
             "How long ago the newest visible message of a shard was stored.",
             _SHARD,
-            ((_of(one), max(0, now - time_of(one.watermark)) / 1e6) for one in shards if one.watermark),
+            ((_of(one), max(0, now - time_of(one.writer.watermark)) / 1e6) for one in shards if one.writer.watermark),
         )
         yield gauge(
             "topicstore_shard_writable",
             "1 if the shard takes writes, 0 since a write has failed.",
             _SHARD,
-            ((_of(one), float(one.failure is None)) for one in shards),
+            ((_of(one), float(one.writer.failure is None)) for one in shards),
         )
         yield from _generations(shards)
         yield from self._sizes()
@@ -85,7 +85,7 @@ class StoreCollector(Collector):
     def _look_at_engines(self) -> list[EngineInfo]:
         """Return the sizes that the engines report, which looks at all files."""
         try:
-            return [shard.engine().info() for shard in self._db.storage.shards]
+            return [shard.writer.open_engine().info() for shard in self._db.storage.shards]
         except EngineError:  # `/health/ready` tells it
             return []
 
@@ -104,29 +104,30 @@ def _of(shard: Shard) -> tuple[str]:
 
 
 def _latencies(shards: Sequence[Shard]) -> Iterator[Metric]:
+    counted = [(one, one.writer.counters) for one in shards]
     yield histogram(
         "topicstore_store_seconds",
         "From a batch's arrival until it is as durable as promised, and visible.",
         _SHARD,
-        ((_of(one), one.latencies.store) for one in shards),
+        ((_of(one), one.writer.latencies.store) for one in shards),
     )
     yield histogram(
         "topicstore_next_seconds",
         "Of reading the next messages of a stream.",
         _SHARD,
-        ((_of(one), one.latencies.read) for one in shards),
+        ((_of(one), one.writer.latencies.read) for one in shards),
     )
     yield summary(
         "topicstore_commit_seconds",
         "Of writes by the engine.",
         _SHARD,
-        ((_of(one), one.counters.batches + one.counters.state_writes, one.counters.commit_seconds) for one in shards),
+        ((_of(one), each.batches + each.state_writes, each.commit_seconds) for one, each in counted),
     )
     yield summary(
         "topicstore_flush_seconds",
         "Of flushes of the engine's log; one may serve many batches.",
         _SHARD,
-        ((_of(one), one.counters.flushes, one.counters.flush_seconds) for one in shards),
+        ((_of(one), each.flushes, each.flush_seconds) for one, each in counted),
     )
 
 
@@ -137,7 +138,7 @@ def _generations(shards: Sequence[Shard]) -> Iterator[Metric]:
     sizes: list[tuple[tuple[str, str, str], float]] = []
     for shard in shards:
         waiting = 0
-        for record, slab in shard.slabs():
+        for record, slab in shard.generations.with_slabs():
             count, size = _counts(shard, record)
             labels = (str(shard.number), str(record.number), record.layout)
             messages.append((labels, count))
@@ -152,5 +153,5 @@ def _generations(shards: Sequence[Shard]) -> Iterator[Metric]:
 
 def _counts(shard: Shard, record: GenerationRecord) -> tuple[int, int]:
     """Return the messages and bytes of a generation; those of the current one are in the tail."""
-    counted = record if record.sealed is not None else shard.log.tail
+    counted = record if record.sealed is not None else shard.writer.tail
     return counted.messages, counted.live_bytes

@@ -92,7 +92,7 @@ class TopicCounts:
 
     def of_shard(self, storage: Storage, shard: Shard) -> Tally:
         """Return the counts of a shard by topic, with all that was stored before the call."""
-        if shard.log.read_only:  # whoever writes may delete, which isn't told here
+        if shard.writer.read_only:  # whoever writes may delete, which isn't told here
             return _ShardCounts().brought_up(storage, shard)
         with self._lock:
             counts = self._shards.setdefault(shard.number, _ShardCounts())
@@ -128,17 +128,17 @@ class _ShardCounts:
 
     def brought_up(self, storage: Storage, shard: Shard) -> Tally:
         """Count what was stored since the last call, and return the counts of all. With the lock held."""
-        if not shard.log.read_only:
+        if not shard.writer.read_only:
             shard.tallies.counted = self._note  # before tables are read, so that none is missed
         while True:
             try:
                 return self._brought_up(storage, shard)
             except (GenerationArchivedError, GenerationDroppedError):
-                self._forget(shard.counters.deleted)
+                self._forget(shard.writer.counters.deleted)
 
     def _brought_up(self, storage: Storage, shard: Shard) -> Tally:
-        deleted, began = shard.counters.deleted, time.monotonic()
-        slabs = shard.slabs()
+        deleted, began = shard.writer.counters.deleted, time.monotonic()
+        slabs = shard.generations.with_slabs()
         if deleted != self._deleted or not self._ends.keys() <= {record.number for record, _ in slabs}:
             self._forget(deleted)
         self._take()
@@ -152,7 +152,7 @@ class _ShardCounts:
         return total
 
     def _count(self, storage: Storage, shard: Shard, record: GenerationRecord, began: float) -> None:
-        number, last = record.number, shard.watermark if record.last_position is None else record.last_position
+        number, last = record.number, shard.writer.watermark if record.last_position is None else record.last_position
         if number not in self._ends:
             ranges = shard.tallies.gather(number, _EVERYTHING, self._tables)
             end = ranges[-1].last if ranges else record.first_position - 1
@@ -169,7 +169,7 @@ class _ShardCounts:
             if added:
                 self._total = None
             tail = _Tail(end, last, Tally.sum([tail.tally, *added]))
-        shard.slab(number)  # raises if it was dropped
+        shard.generations.slab(number)  # raises if it was dropped
         if tail.last > end:
             self._tails[number] = tail
 
@@ -355,7 +355,7 @@ def _tally(storage: Storage, topic_filter: TopicFilter, change: Callable[[Tally]
 
 def _of_shard(storage: Storage, shard: Shard, topic_filter: TopicFilter, change: Callable[[Tally], Tally]) -> Tally:
     total, began = Gathering(), time.monotonic()
-    for record, _ in shard.slabs():
+    for record, _ in shard.generations.with_slabs():
         total.add(_of_generation(storage, shard, record, topic_filter, change, began))
     return total.total()
 
@@ -373,12 +373,12 @@ def _of_generation(
         total, number = Gathering(change), record.number
         try:
             ranges = shard.tallies.gather(number, topic_filter, total)
-            last = shard.watermark if record.last_position is None else record.last_position
+            last = shard.writer.watermark if record.last_position is None else record.last_position
             for before, end in uncounted(ranges, record.first_position - 1, last):
                 plan = plan_generation(storage, shard, number, topic_filter, before + 1, end, since=began)
                 for batch in run_as_stored(storage, shard, [plan], "any"):
                     total.add(Tally.of(batch))
-            shard.slab(number)  # raises if it was dropped
+            shard.generations.slab(number)  # raises if it was dropped
         except GenerationArchivedError:
             continue  # its export is read next
         except GenerationDroppedError:

@@ -70,10 +70,10 @@ class KeptRows:
 
     def of(self, shard: Shard, generation: int, topic_filter: TopicFilter) -> tuple[tuple[TallyRange, ...], list[Rows]]:
         """Return the ranges of a generation's tables, and rows of what they count of a filter's messages."""
-        key, deleted = (shard.number, generation, topic_filter.text), shard.counters.deleted
+        key, deleted = (shard.number, generation, topic_filter.text), shard.writer.counters.deleted
         with self._lock:
             before, known = self._kept.get(key, (deleted, {}))
-        if before != deleted or shard.log.read_only:  # whoever writes may delete, which isn't told to who only reads
+        if before != deleted or shard.writer.read_only:  # whoever writes may delete, which isn't told to who only reads
             known = {}
         found = {
             counted: known[counted] if parts is None else _joined([_rows_of(part) for part in parts])
@@ -87,8 +87,8 @@ class KeptRows:
 
     def first_time(self, shard: Shard, generation: int, find: Callable[[], float]) -> float:
         """Return the time of a generation's first message, which ``find`` returns, if it isn't known."""
-        key, deleted = (shard.number, generation), shard.counters.deleted
-        if self._firsts.get(key, (-1, 0.0))[0] != deleted or shard.log.read_only:
+        key, deleted = (shard.number, generation), shard.writer.counters.deleted
+        if self._firsts.get(key, (-1, 0.0))[0] != deleted or shard.writer.read_only:
             self._firsts[key] = deleted, find()
         return self._firsts[key][1]
 
@@ -128,7 +128,7 @@ _COUNTED = TopicFilter("#")
 
 def backlog(shard: Shard) -> int:
     """Return the number of messages that are not counted, including those of ``$`` topics, which never are."""
-    return sum(record.messages - _counted(shard, record.number) for record in shard.generations())
+    return sum(record.messages - _counted(shard, record.number) for record in shard.generations.listed())
 
 
 def _counted(shard: Shard, generation: int) -> int:
@@ -141,8 +141,8 @@ def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never) -> i
     Those of a generation that can't be opened are left out: reading them says why.
     """
     counted = 0
-    damaged = {record.number for record, slab in shard.slabs() if isinstance(slab, DamagedSlab)}
-    for record in shard.generations():
+    damaged = {record.number for record, slab in shard.generations.with_slabs() if isinstance(slab, DamagedSlab)}
+    for record in shard.generations.listed():
         if record.number in damaged:
             continue
         if record.sealed is None and record.messages - _counted(shard, record.number) < RANGE:
@@ -205,7 +205,7 @@ class CountingScheduler:
 
 def _count_generation(storage: Storage, shard: Shard, record: GenerationRecord, stop: Callable[[], bool]) -> int:
     counted, sealed = 0, record.last_position is not None
-    last = shard.watermark if record.last_position is None else record.last_position
+    last = shard.writer.watermark if record.last_position is None else record.last_position
     for before, end in uncounted(shard.tallies.ranges(record.number), record.first_position - 1, last):
         gap = _Gap(storage, shard, record.number, before, end, closed=sealed or end < last)
         while not stop() and (messages := gap.count_on()) is not None:
@@ -230,13 +230,15 @@ class _Gap:
 
     def count_on(self) -> int | None:
         """Count the next range; return the number of its messages, or None if there is none."""
-        with self.shard.rewriting:
+        with self.shard.generations.rewrite_lock:
             if uncounted(self.shard.tallies.ranges(self.generation), self.before, self.last) != [
                 (self.before, self.last)
             ]:
                 return None  # all is counted, or another thread is counting it
-            if self._ranges is None or self._deleted != self.shard.counters.deleted:  # messages read ahead may be gone
-                self._deleted = self.shard.counters.deleted
+            if (
+                self._ranges is None or self._deleted != self.shard.writer.counters.deleted
+            ):  # messages read ahead may be gone
+                self._deleted = self.shard.writer.counters.deleted
                 self._ranges = self._read()
             found = next(self._ranges, None)
             if found is None:

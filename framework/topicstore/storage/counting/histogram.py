@@ -68,7 +68,7 @@ def histogram(
     parts = [
         part
         for shard in storage.shards
-        for record in shard.generations()
+        for record in shard.generations.listed()
         if (part := _part(storage, shard, record, topic_filter)) is not None
     ]
     begin = min((part.first.min() for part in parts), default=0) if start is None else start
@@ -153,7 +153,7 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
         return _of_zones(storage, shard, record)
     number = record.number
     ranges, rows = storage.kept(KeptRows).of(shard, number, topic_filter)
-    last = shard.watermark if record.last_position is None else record.last_position
+    last = shard.writer.watermark if record.last_position is None else record.last_position
     times, ranks = _density(shard, record, last)
     room = _READ
     for before, end in uncounted(ranges, record.first_position - 1, last):
@@ -165,7 +165,7 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
             if room < 0 and positions[-1] < end:
                 rows.append(_estimated(seen, (before, int(positions[-1]), end), times, ranks))
                 break
-    shard.slab(number)  # raises if it was dropped
+    shard.generations.slab(number)  # raises if it was dropped
     if not any(len(each) for each, _, _ in rows):
         return None
     begin, finish, messages = (np.concatenate(column) for column in zip(*rows, strict=True))
@@ -176,7 +176,7 @@ def _of_zones(storage: Storage, shard: Shard, record: GenerationRecord) -> _Part
     """Return all messages of a generation, zone by zone, without reading more than the first one, and that once."""
     if not record.messages:
         return None
-    last = shard.watermark if record.last_position is None else record.last_position
+    last = shard.writer.watermark if record.last_position is None else record.last_position
     times, ranks = _density(shard, record, last)
 
     def first() -> float:
@@ -214,7 +214,7 @@ def _estimated(
 
 def _density(shard: Shard, record: GenerationRecord, last: int) -> tuple[_Numbers, _Numbers]:
     """Return times, and how many messages of a generation in a shard had come by then."""
-    ends = shard.zone_ends(record.number)
+    ends = shard.reader.zone_ends(record.number)
     times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
     full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last of a sealed one isn't
     ranks = np.array([*full, max(record.messages, 1)], np.float64)

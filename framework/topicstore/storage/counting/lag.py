@@ -146,7 +146,7 @@ class LagCounter:
     def __init__(self, storage: Storage) -> None:
         storage.check_open()
         self._storage = storage
-        self.marks = [shard.watermark for shard in storage.shards]
+        self.marks = [shard.writer.watermark for shard in storage.shards]
         """By shard, the last position that could be read when this was made."""
         self._counted: dict[tuple[str, int], tuple[int, _Unread]] = {}
         """A place and the messages after it, by filter and shard, if they were counted to the end."""
@@ -218,7 +218,7 @@ class LagCounter:
 
     def far(self, topic_filter: TopicFilter, shard: int, place: int) -> bool:
         """Return whether so many messages follow a place that they aren't read. Reads nothing."""
-        if not covers(topic_filter) or self._storage.shards[shard].log.read_only:
+        if not covers(topic_filter) or self._storage.shards[shard].writer.read_only:
             return False  # there are no counts of them
         return place < self.marks[shard] and self._history(shard).after(place) >= _FAR
 
@@ -292,5 +292,5 @@ class LagCounter:
 
     def _stored_from(self, shard: int, position: int) -> int:
         """Return the number of messages in the generations that continue after a position."""
-        records = self._storage.shards[shard].generations()
+        records = self._storage.shards[shard].generations.listed()
         return sum(r.messages for r in records if r.last_position is None or r.last_position > position)

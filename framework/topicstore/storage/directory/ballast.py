@@ -72,13 +72,15 @@ class Ballast:
         """Make the ballast as large as it should be, if there is plenty of space and no operation needs it now."""
         if self._room:
             with self._lock, self._failure_told():
-                if not self._needed and len(shards[0].generations()) > 1:
-                    self._make_locked(min(self._room, sum(shard.engine().info().disk_bytes for shard in shards)))
+                if not self._needed and len(shards[0].generations.listed()) > 1:
+                    self._make_locked(
+                        min(self._room, sum(shard.writer.open_engine().info().disk_bytes for shard in shards))
+                    )
 
     def stored(self, shards: Sequence[Shard], _messages: int) -> None:
         """Make the ballast grow with the database, after messages were stored."""
         if self._room:
-            written = sum([shard.counters.bytes for shard in shards])
+            written = sum([shard.writer.counters.bytes for shard in shards])
             if written >= self._due:
                 self._due = written + self._room // _STEPS
                 self.keep(shards)

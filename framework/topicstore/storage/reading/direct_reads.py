@@ -34,7 +34,7 @@ def plan_generation(
 
     ``since`` has the meaning that it has in `topicstore.shard.reader.Reads.plan`.
     """
-    plan = shard.plan(storage.id, topic_filter, first, last, since=since)
+    plan = shard.reader.plan(storage.id, topic_filter, first, last, since=since)
     chosen = [part for part in plan.generations if part.cursors[0].generation == generation]
     return attrs.evolve(plan, generations=chosen)
 
@@ -46,6 +46,6 @@ def run_as_stored(
 
     def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
         storage.check_open()  # a close needn't wait for the end of the run
-        return shard.next(cursor, rows=limit, size=_BATCH_BYTES, bound=bound, final=True)
+        return shard.reader.next(cursor, rows=limit, size=_BATCH_BYTES, bound=bound, final=True)
 
     return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows or _BATCH, timestamps=None), fetch)

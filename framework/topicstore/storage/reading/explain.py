@@ -166,13 +166,17 @@ class _Run:
     def explanation(self) -> Explanation:
         """Run the replay, and return the explanation."""
         request = self._request
-        slabs = {(s.number, record.number): (record, slab) for s in self._storage.shards for record, slab in s.slabs()}
-        counted = {(s.number, record.number): record for s in self._storage.shards for record in s.generations()}
+        slabs = {
+            (s.number, record.number): (record, slab)
+            for s in self._storage.shards
+            for record, slab in s.generations.with_slabs()
+        }
+        counted = {(s.number, record.number): record for s in self._storage.shards for record in s.generations.listed()}
         before = {key: attrs.evolve(slab.counters) for key, (_, slab) in slabs.items()}
         self._replay()
         patterns = self._patterns()
         times = request.timestamps
-        zones = [] if times is None else [shard.zones(times) for shard in self._storage.shards]
+        zones = [] if times is None else [shard.reader.zones(times) for shard in self._storage.shards]
         return Explanation(
             topic_filter=request.topic_filter.text,
             start=request.start if times is None else times.start,

@@ -34,8 +34,8 @@ class History:
     def of(cls, shard: Shard, mark: int) -> Self:
         """Return what is known of a shard up to its watermark. Reads nothing."""
         positions, ranks, before = list[int](), list[int](), 0
-        for record in shard.generations():
-            ends = shard.zone_ends(record.number)  # the last zone of a sealed generation isn't full
+        for record in shard.generations.listed():
+            ends = shard.reader.zone_ends(record.number)  # the last zone of a sealed generation isn't full
             last = mark if record.last_position is None else record.last_position
             # The first generation of a shard begins with the lowest position, long before its first message.
             begin = max(record.first_position - 1, min([first_position(record.created), *ends, last]))

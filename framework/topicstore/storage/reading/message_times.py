@@ -33,7 +33,7 @@ def displacement(storage: Storage) -> int:
 
     It is 0 where positions go by the time of storing.
     """
-    return max(shard.displacement for shard in storage.shards)
+    return max(shard.writer.displacement for shard in storage.shards)
 
 
 def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest:
@@ -66,10 +66,10 @@ def runs_of(
         yield first, last
         return
     since = time.monotonic()
-    for record in shard.generations():
+    for record in shard.generations.listed():
         if generations is not None and record.number not in generations:
             continue
-        for span in shard.spans(request.timestamps, first, last):
+        for span in shard.reader.spans(request.timestamps, first, last):
             with suppress(GenerationDroppedError):  # meanwhile: nothing of it is left
                 plan = plan_generation(storage, shard, record.number, request.topic_filter, *span, since=since)
                 if plan.generations:

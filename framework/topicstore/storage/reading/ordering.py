@@ -57,8 +57,8 @@ def newest_first(storage: Storage, request: ReplayRequest, limit: int | None) ->
     less, are in memory, except that all messages of one microsecond always are. Raises the errors of replaying.
     """
     storage.check_open()
-    bounds = [shard.watermark for shard in storage.shards]
-    there = [_There(shard, record) for shard in storage.shards for record in shard.generations()]
+    bounds = [shard.writer.watermark for shard in storage.shards]
+    there = [_There(shard, record) for shard in storage.shards for record in shard.generations.listed()]
     start = max(request.start, min((time_of(one.record.first_position) for one in there), default=0))
     until = max(map(time_of, bounds), default=0) + 1
     if request.until is not None:
@@ -79,7 +79,7 @@ class _There:
         """Raise `GenerationDroppedError` if the generation is gone and may have had messages of a span of time."""
         last = self.record.last_position
         if self.record.first_position < first_position(until) and (last is None or last >= first_position(start)):
-            self.shard.slab(self.record.number)
+            self.shard.generations.slab(self.record.number)
 
 
 def _spans(
@@ -132,7 +132,7 @@ def _reach(storage: Storage, request: ReplayRequest, start: int, until: int) -> 
     if request.timestamps is None:
         return until
     first, last = first_position(start), first_position(until) - 1
-    spans = [shard.spans(request.timestamps, first, last)[-1:] for shard in storage.shards]
+    spans = [shard.reader.spans(request.timestamps, first, last)[-1:] for shard in storage.shards]
     return max((time_of(min(end, last)) + 1 for ((_, end),) in filter(None, spans)), default=start)
 
 

@@ -65,7 +65,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             until=until,
             by=by,
             reverse=reverse,
-            bounds=tuple(shard.watermark for shard in storage.shards),
+            bounds=tuple(shard.writer.watermark for shard in storage.shards),
         )
 
     def after(self, batch: MessageBatch) -> Self:
@@ -88,7 +88,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         if len(self.bounds) != len(storage.shards):
             raise InvalidCursorError("the place has another number of shards than the database")
         for shard, bound in zip(storage.shards, self.bounds, strict=True):
-            shard.check_reached(bound)
+            shard.reader.check_reached(bound)
         times, displaced = TimeRange(self.start, self.until), displacement(storage)
         positions = self._positions(displaced)
         request = ReplayRequest(

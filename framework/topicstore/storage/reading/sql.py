@@ -121,7 +121,7 @@ def sql(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table
             f"backend {storage.manifest.backend!r} does not speak SQL; those with the capability sql do, such as "
             "duckdb with the layout table"
         )
-    generations = storage.shards[0].generations()
+    generations = storage.shards[0].generations.listed()
     others = {
         record.number: record.layout
         for record in generations
@@ -133,5 +133,5 @@ def sql(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table
     if others:
         named = ", ".join(f"{number} ({layout})" for number, layout in sorted(others.items()))
         warn_caller(f"SQL does not see generations that keep no rows here: {named}", UserWarning)
-    first, *rest = (shard.engine() for shard in storage.shards)
+    first, *rest = (shard.writer.open_engine() for shard in storage.shards)
     return first.sql(statement, parameters, beside=rest)

@@ -1,0 +1,163 @@
+"""How many functions and files the main paths pass through, and how many modules each package has.
+
+Each number is a ceiling that only sinks: a test fails above it, and also where the tree has come more than `SLACK`
+below it, so that a change which shortens a path lowers the number too. Comprehensions are not counted, because
+Python 3.12 inlines them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore_conformance.mqtt.embedded import Embedded
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORK = ROOT / "framework" / "topicstore"
+PRODUCT = tuple(f"{ROOT / place}/" for place in ("framework/topicstore", "backends", "layouts"))
+SLACK = 5
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+NOT_BETWEEN = ("database.py", "runtime/", "contract/")
+"""What doesn't lie between the face and the layout."""
+
+PATHS = {
+    "store": (127, 35, 51),
+    "store sync": (137, 37, 57),
+    "replay": (145, 33, 39),
+    "read": (101, 27, 10),
+    "publish": (159, 47, 98),
+    "deliver": (172, 39, 165),
+    "open": (248, 72, 159),
+}
+"""Of each path: named functions, their files, and named functions between the face and the layout."""
+MQTT = (406, 87)
+"""Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber."""
+MODULES = {"": 5, "runtime": 7, "shard": 16, "storage": 33, "sessions": 52, "pubsub": 17, "server": 134}
+"""Modules of each package and its subpackages, without `__init__`; of the root only its own."""
+
+Called = frozenset[tuple[str, str]]
+
+
+class Trace:
+    """Notes which functions of the product are called in the threads whose profile function `note` is."""
+
+    def __init__(self) -> None:
+        self._called: set[tuple[str, str]] = set()
+
+    def note(self, frame: FrameType, event: str, _: Any) -> None:
+        """Note a call."""
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PRODUCT) and not code.co_qualname.endswith(COMPREHENSIONS):
+            self._called.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
+
+    def taken(self) -> Called:
+        """Return what was called since this was last asked."""
+        called, self._called = self._called, set()
+        return frozenset(called)
+
+
+def called(call: Callable[[], object]) -> Called:
+    """Return which functions a call passes through in this thread."""
+    trace, profile = Trace(), sys.getprofile()
+    sys.setprofile(trace.note)
+    try:
+        call()
+    finally:
+        sys.setprofile(profile)
+    return trace.taken()
+
+
+def messages(count: int) -> list[ts.Message]:
+    """Return messages for all shards, of both QoS that are stored in the same way."""
+    return [ts.Message(f"a/{i % 7}/b", b"x%d" % i, f"c{i % 5}", qos=i % 2) for i in range(count)]
+
+
+def paths(directory: Path) -> Iterator[tuple[str, Called]]:
+    """Walk each path; yield its name and the functions that it passes through."""
+    with ts.open(directory / "sync", shards=4, durability="sync") as db:
+        db.store(messages(1_000))
+        yield "store sync", called(lambda: db.store(messages(1_000)))
+    with ts.open(directory / "commit", shards=4) as db:
+        db.store(messages(1_000))
+        yield "store", called(lambda: db.store(messages(1_000)))
+        db.add_generation()
+        db.store(messages(1_000))
+        list(db.replay("a/+/b"))
+        yield "replay", called(lambda: list(db.replay("a/+/b")))
+        cursor = db.read(db.cursor(db.streams("#")[0], "#"), 10).cursor
+        yield "read", called(lambda: db.read(cursor, 10))
+        session = db.sessions.open("me")
+        session.subscribe("a/#")
+        one = [ts.Message("a/1/b", b"hello", "publisher", qos=1)]
+        for _ in range(3):
+            db.publish(one)
+            for packets in (dict(db.sessions.deliver()).get(session, ()),):
+                session.puback(*(packet.packet_id for packet in packets))
+        yield "publish", called(lambda: db.publish(one))
+        yield "deliver", called(db.sessions.deliver)
+    opened: list[ts.Database] = []
+    yield "open", called(lambda: opened.append(ts.open(directory / "commit")))
+    opened[0].close()
+
+
+def check(name: str, counts: tuple[int, ...], ceilings: tuple[int, ...], shown: Called = frozenset()) -> None:
+    """Fail if a count is above its ceiling, or more than `SLACK` below it."""
+    listed = "\n".join(sorted(f"{file}: {function}" for file, function in shown))
+    assert all(count <= ceiling for count, ceiling in zip(counts, ceilings, strict=True)), (
+        f"{name} grew to {counts}, above {ceilings}:\n{listed}"
+    )
+    assert all(count >= ceiling - SLACK for count, ceiling in zip(counts, ceilings, strict=True)), (
+        f"{name} shrank to {counts}: lower its ceilings {ceilings}"
+    )
+
+
+def test_the_paths_of_a_database_do_not_grow(tmp_path: Path) -> None:
+    """Storing, replaying, reading, publishing, delivering and opening pass through no more functions and files."""
+    for name, functions in paths(tmp_path):
+        between = [
+            file
+            for file, _ in functions
+            if file.startswith("framework/") and not file.removeprefix("framework/topicstore/").startswith(NOT_BETWEEN)
+        ]
+        check(name, (len(functions), len({file for file, _ in functions}), len(between)), PATHS[name], functions)
+
+
+def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
+    """An MQTT PUBLISH at QoS 1 passes through no more functions and files, in all threads of a server.
+
+    What is called for each of eighteen messages counts, so what a timer calls meanwhile doesn't.
+    """
+    trace = Trace()
+    threading.setprofile(trace.note)
+    try:
+        with (
+            ts.open(tmp_path / "db", durability="sync") as db,
+            Embedded(db) as served,
+            served.client("subscriber", keep=True) as subscriber,
+            served.client("publisher") as publisher,
+        ):
+            subscriber.subscribe("a/#", options=1)
+            rounds = []
+            for _ in range(20):
+                publisher.publish("a/b", b"x", 1)
+                packet = subscriber.expect("PUBLISH")
+                rounds.append(trace.taken())
+                subscriber.acknowledge(packet)
+    finally:
+        threading.setprofile(None)
+    functions = frozenset.intersection(*rounds[2:])
+    check("MQTT", (len(functions), len({file for file, _ in functions})), MQTT, functions)
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_packages_do_not_grow(package: str) -> None:
+    """Each package has no more modules than before."""
+    folder = FRAMEWORK / package
+    files = folder.rglob("*.py") if package else folder.glob("*.py")
+    check(package, (sum(not file.stem.startswith("__") for file in files),), (MODULES[package],))

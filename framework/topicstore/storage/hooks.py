@@ -1,0 +1,35 @@
+"""The innermost implementations of the data path's hooks, which plugins wrap. A database without plugins skips them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from topicstore.contract.hookspecs import hookimpl
+from topicstore.contract.replay_plan import ReplayPlan
+from topicstore.contract.requests import ReadRequest, ReadResult, ReplayRequest, StoreRequest, StoreResult
+
+from .read_path import plan_replay, read_batch
+from .storage import Storage
+from .store_path import store_batch
+
+__all__ = ["topicstore_read", "topicstore_replay", "topicstore_store"]
+
+
+@hookimpl
+def topicstore_store(request: StoreRequest) -> StoreResult:
+    """Store the batch that the plugins have passed on."""
+    storage = cast("Storage", request.db)
+    return store_batch(request, storage.shards, storage.shard_map, storage.clock)
+
+
+@hookimpl
+def topicstore_read(request: ReadRequest) -> ReadResult:
+    """Fetch the batch that the plugins ask for."""
+    return read_batch(request, cast("Storage", request.db).shards)
+
+
+@hookimpl
+def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
+    """Plan the replay that the plugins ask for."""
+    storage = cast("Storage", request.db)
+    return plan_replay(request, storage.shards, storage.id)
