@@ -230,7 +230,7 @@ class ShardReader:
         if epoch == 1 or writer.read_only:
             return
         latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
-        with writer.moved_on:
+        with writer.lock:
             while generation == writer.generation and self._is_open_locked(position, epoch):
                 seconds = self._left_locked(epoch, latest)
                 if seconds <= 0 and (wait or writer.failure is None):
