@@ -200,12 +200,10 @@ class Database:
         storage.on_close(queues.close)
         storage.on_close(self.retention.stop)
         if auto_compact:
-            self._compaction = CompactionScheduler(storage.shards)
+            self._compaction = CompactionScheduler(storage.shards, storage.jobs)
             storage.on_close(self._compaction.stop)
-            storage.after_store.append(self._compaction.stored)
             self._counting = CountingScheduler(storage)
             storage.on_close(self._counting.stop)
-            storage.after_store.append(self._counting.stored)
         end_at_exit(self, Database.close)
 
     # --- storing ---

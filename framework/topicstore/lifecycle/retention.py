@@ -72,6 +72,7 @@ from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.archive_locations import archive_directory, check_apart
+from topicstore.storage.background_jobs import NEVER
 from topicstore.storage.generations import (
     add_generation,
     drop_generation,
@@ -79,7 +80,7 @@ from topicstore.storage.generations import (
     reclaim_removed,
     remove_dropped,
 )
-from topicstore.storage.quota import Quota, removing_bytes, written_bytes
+from topicstore.storage.quota import removing_bytes, written_bytes
 from topicstore.storage.storage import Storage
 
 from .clock_guard import ClockGuard
@@ -164,15 +165,16 @@ class Retention:
         """Held by a run. Guards the attributes below; each is replaced as a whole, so reading one needs no lock."""
         self._settings: RetentionSettings | None = None
         """The settings; None before they were read."""
-        self._quota = Quota()
+        self._quota = storage.quota
+        self._job = storage.jobs.add(self._wake_if_due)
+        """Due at every store while there are limits: the guard notes where the clock is."""
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, from which on there may be something to do."""
         self._refused: ManifestMismatchError | None = None
         """Why the last run could not use the archive; None if it could."""
         self._guard = ClockGuard(storage.clocks)
         """Used under `_running`; reading how much it holds back needs no lock."""
-        storage.before_store.append(self._admit)
-        storage.after_store.append(self._stored)
+        storage.quota.enforce = self._enforce_quota
 
     def __repr__(self) -> str:
         return f"<Retention of {self._storage_ref()!r}>"
@@ -245,28 +247,31 @@ class Retention:
 
     def _adopt_locked(self, settings: RetentionSettings) -> None:
         self._settings = settings
-        self._quota = Quota()
+        self._quota.reset()
+        self._job.messages = 0 if settings.limited else NEVER
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)
 
     # --- beside every store ---
 
-    def _admit(self) -> None:
-        """Raise `QuotaExceededError`, or make room, if the database is full and the settings say so. Cheap."""
+    def _enforce_quota(self) -> None:
+        """Raise `QuotaExceededError`, or make room, if the database is full and the settings say so."""
         settings = self.settings
         if settings.drops_bytes is not None:
             self._make_room(settings.drops_bytes)
         elif settings.max_bytes is not None:
             try:
-                self._quota.check(settings.max_bytes, self._storage().shards)
+                self._quota.check(settings.max_bytes)
             except QuotaExceededError:
-                self._stored(0)  # removing expired messages may make room for the next
+                self._wake_if_due()  # removing expired messages may make room for the next
                 raise
+        else:
+            self._quota.lift()
 
     def _make_room(self, most: int) -> None:
         """Drop what is due, and wait until it is removed, if the background is far behind with that."""
         storage, bound = self._storage(), most + most // _EXCESS
         shards, failing = storage.shards, self._removal.failure is not None or self._task.stopping.is_set()
-        if failing or not self._quota.reached(bound, shards, removing=True):
+        if failing or not self._quota.reached(bound, removing=True):
             return
         if self._running.owned() or any(owned(shard.writer.lock) for shard in shards):
             return  # this is called within a run, or a signal handler is within a store: both would wait for themselves
@@ -275,12 +280,12 @@ class Retention:
         except (TopicstoreError, OSError):
             self._task.wake()  # it finds the same error, and reports it
             return
-        while self._quota.reached(bound, shards, removing=True) and removing_bytes(shards):
+        while self._quota.reached(bound, removing=True) and removing_bytes(shards):
             if self._removal.failure is not None or self._task.stopping.wait(_PAUSE):
                 return
 
-    def _stored(self, _messages: int) -> None:
-        """Wake the background task after a store, if there may be something to do. Cheap."""
+    def _wake_if_due(self) -> None:
+        """Wake the background task, at a store, if there may be something to do."""
         time, written = self._due
         if time < FOREVER:
             self._guard.stored()

@@ -18,6 +18,7 @@ from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.forking import ProcessLock
 from topicstore.runtime.background import BackgroundTask
+from topicstore.storage.background_jobs import NEVER
 from topicstore.storage.storage import Storage
 
 from .retained import FOREVER, any_kept, remove_expired_until
@@ -88,16 +89,21 @@ class RetainedExpiry:
         self.task = BackgroundTask("removal of expired retained messages", lambda _: self._work())
         self._earliest.task = self.task
         storage.on_close(self.stop)
-        storage.after_store.append(self.stored)
+        self._job = storage.jobs.add(self._wake_if_due, time=0)
         if storage.mode is None:
-            self.stored(0)
+            self._wake_if_due()
 
-    def stored(self, _messages: int) -> None:
-        """Wake the background task after a store, if there may be something to remove. Cheap."""
+    def _wake_if_due(self) -> None:
+        """Wake the background task, at a store, if there may be something to remove."""
         storage = self._storage()
-        if self._earliest.time == FOREVER or storage is None or self._monotonic() < self._again:
+        if storage is None or self._monotonic() < self._again:
             return
         self._earliest.look(storage)
+        if self._earliest.time == FOREVER:
+            self._job.time = NEVER  # the task sets it when it is woken for a message that expires
+            if self._earliest.time != FOREVER:  # it was woken just before
+                self._job.time = self._again
+            return
         time = self._earliest.time
         if time is None or time <= _now(storage):
             self.task.wake()
@@ -135,6 +141,7 @@ class RetainedExpiry:
         if time == FOREVER:
             self.task.interval = None
             return
+        self._job.time = self._again
         wait = max(0 if time is None else time - _now(storage), self._again - self._monotonic())
         self.task.interval = min(max(wait / _SECOND, _SHORTEST), _LONGEST)
 

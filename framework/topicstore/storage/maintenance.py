@@ -35,6 +35,7 @@ from topicstore.shard.records import Tail
 from topicstore.shard.shard import Shard
 
 from .archive_locations import archive_directory
+from .background_jobs import BackgroundJobs
 from .counting.counting import count
 from .directory.closed_files import ClosedFiles
 from .directory.files import failure_told, permissions_of, sync_directory
@@ -239,25 +240,20 @@ class _Sizes:
 class CompactionScheduler:
     """Compacts the shards of one database in the background, when there is something to do."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[Shard], jobs: BackgroundJobs) -> None:
         self.task = BackgroundTask("compaction", lambda _: self._work())
         self._shards = shards
-        self._stored = 0
-        """The approximate number of messages stored. It needs no lock, because a lost count only delays a check."""
-        self._looked = 0
-        """The value of ``_stored`` when the thread was last woken. It needs no lock either."""
+        self._jobs = jobs
+        self._job = jobs.add(self._look, messages=WORTH_IT)
         self._traffic = 0
         """The reads and deliveries when the current step began. Only the thread uses it and the next attribute."""
         self._began = 0.0
         if self._backlog() >= WORTH_IT:
             self.task.wake()
 
-    def stored(self, messages: int) -> None:
-        """Note that ``messages`` messages were stored. This is cheap."""
-        self._stored += messages
-        if self._stored - self._looked >= WORTH_IT:
-            self._looked = self._stored
-            self.task.wake()
+    def _look(self) -> None:
+        self._job.messages = self._jobs.messages + WORTH_IT
+        self.task.wake()
 
     def stop(self) -> None:
         """Stop the scheduler, and return when it has ended, at most one step later. May be called twice."""
@@ -268,9 +264,9 @@ class CompactionScheduler:
         """Compact in every quiet moment until no work is worthwhile."""
         done = False
         while not done and not self.task.stopping.is_set():
-            seen = self._stored
+            seen = self._jobs.messages
             self.task.stopping.wait(QUIET)
-            if seen == self._stored or self._backlog() >= URGENT:
+            if seen == self._jobs.messages or self._backlog() >= URGENT:
                 done = self._compact(seen)
 
     def _compact(self, seen: int) -> bool:
@@ -281,14 +277,14 @@ class CompactionScheduler:
             (partial(shard.rewriter.compact, whole=False, stop=stop) for shard, stop in pauses),
             "could not be compacted",
         )
-        return seen == self._stored
+        return seen == self._jobs.messages
 
     def _must_pause(self, shard: Shard, seen: int) -> bool:
         """Return whether to stop; before the next step, rest if messages were read or delivered during the last."""
-        if seen == self._stored and self._traffic != self._reads_and_deliveries():
+        if seen == self._jobs.messages and self._traffic != self._reads_and_deliveries():
             self.task.stopping.wait(_REST * (time.monotonic() - self._began))
         self._begin()
-        return self.task.stopping.is_set() or (seen != self._stored and shard.rewriter.backlog() < URGENT)
+        return self.task.stopping.is_set() or (seen != self._jobs.messages and shard.rewriter.backlog() < URGENT)
 
     def _begin(self) -> None:
         self._traffic, self._began = self._reads_and_deliveries(), time.monotonic()

@@ -388,7 +388,7 @@ def open_storage(
             whole.add(storage.abandon)
             storage.ballast.keep(shards)
             if not read_only:
-                storage.after_store.append(functools.partial(storage.ballast.stored, shards))
+                storage.ballast.grow_with(storage.jobs, shards)
             storage.hooks.topicstore_opened(db=storage)
     return storage
 

@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.shard.shard import Shard
 
 __all__ = ["Quota", "removing_bytes", "written_bytes"]
 
+_UNLIMITED = sys.maxsize
 
-class Quota:
-    """Checks the number of bytes of values, which it counts only when there may be too many."""
+
+class _Room:
+    """The bytes written since the opening up to which there is certainly room."""
+
+    __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self._room_until = 0
-        """Bytes written up to which there is certainly room. Needs no lock: all threads compute the same value."""
+        self.until = 0
 
-    def check(self, max_bytes: int, shards: Sequence[Shard]) -> None:
-        """Raise `QuotaExceededError` if the shards hold at least ``max_bytes`` bytes of values. Cheap.
+
+class Quota:
+    """The limit on the bytes of values that a database holds. They are counted only when there may be too many."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.enforce: Callable[[], object] | None = None
+        """A function that is called before a store for which there may be no room. It makes some, or raises to refuse
+        the store. It calls `check`, `reached` or `lift`."""
+        self._shards = shards
+        self._room = _Room()
+        """Needs no lock: all threads compute the same value, and those that know an earlier limit change another
+        object."""
+
+    def admit(self) -> None:
+        """Raise `QuotaExceededError`, or the error of settings that can't be read, if no message may be stored."""
+        if self._room.until < _UNLIMITED and written_bytes(self._shards) >= self._room.until and self.enforce:
+            self.enforce()
+
+    def reset(self) -> None:
+        """Ask again before the next store, because the limit has changed."""
+        self._room = _Room()
+
+    def lift(self) -> None:
+        """Admit everything until `reset`, because there is no limit."""
+        self._room.until = _UNLIMITED
+
+    def check(self, max_bytes: int) -> None:
+        """Raise `QuotaExceededError` if the database holds at least ``max_bytes`` bytes of values.
 
         A batch that begins below the limit is stored whole.
         """
-        held = self.reached(max_bytes, shards)
+        held = self.reached(max_bytes)
         if held:
             raise QuotaExceededError(
                 f"the database holds {held:,} bytes of values, and may hold {max_bytes:,}: "
                 "delete messages, drop generations, or raise the limit (retention, max_bytes)"
             )
 
-    def reached(self, max_bytes: int, shards: Sequence[Shard], *, removing: bool = False) -> int:
-        """Return the bytes of values that the shards hold if there are at least ``max_bytes``, else 0. Cheap.
+    def reached(self, max_bytes: int, *, removing: bool = False) -> int:
+        """Return the bytes of values that the database holds if there are at least ``max_bytes``, else 0.
 
         ``removing``: count those of dropped generations that were not removed yet, too.
         """
-        written = written_bytes(shards)
-        if written < self._room_until:
+        room, written = self._room, written_bytes(self._shards)
+        if written < room.until:
             return 0
-        held = sum(record.live_bytes for shard in shards for record in shard.generations.listed())
-        held += removing_bytes(shards) if removing else 0
-        self._room_until = written + max(max_bytes - held, 0)
+        held = sum(record.live_bytes for shard in self._shards for record in shard.generations.listed())
+        held += removing_bytes(self._shards) if removing else 0
+        room.until = written + max(max_bytes - held, 0)
         return held if held >= max_bytes else 0
 
 
@@ -50,4 +80,4 @@ def removing_bytes(shards: Sequence[Shard]) -> int:
 
 def written_bytes(shards: Sequence[Shard]) -> int:
     """Return the bytes of values written since the database was opened: live bytes never grow by more."""
-    return sum(shard.writer.counters.bytes for shard in shards)
+    return sum([shard.writer.counters.bytes for shard in shards])

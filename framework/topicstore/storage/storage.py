@@ -1,7 +1,7 @@
 """`Storage`: the shards of one open database, behind its hooks. `topicstore.storage.opening` makes one.
 
 Readers hold a reference to the `Storage`, and so keep the database open. The parts that it holds itself (the listener,
-retention, compaction and queues, which register with `listen`, `after_store` and `on_close`) have only weak references
+retention, compaction and queues, which register with `listen`, `jobs` and `on_close`) have only weak references
 to it or none, so that a database without other references is closed.
 """
 
@@ -49,9 +49,11 @@ from topicstore.shard.state import ShardState
 from topicstore.shard.writer import CommitListener
 
 from . import replays
+from .background_jobs import BackgroundJobs
 from .directory.ballast import Ballast
 from .directory.manifest import Manifest
 from .directory.recovery_points import SyncedWrites
+from .quota import Quota
 from .read_only import Mode, ReadOnlyShards
 from .read_path import plan_replay, read_batch
 from .shard_map import ShardMap
@@ -134,12 +136,10 @@ class Storage:
         """The ballast. It has a lock of its own, which is taken before those of shards."""
         self.notes = notes
         """The notes of the last writes on disk; None if the database is only read, or isn't persistent."""
-        self.before_store: list[Callable[[], object]] = []
-        """Functions that are called before messages are stored, and may raise to refuse them. The list is filled while
-        the database is opened, and needs no lock."""
-        self.after_store: list[Callable[[int], object]] = []
-        """Functions that are called with the number of messages that were stored. The list is filled while the database
-        is opened, and needs no lock."""
+        self.quota = Quota(shards)
+        """The limit on the bytes that are stored, which retention sets."""
+        self.jobs = BackgroundJobs(shards, clocks.monotonic)
+        """The jobs that become due as messages are stored."""
         self.listener: StorageListener | None = None
         """The listener, or None as long as there is none; see `listen`."""
         self._close_shards = close_shards
@@ -176,16 +176,14 @@ class Storage:
             self.check_shard(shard)
         self.check_times(batch)
         if len(batch) and (destinations is None or destinations.stored.any()):
-            for admit in self.before_store:
-                admit()
+            self.quota.admit()
         request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
         result: StoreResult = (
             self.hooks.topicstore_store(request=request)
             if self.plugins
             else store_batch(request, self.shards, self.shard_map, self.clock)
         )
-        for stored in self.after_store:
-            stored(result.count)
+        self.jobs.stored(result.count)
         return result
 
     def state(self, shard: int) -> ShardState:

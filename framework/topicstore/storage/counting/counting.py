@@ -164,22 +164,17 @@ class CountingScheduler:
     def __init__(self, storage: Storage) -> None:
         self.task = BackgroundTask("counting", lambda _: self._work())
         self._storage = ref(storage)  # a database without other references closes itself
-        self._stored = 0
-        """The approximate number of messages stored. It needs no lock, because a lost count only delays a check."""
-        self._looked = 0
-        """The value of ``_stored`` when the thread was last woken. It needs no lock either."""
+        self._jobs = storage.jobs
+        self._job = storage.jobs.add(self._look, messages=RANGE)
         self._seen = 0
-        """The value of ``_stored`` when the current range began. Only the thread uses it and the next attribute."""
+        """The messages stored when the current range began. Only the thread uses it and the next attribute."""
         self._began = 0.0
         if max(map(backlog, storage.shards)) >= RANGE:
             self.task.wake()
 
-    def stored(self, messages: int) -> None:
-        """Note that ``messages`` messages were stored. This is cheap."""
-        self._stored += messages
-        if self._stored - self._looked >= RANGE:
-            self._looked = self._stored
-            self.task.wake()
+    def _look(self) -> None:
+        self._job.messages = self._jobs.messages + RANGE
+        self.task.wake()
 
     def stop(self) -> None:
         """Stop the scheduler, and return when it has ended, at most one range later. May be called twice."""
@@ -194,13 +189,13 @@ class CountingScheduler:
 
     def _rest(self) -> bool:
         """Rest after a range if messages were stored meanwhile; return whether to stop."""
-        if self._seen != self._stored:
+        if self._seen != self._jobs.messages:
             self.task.stopping.wait(_REST * (time.monotonic() - self._began))
         self._begin()
         return self.task.stopping.is_set()
 
     def _begin(self) -> None:
-        self._seen, self._began = self._stored, time.monotonic()
+        self._seen, self._began = self._jobs.messages, time.monotonic()
 
 
 def _count_generation(storage: Storage, shard: Shard, record: GenerationRecord, stop: Callable[[], bool]) -> int:

@@ -26,6 +26,7 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.runtime.closing import guarded
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.shard import Shard
+from topicstore.storage.background_jobs import NEVER, BackgroundJobs
 
 from .files import open_own
 
@@ -60,8 +61,6 @@ class Ballast:
         """The reason why the last attempt to make or remove it failed, or None. It can be read without the lock."""
         self._directory = directory
         self._room, self._least = room, least
-        self._due = room // _STEPS
-        """The bytes written since the opening from which on `stored` makes it larger."""
         self._lock = ProcessLock()
         """Guards the file and ``_needed``. It is held while shards are looked at, so it must not be taken under their
         locks."""
@@ -77,13 +76,15 @@ class Ballast:
                         min(self._room, sum(shard.writer.open_engine().info().disk_bytes for shard in shards))
                     )
 
-    def stored(self, shards: Sequence[Shard], _messages: int) -> None:
-        """Make the ballast grow with the database, after messages were stored."""
-        if self._room:
-            written = sum([shard.writer.counters.bytes for shard in shards])
-            if written >= self._due:
-                self._due = written + self._room // _STEPS
-                self.keep(shards)
+    def grow_with(self, jobs: BackgroundJobs, shards: Sequence[Shard]) -> None:
+        """Make the ballast grow while messages are stored."""
+        step = self._room // _STEPS
+
+        def grow() -> None:
+            job.bytes += step
+            self.keep(shards)
+
+        job = jobs.add(grow, size=step or NEVER)
 
     def given_up(self, shards: Sequence[Shard], work: Callable[[], T]) -> T:
         """Return what ``work``, such as a drop, returns without the ballast, and make that again.
