@@ -76,6 +76,14 @@ class Embedded:
 
         return self.do(count())
 
+    def memory(self, of: str) -> int:
+        """Return the bytes that are held for clients, by one of `Server.budgets`, between two events of the loop."""
+
+        async def look() -> int:
+            return self.server.budgets[of].held
+
+        return self.do(look())
+
     def client(self, client_id: str | None = None, *, version: int = 5, **options: Any) -> RawClient:
         """Return a raw client. With an id it has connected, with the options of `RawClient.connect`."""
         client = RawClient(self.port, version=version)
