@@ -318,3 +318,18 @@ def test_a_start_brings_no_retained_copy_of_what_is_replayed(
         found += [one.message.payload for one in session.deliver() if isinstance(one, Publish) and not one.dup]
     assert found[:2] == [b"early", b"nowhere"]
     assert sorted(found[2:]) == sorted([b"first", b"second", b"live", b"other"])
+
+
+def test_a_start_without_own_messages_brings_retained_ones_as_without_a_start(
+    db: ts.Database, sessions: Sessions
+) -> None:
+    """Its stream brings none of those that the client itself has published, and so replays none of them."""
+    db.persistence.add("a/#")
+    db.publish([ts.Message("a/own", b"own", "subscriber", 1, retain=True)])
+    retain(db, "a/other", b"other")
+    session = sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", 1, no_local=True, start="beginning")
+    found: list[bytes] = []
+    while sessions.wait(0):
+        found += payloads(session.deliver())
+    assert found == [b"own", b"other"]
