@@ -215,7 +215,7 @@ def test_damage_in_one_shard_keeps_no_other_from_its_work(
         raise ts.CorruptionError("the checksum is wrong", "shard 0")
 
     with monkeypatch.context() as patched:
-        patched.setattr(db.storage.shards[0], "delete_local", fails)
+        patched.setattr(db.storage.shards[0].rewriter, "delete_local", fails)
         with pytest.raises(ts.CorruptionError):
             db.retention.run()
     assert {str(n) for n in mine} == stored(db)

@@ -108,7 +108,7 @@ def _old(tmp_path: Path) -> Path:
     """A database that has the stored sessions."""
     with opened(tmp_path / "old") as db:
         rows = msgspec.json.decode(STORED.read_bytes(), type=list[tuple[str, str]])
-        db.storage.shards[0].write_state([FrameworkWrite(bytes.fromhex(k), bytes.fromhex(v)) for k, v in rows])
+        db.storage.shards[0].writer.write_state([FrameworkWrite(bytes.fromhex(k), bytes.fromhex(v)) for k, v in rows])
     return tmp_path / "old"
 
 
@@ -154,8 +154,9 @@ def test_a_replacement_that_was_killed_goes_on(old: Path, monkeypatch: pytest.Mo
         with opened(old) as db:
             rows = json.loads(STORED.read_text())
             now = [key for key, _ in db.state(0).scan(b"\1")]
-            db.storage.shards[0].write_state([FrameworkWrite(key, None) for key in now])
-            db.storage.shards[0].write_state([FrameworkWrite(bytes.fromhex(k), bytes.fromhex(v)) for k, v in rows])
+            writer = db.storage.shards[0].writer
+            writer.write_state([FrameworkWrite(key, None) for key in now])
+            writer.write_state([FrameworkWrite(bytes.fromhex(k), bytes.fromhex(v)) for k, v in rows])
             left, write = [writes], ShardState.write
 
             def killed(self: ShardState, some: Any, left: list[int] = left, write: Any = write) -> None:

@@ -48,7 +48,7 @@ def test_compaction_rests_while_messages_are_read_or_delivered(tmp_path: Path) -
         session = db.sessions.open("c")
         session.subscribe("a/#")
         db.publish([ts.Message("a/b", b"x")])
-        seen = scheduler._stored
+        seen = db.storage.jobs.messages
         with patch.object(scheduler.task.stopping, "wait", side_effect=rests.append):
             scheduler._begin()
             assert not scheduler._must_pause(shard, seen)

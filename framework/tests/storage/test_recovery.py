@@ -123,8 +123,8 @@ def test_reads_continue_across_a_recovery(tmp_path: Path, backend: str) -> None:
         keys = [b"\x02key %04d" % number for number in range(1_000)]
         write = WriteBatch()
         write.put_many(STATE, keys, [bytes(2_000)] * len(keys))
-        shard.engine().write(write)
-        reader = shard.reader()
+        shard.writer.open_engine().write(write)
+        reader = shard.writer.open_engine()
         scans = [
             reader.scan(STATE, b"\x02"),
             reader.scan(STATE, b"\x02", reverse=True),

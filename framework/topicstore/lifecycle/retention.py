@@ -72,7 +72,6 @@ from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.archive_locations import archive_directory, check_apart
-from topicstore.storage.background_jobs import NEVER
 from topicstore.storage.generations import (
     add_generation,
     drop_generation,
@@ -166,8 +165,7 @@ class Retention:
         self._settings: RetentionSettings | None = None
         """The settings; None before they were read."""
         self._quota = storage.quota
-        self._job = storage.jobs.add(self._wake_if_due)
-        """Due at every store while there are limits: the guard notes where the clock is."""
+        storage.jobs.add(self._wake_if_due, messages=0)  # at every store: the guard notes where the clock is
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, from which on there may be something to do."""
         self._refused: ManifestMismatchError | None = None
@@ -248,7 +246,6 @@ class Retention:
     def _adopt_locked(self, settings: RetentionSettings) -> None:
         self._settings = settings
         self._quota.reset()
-        self._job.messages = 0 if settings.limited else NEVER
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)
 
     # --- beside every store ---
@@ -286,9 +283,8 @@ class Retention:
 
     def _wake_if_due(self) -> None:
         """Wake the background task, at a store, if there may be something to do."""
+        self._guard.stored()  # also without limits: one that is set later must not remove what is younger
         time, written = self._due
-        if time < FOREVER:
-            self._guard.stored()
         late = time < FOREVER and self._storage().clocks.monotonic() >= time
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
             self._task.wake()

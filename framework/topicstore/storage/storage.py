@@ -331,8 +331,8 @@ class Storage:
     ) -> ShardPlan:
         """Return a plan that reads a shard's matching messages from ``first`` to ``last`` (None: to the end).
 
-        ``since`` and ``timestamps`` have the meaning that they have in `topicstore.shard.reader.Reads.plan`. Without
-        ``since``, messages that a layout still hides are left out.
+        ``since`` and ``timestamps`` have the meaning that they have in `topicstore.shard.reader.ShardReader.plan`.
+        Without ``since``, messages that a layout still hides are left out.
         """
         found = self.shards[shard]
         watermark = found.writer.watermark
@@ -429,7 +429,7 @@ class Storage:
         """Raise `DatabaseClosedError` if the database was closed, or belongs to another process."""
         if self._closed:
             raise DatabaseClosedError(f"the database at {self.path} is closed")
-        if self.inherited:
+        if os.getpid() != self._owner:
             raise DatabaseClosedError(
                 f"the database at {self.path} was opened by process {self._owner}; a fork can't use it"
             )

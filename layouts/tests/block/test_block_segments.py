@@ -421,7 +421,7 @@ def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, t
     """Whether it found something before or not."""
     first, second, _ = merged.segments
     merged.put(INDEX, (1, second.end, 0), b"")
-    slab = merged.db.storage.shards[0].slab(1)
+    slab = merged.db.storage.shards[0].generations.slab(1)
     step = slab.next(0, ts.TopicFilter(text), bytes(8), ReadLimits(rows=99, bytes=1 << 20, bound=first.end))
     matches = ts.TopicFilter(text).matches
     assert [message for message in SENT[:60] if matches(message.topic)] == step.batch.to_messages()
@@ -513,7 +513,7 @@ def test_a_damaged_total(merged: Merged, change: str) -> None:
     merged.put(META, TOTAL_KEY, bad)
     assert (200, [TOTAL]) == merged.verified()
     assert (SENT, "") == merged.read()
-    assert (193 if change == "wrong" else 20) == merged.db.storage.shards[0].backlog()
+    assert (193 if change == "wrong" else 20) == merged.db.storage.shards[0].rewriter.backlog()
     if change != "wrong":
         assert 40 == merged.db.delete("small/#")
         merged.db.compact()
@@ -525,5 +525,5 @@ def test_a_damaged_total_and_a_damaged_index(merged: Merged) -> None:
     merged.put(META, TOTAL_KEY, b"")
     key = (1, merged.segments[1].end, 0)
     merged.put(INDEX, key, flipped(merged.get(INDEX, key), 30))
-    assert 200 - 120 == merged.db.storage.shards[0].backlog()
+    assert 200 - 120 == merged.db.storage.shards[0].rewriter.backlog()
     assert 140 == merged.verified()[0]

@@ -64,11 +64,11 @@ def test_a_late_start_seeks_in_few_streams(tmp_path: Path, layout: str) -> None:
 
 
 def _check_late(db: ts.Database, clock: Clock) -> None:
-    counters = db.storage.shards[0].slab(1).counters
+    counters = db.storage.shards[0].generations.slab(1).counters
     before = counters.seeks
     assert [b"late"] * 3 == _late(db, clock)
     assert counters.seeks - before <= 3
-    assert len(db.storage.shards[0].slab(1).cover(TopicFilter("#"), 0)) >= 90
+    assert len(db.storage.shards[0].generations.slab(1).cover(TopicFilter("#"), 0)) >= 90
 
 
 def _late(db: ts.Database, clock: Clock) -> list[bytes]:

@@ -32,7 +32,7 @@ def plan_generation(
 ) -> ShardPlan:
     """Return a plan that reads the matching messages of one generation.
 
-    ``since`` has the meaning that it has in `topicstore.shard.reader.Reads.plan`.
+    ``since`` has the meaning that it has in `topicstore.shard.reader.ShardReader.plan`.
     """
     plan = shard.reader.plan(storage.id, topic_filter, first, last, since=since)
     chosen = [part for part in plan.generations if part.cursors[0].generation == generation]
