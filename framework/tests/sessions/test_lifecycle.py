@@ -21,6 +21,7 @@ from topicstore.sessions import (
 )
 from topicstore.sessions.session_state import SessionState
 from topicstore.shard.state import OWN
+from topicstore.shard.writer import PendingWrite
 from topicstore_conformance.faults.clock import START, Clock
 
 Publishing = Callable[..., None]
@@ -192,17 +193,17 @@ def test_a_removal_that_was_interrupted_is_finished(
     sessions.subscribe([(session, f"f/{number}", options) for number in range(1_500)])
     session.disconnect()
     shard = db.storage.shards[db.shard_of("client")]
-    original, writes = shard.writer.write_state, iter([True])
+    original, writes = shard.writer.commit, iter([True])
 
-    def only_once(state: Sequence[StateWrite]) -> None:
+    def only_once(*given: Any) -> PendingWrite | None:
         if next(writes, None) is None:
             raise KeyboardInterrupt
-        original(state)
+        return original(*given)
 
-    shard.writer.write_state = only_once  # type: ignore[method-assign]
+    shard.writer.commit = only_once  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         sessions.expire("client")
-    shard.writer.write_state = original  # type: ignore[method-assign]
+    shard.writer.commit = original  # type: ignore[method-assign]
     sessions = crash()
     assert [] == list(sessions)
     assert 500 < len(session_keys(db))

@@ -320,7 +320,7 @@ class Retention:
     def _run(self, storage: Storage, now: int | None, *, at_once: bool) -> RetentionReport:
         report = self._sweep(storage, now, at_once=at_once)
         if now is None:
-            now = storage.clock() - self._guard.held_back
+            now = min(storage.clock(), storage.steady())  # as in the background: `RetainedExpiry`
         return attrs.evolve(report, expired=self._expire(storage, now))
 
     def start(self, interval: float) -> None:

@@ -138,7 +138,7 @@ def test_latencies_of_stores_and_reads(watched: Watched) -> None:
     assert told("topicstore_store_seconds_count", shard=shard) == 3
     assert told("topicstore_store_seconds_bucket", shard=shard, le="+Inf") == 3
     assert 0 < told("topicstore_store_seconds_sum", shard=shard)
-    counters = [one.counters for one in watched.db.storage.shards]
+    counters = [one.writer.counters for one in watched.db.storage.shards]
     assert told("topicstore_next_seconds_count") == sum(one.reads for one in counters) > 0
     assert told("topicstore_next_seconds_sum") == pytest.approx(sum(one.read_seconds for one in counters))
     average = told("emqx_ds_egress_flush_time", shard=shard, interval="last5m")
