@@ -288,7 +288,7 @@ def test_a_list_that_is_not_of_the_last_closing_is_not_believed(closed: Path) ->
 
 
 def test_a_list_of_an_earlier_version_is_read(closed: Path) -> None:
-    """It has no line of the notes, and what is lost is told by it."""
+    """A list without the line of notes, as earlier versions wrote it, still names the files that were lost."""
     with ts.open(closed, mode="r") as db:
         listed = ClosedFiles(closed, db.storage.id, 1, db.storage.unneeded)
     rest = (closed / "closed").read_bytes().split(b"\n", 1)[1].splitlines()[:-1]

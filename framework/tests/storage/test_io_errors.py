@@ -1,4 +1,4 @@
-"""I/O errors of the disk while a database is opened: they are told, and nothing is lost."""
+"""An I/O error of the disk while a database is opened is raised, and no message is lost."""
 
 from __future__ import annotations
 

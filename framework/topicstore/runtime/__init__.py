@@ -1,1 +1,1 @@
-"""What a process needs besides messages: clocks, locks, closing, background tasks, warnings."""
+"""Services of a process that know no messages: clocks, locks, closing, background tasks, warnings."""

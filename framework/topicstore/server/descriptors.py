@@ -49,7 +49,7 @@ def raise_limit() -> None:
 
 @attrs.frozen
 class Descriptors:
-    """What the descriptors of this process are enough for."""
+    """The file descriptors that this process may have, and the numbers of connections that they allow."""
 
     limit: int
     """Descriptors that the process may have."""

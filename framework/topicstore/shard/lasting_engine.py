@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @attrs.define
 class _Scanned(Generic[K]):
-    """What is left of a scan: the range after the keys that were yielded."""
+    """The rest of a scan: the range after the keys that were yielded."""
 
     keyspace: Keyspace[K]
     start: K | None

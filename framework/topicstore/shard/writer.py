@@ -168,7 +168,7 @@ class Latencies:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
-        """How many durations there were in each class of `BOUNDS`, and how many above them."""
+        """The number of durations in each class of `BOUNDS`, and last of those above all bounds."""
         self.seconds = 0.0
         """All of them together."""
 

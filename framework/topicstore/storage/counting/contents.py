@@ -200,7 +200,7 @@ def _read(storage: Storage, shard: Shard, generation: int, before: int, last: in
 
 
 _BEHIND_SLASH = chr(ord("/") + 1)
-"""What follows a slash in the order of texts: topics below a level lie between it with the one and the other."""
+"""The character after a slash: in the order of texts, the topics below a level lie between the level with either."""
 
 
 @attrs.frozen(eq=False)
@@ -209,7 +209,7 @@ class Levels:
 
     names: list[str]
     topics: npt.NDArray[np.intp]
-    """How many topics end at each or below."""
+    """The number of topics that end at each level or below it."""
     messages: Numbers
     size: Numbers
     last: Numbers
