@@ -27,13 +27,13 @@ NOT_BETWEEN = ("database.py", "runtime/", "contract/")
 """Beginnings of the paths of files that don't lie between the face (`Database`) and the layout."""
 
 PATHS = {
-    "store": (117, 33, 37),
-    "store sync": (128, 35, 44),
+    "store": (118, 33, 38),
+    "store sync": (129, 35, 45),
     "replay": (149, 35, 33),
     "read": (110, 29, 18),
-    "publish": (148, 46, 71),
-    "deliver": (188, 40, 157),
-    "open": (269, 76, 146),
+    "publish": (149, 46, 72),
+    "deliver": (190, 40, 159),
+    "open": (270, 76, 147),
 }
 """Of each path: named functions, their files, and named functions between the face and the layout."""
 MQTT = (420, 90)

@@ -332,8 +332,9 @@ class Generations:
 
     def _remove(self, number: int) -> None:
         for write in remove_messages(number):
-            pending = PendingWrite(self._writer, write=write)
             with self._writer.lock:  # without an fsync: what isn't on disk yet is removed again by the next opening
+                self._writer.drain_locked()
+                pending = PendingWrite(self._writer, write=write)
                 self._writer.prepare_locked(pending)
                 self._writer.commit_locked(pending)
         with self._writer.lock:

@@ -269,8 +269,9 @@ class ShardReader:
         return min(lasted, (time_of(after) - self._writer.policy.now()) / 1e6)
 
     def _commit_end_locked(self, epoch: int) -> None:
+        self._writer.drain_locked()
         pending = PendingWrite(self._writer)
         self._writer.prepare_locked(pending)
         last_position = pending.tail.last_position | (epoch - 1)
         pending.tail = msgspec.structs.replace(pending.tail, last_position=last_position)
-        self._writer.commit_locked(pending)
+        self._writer.submit_locked(pending)

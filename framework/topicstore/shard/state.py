@@ -8,13 +8,15 @@ them is responsible for their version.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
-from topicstore.contract.engine import STATE, Reader, WriteBatch
+from topicstore.contract.engine import STATE, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
 from topicstore.contract.state import ANY, AnyValue, StateWrite
 
-__all__ = ["OWN", "RESERVED", "FrameworkWrite", "ShardState", "stage"]
+__all__ = ["OWN", "RESERVED", "FrameworkWrite", "HeldState", "ShardState", "StateReader", "stage"]
 
 RESERVED = b"\0"
 """The prefix of the shard's own keys."""
@@ -30,7 +32,45 @@ class FrameworkWrite(StateWrite, frozen=True, gc=False):
             raise InvalidArgumentError(f"a key of the framework begins with one, not {self.key!r}")
 
 
-def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> None:
+class StateReader(Protocol):
+    """Something that the values of keys can be read from: an engine, or `HeldState`."""
+
+    def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None where there is none."""
+
+    def get_many(self, keyspace: Keyspace[bytes], keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key, or None where there is none, in the order of ``keys``."""
+
+
+class HeldState:
+    """The state of a shard as it will be: that of the writes which wait to be applied, before that of the engine."""
+
+    def __init__(self, engine: Reader) -> None:
+        self._engine = engine
+        self._changes: deque[dict[Key, bytes | None]] = deque()
+
+    def hold(self, write: WriteBatch) -> None:
+        """Count the state of a write from now on."""
+        self._changes.append({key: value for keyspace, key, value in write.operations if keyspace is STATE})
+
+    def applied(self, count: int) -> None:
+        """Forget the oldest writes, because the engine has them."""
+        for _ in range(count):
+            self._changes.popleft()
+
+    def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
+        """Return the value that the newest write of ``key`` has."""
+        return self.get_many(keyspace, [key])[0]
+
+    def get_many(self, keyspace: Keyspace[bytes], keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return, for each key, the value that its newest write has."""
+        found = self._engine.get_many(keyspace, keys)
+        for changes in self._changes:
+            found = [changes.get(key, value) for key, value in zip(keys, found, strict=True)]
+        return found
+
+
+def stage(writes: Iterable[StateWrite], reader: StateReader, batch: WriteBatch) -> None:
     """Check every condition against ``reader``, then add the writes to ``batch``.
 
     A write whose value is the very one that it expects is a condition only. Raises `StateConflictError`, with nothing
@@ -47,7 +87,7 @@ def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> No
     batch.change_many(STATE, [write.key for write in changes], [write.value for write in changes])
 
 
-def _check(conditions: list[StateWrite], reader: Reader) -> None:
+def _check(conditions: list[StateWrite], reader: StateReader) -> None:
     keys = [write.key for write in conditions]
     stored = reader.get_many(STATE, keys) if len(keys) > 1 else [reader.get(STATE, keys[0])]
     for write, found in zip(conditions, stored, strict=True):

@@ -21,6 +21,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -59,11 +60,12 @@ from topicstore.runtime.warning import warn_caller
 from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
 from .records import Tail, load_tail, put_tail
-from .state import stage
+from .state import HeldState, StateReader, stage
 from .zones import Zone, fill, put_zone
 
 __all__ = [
     "BOUNDS",
+    "ChangeLog",
     "CommitListener",
     "Latencies",
     "NoteSynced",
@@ -230,6 +232,23 @@ class CommitListener(Protocol):
         """
 
 
+class ChangeLog(Protocol):
+    """An order of a shard's writes that is kept elsewhere, as by several sites: they are applied when they are in it.
+
+    A writer with a log holds the writes that it would commit. The log gives them back to `ShardWriter.apply`, in their
+    order, one or several at a time.
+    """
+
+    def propose_locked(self, pending: PendingWrite) -> None:
+        """Take a prepared write. Called under the writer's lock, so it must not wait."""
+
+    def wait(self, pending: PendingWrite) -> None:
+        """Return when a write is as durable as promised. Raises the reason why it will not be applied."""
+
+    def drain_locked(self, writer: ShardWriter) -> None:
+        """Apply all writes that are held, because what follows depends on what is applied."""
+
+
 class PendingWrite:
     """One write of a shard, from its preparation to its completion: a shard's part of a batch, or any other change.
 
@@ -306,6 +325,14 @@ class ShardWriter:
         """The listener that is notified of every batch, or None. Guarded by `lock`."""
         self.tail = load_tail(engine)
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
+        self.log: ChangeLog | None = None
+        """The log that orders the writes, or None: then they are committed at once. Guarded by `lock`."""
+        self.held: deque[PendingWrite] = deque()
+        """The writes that the log has and the engine has not, the oldest first. Guarded by `lock`."""
+        self._held_state = HeldState(engine)
+        self._pending_state: StateReader = engine
+        self.pending_tail = self.tail
+        """The tail and the state as they will be with these. Guarded by `lock`."""
         self.displacement = load_displacement(engine)
         """The most microseconds by which the time of a position is later than its message's own; 0 as long as positions
         go by the time of storing. Guarded by `lock`; reading it needs no lock."""
@@ -353,24 +380,29 @@ class ShardWriter:
     # --- writing ---
 
     def commit(
-        self, prepare: Callable[[PendingWrite], object], messages: MessageBatch | None = None
+        self,
+        prepare: Callable[[PendingWrite], object],
+        messages: MessageBatch | None = None,
+        *,
+        drain: bool = True,
     ) -> PendingWrite | None:
         """Make one write of this shard alone: prepare, commit and finish it.
 
         ``prepare`` is called under the lock, and completes the write: it adds keys and values, and may change the tail
         and set `PendingWrite.install`. If it returns False there is nothing to write, and this returns None.
-        ``messages`` have their positions already.
+        ``messages`` have their positions already. Without ``drain``, what the log has is not applied before.
         """
         pending = PendingWrite(self)
         with self.lock:
             self.check_writable()
-            pending.tail = self.tail
+            if drain:
+                self.drain_locked()
+            pending.tail = self.pending_tail
             if messages is not None:
                 pending.batch = messages
             if prepare(pending) is False:
                 return None
-            self.encode_locked(pending)
-            self.commit_locked(pending)
+            self.submit_locked(pending)
         self.finish_commit(pending)
         return pending
 
@@ -379,22 +411,22 @@ class ShardWriter:
         check_not_owned(self.lock)
 
         def stage_all(pending: PendingWrite) -> None:
-            stage(writes, self.engine, pending.write)
+            stage(writes, self._pending_state, pending.write)
             self.counters.state_writes += 1
 
-        self.commit(stage_all)
+        self.commit(stage_all, drain=False)
 
     def store_again(self, batch: MessageBatch, end: Tail) -> None:
         """Store messages at the positions that they have, in one engine write, and continue after ``end``."""
 
         def place(pending: PendingWrite) -> None:
-            tail = self.tail
+            tail = pending.tail
             pending.tail = msgspec.structs.replace(
                 tail,
                 last_position=max(tail.last_position, end.last_position),
                 last_time=max(tail.last_time, end.last_time),
                 messages=tail.messages + len(batch),
-                zone=self._zone(batch, pending.write) if len(batch) else tail.zone,
+                zone=self._zone(batch, pending) if len(batch) else tail.zone,
             )
             if len(batch) and self.policy.timestamps == "message":
                 self._displace(batch, pending.write)
@@ -407,8 +439,8 @@ class ShardWriter:
         if len(pending.messages) and isinstance(self.slab, DamagedSlab):
             raise self.slab.error
         if pending.state:
-            stage(pending.state, self.engine, pending.write)
-        pending.tail = self.tail
+            stage(pending.state, self._pending_state, pending.write)
+        pending.tail = self.pending_tail
         if len(pending.messages):
             self._place(pending)
 
@@ -430,6 +462,14 @@ class ShardWriter:
         except BaseException as error:
             self.fail(error)
             raise
+
+    def submit_locked(self, pending: PendingWrite) -> None:
+        """Encode and commit a prepared write that goes to this shard alone, or propose it to the log."""
+        if self.log is None:
+            self.encode_locked(pending)
+            self.commit_locked(pending)
+        else:
+            self.hold_locked(pending)
 
     def commit_locked(self, pending: PendingWrite) -> None:
         """Announce the messages, apply the write, and bring the state in memory up to date.
@@ -455,6 +495,8 @@ class ShardWriter:
                 self.last_commit = time.monotonic()
                 self.moved_on.notify_all()
             self.tail = tail
+            if not self.held:
+                self.pending_tail = tail
             self._end = (tail.writes, tail.last_position)
             if pending.announced is not None and listener is not None:
                 listener.committed(self.number)
@@ -478,11 +520,75 @@ class ShardWriter:
         With ``durability="sync"``, fsync the write unless another fsync has done it, and let readers see it. Then
         notify the listener, even if the fsync failed. The fsynced writes are noted as being on disk.
         """
+        if self.log is None:
+            self.finish_applied(pending)
+        else:
+            self.log.wait(pending)
+
+    # --- with a log ---
+
+    def hold_locked(self, pending: PendingWrite) -> None:
+        """Hold a prepared write, instead of encoding and committing it, until the log has it and `apply` is called."""
+        if self.log is None:
+            raise ValueError("without a log a write is committed at once")
+        pending.number = self.pending_tail.writes + 1
+        self.pending_tail = pending.tail = msgspec.structs.replace(pending.tail, writes=pending.number)
+        self.held.append(pending)
+        self._held_state.hold(pending.write)
+        self._pending_state = self._held_state
+        self.log.propose_locked(pending)
+        if pending.install is not None:
+            self.drain_locked()
+
+    def drain_locked(self) -> None:
+        """Apply what the log has, because the next write depends on what is applied."""
+        if self.log is not None and self.held:
+            self.log.drain_locked(self)
+
+    def apply(self, count: int, progress: Sequence[StateWrite] = ()) -> None:
+        """Commit the oldest writes that the log has, and complete them: see `apply_locked` and `finish_applied`."""
+        with self.lock:
+            applied = self.apply_locked(count, progress)
+        self.finish_applied(applied)
+
+    def apply_locked(self, count: int, progress: Sequence[StateWrite] = ()) -> PendingWrite:
+        """Commit the ``count`` oldest writes that the log has, as one: one `Slab.store`, and one engine write.
+
+        ``progress`` is written with them: how far the log was applied. A write that changes more than keys, values and
+        the tail, such as a new generation, must be applied alone. Raises, and closes the shard to writes, as
+        `commit_locked` does.
+        """
+        entry = [self.held[number] for number in range(count)]
+        joined = self._joined(entry) if entry[0].install is None else entry[0]
+        stage(progress, self.engine, joined.write)
+        self.encode_locked(joined)
+        self.commit_locked(joined)
+        for _ in entry:
+            self.held.popleft()
+        self._held_state.applied(count)
+        if not self.held:
+            self.pending_tail, self._pending_state = self.tail, self.engine
+        return joined
+
+    def finish_applied(self, applied: PendingWrite) -> None:
+        """Complete what `apply_locked` has returned, as `finish_commit` does. The lock must not be held."""
         try:
-            self._finish(pending.number)
+            self._finish(applied.number)
         finally:
-            if pending.announced is not None and self.listener is not None:
-                self.listener.visible(self.number, pending.announced)
+            if applied.announced is not None and self.listener is not None:
+                self.listener.visible(self.number, applied.announced)
+
+    def _joined(self, entry: Sequence[PendingWrite]) -> PendingWrite:
+        """Return one write that does what several do, one after the other."""
+        joined = PendingWrite(self)
+        joined.batch = MessageBatch.concat([one.batch for one in entry])
+        joined.tail = msgspec.structs.replace(entry[-1].tail, live_bytes=self.tail.live_bytes)
+        for one in entry:
+            if one.install is not None or one.write.ranges or one.write.rows:
+                raise ValueError("a write that changes more than keys, values and the tail is applied alone")
+            for keyspace, keys, values in one.write.runs:
+                joined.write.change_many(keyspace, keys, values)
+        return joined
 
     def finish_all(self) -> None:
         """Complete every write that was committed, also those of other threads, as `finish_commit` does."""
@@ -542,6 +648,7 @@ class ShardWriter:
             open_generations()
             self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
+            self.pending_tail = self.tail
             self._end = (stored.writes, position)
             self._fsynced = stored.writes - 1
             self._failure = None
@@ -564,7 +671,7 @@ class ShardWriter:
 
     def _place(self, pending: PendingWrite) -> None:
         """Assign positions and times to the messages of a write."""
-        policy, tail, batch = self.policy, self.tail, pending.messages
+        policy, tail, batch = self.policy, pending.tail, pending.messages
         rows, now = len(batch), policy.now()
         timestamps = _fill(batch.timestamps, now)
         last_time = tail.last_time
@@ -572,7 +679,7 @@ class ShardWriter:
             self._tell_if_ahead()
             positions = commit_positions(tail.last_position, now, rows)
         else:
-            times, pending.lifted = self._times(batch.timestamps, timestamps, now)
+            times, pending.lifted = self._times(batch.timestamps, timestamps, now, tail.last_time)
             positions = message_positions(tail.last_position, times)
             last_time = max(last_time, int(times.max()))
         if isinstance(timestamps, list) and rows >= _MANY:
@@ -586,7 +693,7 @@ class ShardWriter:
             last_time=last_time,
             lifted=tail.lifted + pending.lifted,
             messages=tail.messages + rows,
-            zone=self._zone(placed, pending.write),
+            zone=self._zone(placed, pending),
         )
 
     def _displace(self, placed: MessageBatch, write: WriteBatch) -> None:
@@ -596,15 +703,15 @@ class ShardWriter:
             self.displacement = displaced  # if the write fails, it is too much until the shard is opened again
             put_displacement(write, displaced)
 
-    def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
+    def _zone(self, placed: MessageBatch, pending: PendingWrite) -> Zone:
         """Add a batch's messages to the zone that is being filled, and the records of full zones to the write."""
-        tail = self.tail
+        tail = pending.tail
         full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed.positions, placed.timestamps)
         for record in full:
-            put_zone(write, self.generation, record)
+            put_zone(pending.write, self.generation, record)
         return zone
 
-    def _times(self, given: Column, filled: Column, now: int) -> tuple[Times, int]:
+    def _times(self, given: Column, filled: Column, now: int, last_time: int) -> tuple[Times, int]:
         """Return the times from which positions are made, and the number of late ones.
 
         A message without a time is never late: it follows what came before it.
@@ -614,7 +721,6 @@ class ShardWriter:
         else:
             times = np.fromiter(to_iterable(filled), np.int64, len(filled))
         self._refuse_ahead(times, now)
-        last_time = self.tail.last_time
         newest = np.maximum.accumulate(np.maximum(times, last_time))
         if isinstance(given, Constant):
             times = newest if given.value is None else times

@@ -105,6 +105,7 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     def add() -> int:
         number = min(shard.generations.current for shard in storage.shards) + 1
         for shard in storage.shards:
+            shard.writer.drain_locked()
             one = PendingWrite(shard.writer)
             shard.writer.prepare_locked(one)  # all are writable, also those where an interrupted call has added it
             if shard.generations.current < number:
@@ -133,6 +134,7 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
 
     def drop() -> None:
         for shard in storage.shards:
+            shard.writer.drain_locked()
             one = PendingWrite(shard.writer)
             shard.writer.prepare_locked(one)
             if shard.generations.prepare_drop_locked(one, generation):

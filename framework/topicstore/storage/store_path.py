@@ -96,12 +96,17 @@ def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
 def submit_locked(pending: Sequence[PendingWrite]) -> None:
     """Encode prepared writes of several shards, then commit them. The locks of all their writers are held.
 
-    If one fails, those before it are committed: the caller then finishes these, by `finish_commits`.
+    Those of writers with a log are proposed to it instead. If one fails, those before it are committed: the caller then
+    finishes these, by `finish_commits`.
     """
     for one in pending:
-        one.writer.encode_locked(one)
+        if one.writer.log is None:
+            one.writer.encode_locked(one)
     for one in pending:
-        one.writer.commit_locked(one)
+        if one.writer.log is None:
+            one.writer.commit_locked(one)
+        else:
+            one.writer.hold_locked(one)
 
 
 def finish_commits(pending: Sequence[PendingWrite]) -> None:
