@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+import attrs
+
 from .contract.arguments import check_path
 from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
@@ -31,7 +33,7 @@ from .storage.directory.manifest import (
     read_manifest,
     wanted_fields,
 )
-from .storage.opening import RECOVERIES, Recovery, open_storage
+from .storage.opening import RECOVERIES, OpenSettings, Recovery, open_storage
 from .storage.storage import Storage
 
 __all__ = ["open", "open_lazily"]
@@ -125,114 +127,64 @@ def open(  # noqa: A001 - the name people know from every other store
     )
     if recovery not in RECOVERIES:
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
-    directory, read_only = check_path(path), mode == "r"
-    clocks = Clocks.given(clock, monotonic)
-    storage = _open_or_create(
-        directory,
-        wanted,
-        plugins,
-        options or {},
-        clocks,
-        recovery,
-        mode=mode,
+    settings = OpenSettings(
+        open_archive=open_archive,
+        options=options or {},
+        plugins=plugins,
+        clocks=Clocks.given(clock, monotonic),
+        recovery=recovery,
+        read_only=mode == "r",
         permissions=permissions,
         allow_ancient=allow_ancient,
     )
-    open_queue = functools.partial(
-        _open_queue, storage.manifest, storage.plugins, clocks, recovery, allow_ancient=allow_ancient
-    )
-    queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
+    storage = _open_or_create(check_path(path), wanted, settings, mode)
+    settings = attrs.evolve(settings, plugins=storage.plugins)
+    open_queue = functools.partial(_open_queue, storage.manifest, settings)
+    queues = Queues(storage.path / DIRECTORY, open_queue, read_only=settings.read_only)
     with Taken() as taken:
         taken.add(storage.close)
-        return Database(storage, queues, auto_compact=auto_compact and not read_only)
+        return Database(storage, queues, auto_compact=auto_compact and not settings.read_only)
 
 
 def open_lazily(path: Path) -> Storage:
     """Open the shards of a database read-only, each when it is first used. Raises the errors of `open`."""
     manifest = existing_manifest(check_path(path))
-    return open_storage(
-        path, manifest, manifest.options, manifest.plugins, Clocks(), open_archive, read_only=True, lazily=True
+    settings = OpenSettings(
+        open_archive=open_archive, options=manifest.options, plugins=manifest.plugins, read_only=True, lazily=True
     )
+    return open_storage(path, manifest, settings)
 
 
-def _open_or_create(
-    path: Path,
-    wanted: dict[str, Any],
-    plugins: Sequence[str],
-    options: Mapping[str, Mapping[str, Any]],
-    clocks: Clocks,
-    recovery: Recovery,
-    *,
-    mode: Mode = "a",
-    permissions: int = OWNER_ONLY,
-    ballast: bool = True,
-    allow_ancient: bool = False,
-) -> Storage:
-    read_only = mode == "r"
-    # It is read once: another process may create the database at any moment.
+def _open_or_create(path: Path, wanted: dict[str, Any], settings: OpenSettings, mode: Mode = "a") -> Storage:
+    # The manifest is read once: another process may create the database at any moment.
     manifest = {"r": finished_manifest, "r+": existing_manifest}.get(mode, read_manifest)(path)
     if mode == "x" and manifest is not None and manifest.complete:
         raise NotADatabaseError(f"there is a database at {path} already")
     if manifest is None:
-        manifest = new_manifest(wanted, plugins, options)
-        options, plugins = manifest.options, manifest.plugins
-        return open_storage(
-            path,
-            manifest,
-            options,
-            plugins,
-            clocks,
-            open_archive,
-            permissions=permissions,
-            ballast=ballast,
-            allow_ancient=allow_ancient,
-        )
-    check_same(path, manifest, wanted, options)
-    opened = functools.partial(
-        open_storage,
-        path,
-        manifest,
-        merged_options(manifest, options),
-        manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins),
-        clocks,
-        open_archive,
-        recovery=recovery,
-        read_only=read_only,
-        ballast=ballast,
-        allow_ancient=allow_ancient,
+        manifest = new_manifest(wanted, settings.plugins, settings.options)
+        return open_storage(path, manifest, attrs.evolve(settings, options=manifest.options, plugins=manifest.plugins))
+    check_same(path, manifest, wanted, settings.options)
+    more = tuple(name for name in settings.plugins if name not in manifest.plugins)
+    settings = attrs.evolve(
+        settings, options=merged_options(manifest, settings.options), plugins=manifest.plugins + more
     )
     try:
-        return opened()
+        return open_storage(path, manifest, settings)
     except StorageFullError:
-        if read_only or not give_up_ballast(path):
+        if settings.read_only or not give_up_ballast(path):
             raise
-    return opened()
+    return open_storage(path, manifest, settings)
 
 
-def _open_queue(
-    of: Manifest,
-    plugins: Sequence[str],
-    clocks: Clocks,
-    recovery: Recovery,
-    path: Path,
-    *,
-    allow_ancient: bool,
-    read_only: bool = False,
-) -> Storage:
+def _open_queue(of: Manifest, settings: OpenSettings, path: Path, *, read_only: bool = False) -> Storage:
     """Open or create the database of a queue, with the owner's layout if that shows messages at once and in order."""
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
-    options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
-    permissions = permissions_of(path.parents[1])  # the database's
-    return _open_or_create(
-        path,
-        wanted,
-        plugins,
-        options,
-        clocks,
-        recovery,
-        mode="r" if read_only else "a",
-        permissions=permissions,
+    settings = attrs.evolve(
+        settings,
+        options={name: values for name, values in of.options.items() if name in (of.backend, layout)},
+        permissions=permissions_of(path.parents[1]),  # the database's
+        read_only=read_only,
         ballast=False,
-        allow_ancient=allow_ancient,
     )
+    return _open_or_create(path, wanted, settings, "r" if read_only else "a")

@@ -58,6 +58,7 @@ from .storage import Storage
 
 __all__ = [
     "RECOVERIES",
+    "OpenSettings",
     "Recovery",
     "ShardOpener",
     "WrittenShards",
@@ -70,6 +71,30 @@ _DESCRIPTORS, _ROOM = 32, 1 << 20
 RECOVERIES: tuple[Recovery, ...] = ("strict", "point_in_time", "salvage")
 
 
+@attrs.frozen(kw_only=True)
+class OpenSettings:
+    """How a database is opened this time, beside what its manifest says. See `topicstore.open`."""
+
+    open_archive: Callable[[Path, Manifest], OpenArchive]
+    """Opens the slabs of archived generations."""
+    options: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """The options by plugin: the backend's, and the layout's for a first generation."""
+    plugins: Sequence[str] = ()
+    """The names of the plugins that wrap the data path, outermost first."""
+    clocks: Clocks = attrs.field(factory=Clocks)
+    recovery: Recovery = "strict"
+    """What is done with stored data that can't be read."""
+    read_only: bool = False
+    lazily: bool = False
+    """Whether each shard is opened when it is first used; only with ``read_only``."""
+    permissions: int = OWNER_ONLY
+    """The permissions of the directory, if it is made."""
+    ballast: bool = True
+    """Whether disk space is reserved (`topicstore.storage.directory.ballast`)."""
+    allow_ancient: bool = False
+    """Whether times are accepted that are probably not in microseconds."""
+
+
 @attrs.define
 class ShardOpener:
     """An object that opens the shards of one database."""
@@ -78,8 +103,7 @@ class ShardOpener:
     manifest: Manifest
     backend: Backend
     capabilities: Collection[str]
-    recovery: Recovery
-    clock: Callable[[], int]
+    settings: OpenSettings
     make_layout: MakeLayout
     open_archive: OpenArchive
     synced: SyncedWrites | None = None
@@ -180,7 +204,7 @@ class ShardOpener:
 
     def _tell(self, lost: DataLossError) -> None:
         """Raise the error of a loss, or warn of it if ``recovery`` allows losses."""
-        if self.recovery == "strict":
+        if self.settings.recovery == "strict":
             raise lost
         warn_caller(f"opened all the same: {lost}")
 
@@ -208,20 +232,20 @@ class ShardOpener:
         try:
             return self.backend.open_shard(directory, KEYSPACES, create=create), None
         except CorruptionError as damaged:
-            if self.recovery == "strict":
+            if self.settings.recovery == "strict":
                 if not isinstance(damaged, LogDamagedError):
                     raise
                 left = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=False)
                 with contextlib.closing(left):
                     check_reached(self.path, number, reached, _tail(number, left))
-            salvaged = self._salvage(number, directory, damaged) if self.recovery == "salvage" else None
+            salvaged = self._salvage(number, directory, damaged) if self.settings.recovery == "salvage" else None
             self.backend.repair_log(directory, damaged)
             if isinstance(damaged, LogDamagedError) and damaged.discarded and salvaged is None:
                 warn_caller(self._cut(number, damaged))
         return self.backend.open_shard(directory, KEYSPACES, create=False), salvaged
 
     def _cut(self, number: int, damaged: LogDamagedError) -> str:
-        lost = "" if self.recovery == "point_in_time" else "; nothing is missing that was known to be on disk"
+        lost = "" if self.settings.recovery == "point_in_time" else "; nothing is missing that was known to be on disk"
         return (
             f"shard {number} of {self.path} was cut where its log has a gap, as after a power failure, and "
             f"{damaged.discarded} went into files named *.cut-at-*{lost}"
@@ -254,7 +278,7 @@ class ShardOpener:
             late=manifest.late,
             max_skew=manifest.max_skew,
             synced_at_once="sync" not in self.capabilities,
-            clock=self.clock,
+            clock=self.settings.clocks.wall,
         )
         note = self.synced.note if self.synced else lambda *_: True
         return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
@@ -307,31 +331,8 @@ class WrittenShards:
                     files.write()
 
 
-def open_storage(
-    path: Path,
-    manifest: Manifest,
-    options: Mapping[str, Mapping[str, Any]],
-    plugins: Sequence[str],
-    clocks: Clocks,
-    open_archive: Callable[[Path, Manifest], OpenArchive],
-    *,
-    recovery: Recovery = "strict",
-    read_only: bool = False,
-    lazily: bool = False,
-    permissions: int = OWNER_ONLY,
-    ballast: bool = True,
-    allow_ancient: bool = False,
-) -> Storage:
+def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Storage:
     """Open the shards of the database that a manifest describes, or make them if it is not complete.
-
-    options:      the options by plugin: the backend's, and the layout's for a first generation.
-    plugins:      the names of the plugins that wrap the data path, outermost first.
-    open_archive: opens the slabs of archived generations.
-    recovery:     how to handle stored data that can't be read; see `topicstore.open`.
-    lazily:       open each shard only when it is first used; only with ``read_only``.
-    permissions:  the permissions of the directory, if it is made.
-    allow_ancient: accept times that are probably not in microseconds.
-    ballast:      reserve disk space (`topicstore.storage.directory.ballast`).
 
     Raises the errors of `topicstore.open`, and leaves nothing open then.
     """
@@ -339,7 +340,8 @@ def open_storage(
     spec = registry().backend(manifest.backend)
     make_layout = functools.partial(registry().make_layout, spec)
     check_pair(spec, registry().layout(manifest.layout))
-    wrappers = [(name, registry().wrapper(name)) for name in plugins]
+    wrappers = [(name, registry().wrapper(name)) for name in settings.plugins]
+    options, read_only = settings.options, settings.read_only
     _check_option_names(manifest, options)
     target: type[Backend] = load_target(spec)
     backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
@@ -347,42 +349,39 @@ def open_storage(
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before a file is made
     shard_map = ShardMap(manifest.shards)
     hooks = data_path(wrappers, core).hook  # refuses unsuitable plugins
-    opener = ShardOpener(
-        path, manifest, backend, spec.capabilities, recovery, clocks.wall, make_layout, open_archive(path, manifest)
-    )
+    open_archive = settings.open_archive(path, manifest)
+    opener = ShardOpener(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
     persistent = "persistent" in spec.capabilities
     with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
         with failure_told():
             take_closed_streams()
             if read_only:
-                shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
+                shards = _open_to_read(path, manifest, backend, opener)
                 opened.add(shards.close)
             else:
-                manifest, shards = _open_to_write(
-                    path, manifest, options, opener, persistent, permissions, locked, opened
-                )
+                manifest, shards = _open_to_write(path, manifest, opener, persistent, locked, opened)
         storage = Storage(
             path,
             manifest,
             shards,
             hooks,
-            plugins=plugins,
+            plugins=settings.plugins,
             capabilities=spec.capabilities,
             unneeded=backend.unneeded,
             make_layout=make_layout,
             shard_map=shard_map,
-            clocks=clocks,
+            clocks=settings.clocks,
             ballast=Ballast(
                 path,
-                _room(backend, manifest.shards) if ballast and persistent and not read_only else 0,
+                _room(backend, manifest.shards) if settings.ballast and persistent and not read_only else 0,
                 backend.room,
             ),
             notes=opener.synced,
             close_shards=opened.release,
             unlock=locked.release,
             recover_shard=opener.recover,
-            allow_ancient=allow_ancient,
+            allow_ancient=settings.allow_ancient,
         )
         with Taken() as whole:
             whole.add(storage.abandon)
@@ -412,31 +411,27 @@ def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, A
             )
 
 
-def _open_to_read(
-    path: Path, manifest: Manifest, backend: Backend, opener: ShardOpener, *, lazily: bool
-) -> ReadOnlyShards:
+def _open_to_read(path: Path, manifest: Manifest, backend: Backend, opener: ShardOpener) -> ReadOnlyShards:
     if not manifest.complete:
         raise DatabaseNotFoundError(f"the database at {path} has not been made to its end; open it to write")
-    return ReadOnlyShards(path, manifest.shards, backend, opener.open_view, lazily=lazily)
+    return ReadOnlyShards(path, manifest.shards, backend, opener.open_view, lazily=opener.settings.lazily)
 
 
 def _open_to_write(
     path: Path,
     manifest: Manifest,
-    options: Mapping[str, Mapping[str, Any]],
     opener: ShardOpener,
     persistent: bool,
-    permissions: int,
     locked: Taken,
     opened: Taken,
 ) -> tuple[Manifest, list[Shard]]:
     """Return the present manifest and the shards. ``opened`` closes them, and then ``locked`` releases the lock."""
-    creating = not manifest.complete
+    creating, settings = not manifest.complete, opener.settings
     written = WrittenShards()
     locked.add(written.unlock)
     opened.add(written.close)
     if persistent:
-        _take_directory(path, written, opener.backend.room_at_once * manifest.shards, permissions)
+        _take_directory(path, written, opener.backend.room_at_once * manifest.shards, settings.permissions)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
@@ -447,7 +442,7 @@ def _open_to_write(
         opener.files.remove()
     for number in range(manifest.shards):
         written.shards.append(opener.open(number, create=creating))
-    complete_generations(written.shards, manifest.layout, options.get(manifest.layout, {}))
+    complete_generations(written.shards, manifest.layout, settings.options.get(manifest.layout, {}))
     if creating:
         manifest = attrs.evolve(manifest, complete=True)
         if persistent:
