@@ -195,10 +195,10 @@ def test_a_removal_that_was_interrupted_is_finished(
     shard = db.storage.shards[db.shard_of("client")]
     original, writes = shard.writer.commit, iter([True])
 
-    def only_once(*given: Any) -> PendingWrite | None:
+    def only_once(*given: Any, **how: Any) -> PendingWrite | None:
         if next(writes, None) is None:
             raise KeyboardInterrupt
-        return original(*given)
+        return original(*given, **how)
 
     shard.writer.commit = only_once  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
