@@ -93,8 +93,8 @@ def test_writes_that_are_applied_as_one_are_stored_as_one_batch(tmp_path: Path, 
         assert len({id_ for result in results for id_ in result.ids}) == 70
 
 
-def told(follower: ts.Subscription) -> dict[int | None, list[ts.Message]]:
-    """Return what a follower has been given, by shard."""
+def delivered(follower: ts.Subscription) -> dict[int | None, list[ts.Message]]:
+    """Return the messages that a follower has received, by shard."""
     found: dict[int | None, list[ts.Message]] = {}
     while batch := follower.fetch(timeout=0):
         found.setdefault(batch.shard, []).extend(batch.messages)
@@ -144,7 +144,7 @@ def run(db: ts.Database, operations: list[Any], logs: list[HoldingLog]) -> list[
 @given(operations=OPERATIONS)
 @settings(deadline=None)
 def test_held_writes_do_what_they_do_one_after_the_other(layout: str, operations: list[Any]) -> None:
-    """Positions, conflicts, messages, state and what followers are told don't depend on when writes are applied."""
+    """Positions, conflicts, messages, state and what followers receive don't depend on when writes are applied."""
     how: dict[str, Any] = {"backend": "memory", "shards": 2, "layout": layout, "clock": lambda: NOW}
     with ts.open("one", **how) as one, ts.open("many", **how) as many:
         followers = [db.subscribe("#") for db in (one, many)]
@@ -153,7 +153,7 @@ def test_held_writes_do_what_they_do_one_after_the_other(layout: str, operations
             assert expected == run(many, operations, logs)
         for db in (one, many):
             db.flush()
-        first, second = map(told, followers)
+        first, second = map(delivered, followers)
         assert first == second
         assert list(one.replay("#")) == list(many.replay("#"))
         assert [one.state(0).get(key) for key in KEYS] == [many.state(0).get(key) for key in KEYS]

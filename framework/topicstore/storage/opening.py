@@ -83,7 +83,7 @@ class OpenSettings:
     """The names of the plugins that wrap the data path, outermost first."""
     clocks: Clocks = attrs.field(factory=Clocks)
     recovery: Recovery = "strict"
-    """What is done with stored data that can't be read."""
+    """Whether the opening fails, goes back or leaves out, where stored data can't be read."""
     read_only: bool = False
     lazily: bool = False
     """Whether each shard is opened when it is first used; only with ``read_only``."""
