@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from topicstore.cli.terminal.exits import DAMAGED, Failure
 
+from .commits.command import compare_commits_command
 from .comparing import compare_command
 from .figures.command import figures
 from .installed import REPORT, SPARK, check_installed
@@ -178,6 +179,7 @@ def list_() -> None:
 
 
 bench.add_command(compare_command)
+bench.add_command(compare_commits_command)
 bench.add_command(figures)
 
 

@@ -41,6 +41,8 @@ MQTT = (420, 90)
 
 Three functions of turns are among them or not, depending on the timing of the threads.
 """
+CALLS = {"store of 1,000": 217, "store of 1": 192, "publish to PUBACK": 547}
+"""Calls of Python functions for a batch or a message. Each resumption of a generator counts as a call."""
 MODULES = {"": 5, "runtime": 8, "shard": 14, "storage": 36, "sessions": 55, "pubsub": 17, "server": 150}
 """Modules of each package and its subpackages, without `__init__`; of the root only its own."""
 
@@ -156,6 +158,48 @@ def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
         threading.setprofile(None)
     functions = frozenset.intersection(*rounds[2:])
     check("MQTT", (len(functions), len({file for file, _ in functions})), MQTT, functions)
+
+
+def calls(work: Callable[[], object], repeat: int = 20) -> int:
+    """Return the least number of calls of Python functions in this thread, over some calls of ``work``."""
+    found = []
+    for _ in range(repeat):
+        counted = [0]
+
+        def note(frame: FrameType, event: str, _: Any, counted: list[int] = counted) -> None:
+            counted[0] += event == "call" and not frame.f_code.co_qualname.endswith(COMPREHENSIONS)
+
+        profile = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(profile)
+        found.append(counted[0])
+    return min(found)
+
+
+def test_a_message_takes_no_more_calls(tmp_path: Path) -> None:
+    """Storing a batch, storing one message, and a message from publish to PUBACK take no more calls of functions."""
+    with ts.open(tmp_path / "db") as db:
+        session = db.sessions.open("me")
+        session.subscribe("b/#")
+        batches = [messages(1_000) for _ in range(20)]
+        one = [ts.Message("b/1", b"hello", "publisher", qos=1)]
+
+        def publish() -> None:
+            db.publish(one)
+            for to, packets in db.sessions.deliver():
+                to.puback(*[packet.packet_id for packet in packets])
+
+        found = {
+            "store of 1,000": calls(lambda: db.store(batches.pop()), 20),
+            "store of 1": calls(lambda: db.store(messages(1))),
+            "publish to PUBACK": calls(publish),
+        }
+    for name, count in found.items():
+        assert count <= CALLS[name], f"{name} grew to {count} calls, above {CALLS[name]}"
+        assert count >= CALLS[name] * 0.97, f"{name} shrank to {count} calls: lower its ceiling {CALLS[name]}"
 
 
 @pytest.mark.parametrize("package", MODULES)

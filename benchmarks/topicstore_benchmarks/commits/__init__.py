@@ -1,0 +1,1 @@
+"""Two commits of topicstore measured in turns: ``topicstore bench compare-commits``."""

@@ -1,0 +1,134 @@
+"""``python steps.py DIRECTORY``: measure the steps once with the topicstore on ``PYTHONPATH``; print them as JSON.
+
+The program runs with the packages of either commit. It imports nothing of this package, and uses only calls that every
+commit has. Each value is nanoseconds of CPU time of all threads of the process, for one message or one call.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import topicstore as ts
+
+MESSAGES = 100_000
+"""Messages of the database that is replayed, merged and opened."""
+_DEVICES, _METRICS = 401, 5
+_FILTER, _TOPIC = "plant/+/metric-3", "plant/device-7/metric-3"
+
+
+def messages_of(count: int, *, qos: int = 0) -> list[ts.Message]:
+    """Return messages of 100 bytes of devices that take turns."""
+    return [
+        ts.Message(f"plant/device-{n % _DEVICES}/metric-{n % _METRICS}", b"%0100d" % n, f"device-{n % _DEVICES}", qos)
+        for n in range(count)
+    ]
+
+
+def cpu(work: Callable[[], object], count: int, repeat: int = 1) -> float:
+    """Return the least nanoseconds of CPU time for each of ``count``, over calls of ``work``."""
+    found = []
+    for _ in range(repeat):
+        gc.collect()
+        started = time.process_time_ns()
+        work()
+        found.append(time.process_time_ns() - started)
+    return min(found) / count
+
+
+def store(path: Path, messages: Sequence[ts.Message], size: int, writers: int = 1, **options: str) -> float:
+    """Measure storing messages in batches of ``size``, with the end of the database, so that its threads are done."""
+    batches = [messages[first : first + size] for first in range(0, len(messages), size)]
+    db = ts.open(path, **options)  # type: ignore[arg-type]
+    db.store(messages[:1])
+
+    def write(number: int) -> None:
+        for batch in batches[number::writers]:
+            db.store(batch)
+
+    def work() -> None:
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(1, writers)]
+        for thread in threads:
+            thread.start()
+        write(0)
+        for thread in threads:
+            thread.join()
+        db.close()
+
+    try:
+        return cpu(work, len(messages))
+    finally:
+        db.close()
+
+
+def consumed(db: ts.Database, topic_filter: str) -> int:
+    """Replay to the end; return the number of messages."""
+    return sum(1 for _ in db.replay(topic_filter))
+
+
+def read(db: ts.Database, suffix: str) -> dict[str, float]:
+    """Measure replays of everything, a route and a topic."""
+    route, topic = consumed(db, _FILTER), consumed(db, _TOPIC)
+    return {
+        f"replay{suffix}": cpu(lambda: consumed(db, "#"), MESSAGES, 3),
+        f"route{suffix}": cpu(lambda: consumed(db, _FILTER), route, 3),
+        f"one topic{suffix}": cpu(lambda: consumed(db, _TOPIC), topic, 7),
+    }
+
+
+def deliver(path: Path) -> dict[str, float]:
+    """Measure messages that are published one by one, or 100 by one call, until they are delivered and acknowledged."""
+    found = {}
+    with ts.open(path) as db:
+        sessions = [db.sessions.open(f"client-{n}", expiry_interval=None) for n in range(10)]
+        for number, session in enumerate(sessions):
+            session.subscribe(f"plant/device-{number}/#", 1)
+        for size, calls in ((1, 1_500), (100, 100)):
+            batches = [
+                [ts.Message(f"plant/device-{(n + one) % 10}/rpm", b"%0100d" % n, "p", 1) for one in range(size)]
+                for n in range(calls)
+            ]
+
+            def work(batches: Sequence[Sequence[ts.Message]] = batches) -> None:
+                for batch in batches:
+                    db.publish(batch)
+                    for session, packets in db.sessions.deliver():
+                        session.puback(*[packet.packet_id for packet in packets])
+
+            work(batches[:20])
+            found[f"publish {size} to delivery"] = cpu(work, size * calls)
+    return found
+
+
+def steps(directory: Path) -> dict[str, float]:
+    """Measure every step, each in a database of its own."""
+    messages = messages_of(MESSAGES)
+    found = {
+        "store by 1,000": min(store(directory / name, messages, 1_000) for name in ("a", "a again")),
+        "store by 100": store(directory / "b", messages[:50_000], 100),
+        "store by 1": store(directory / "c", messages[:4_000], 1),
+        "store by 100, 8 writers": store(directory / "d", messages[:50_000], 100, 8),
+        "store by 100, sync": store(directory / "e", messages[:20_000], 100, durability="sync"),
+        "store by 100, sync, 8 writers": store(directory / "f", messages[:20_000], 100, 8, durability="sync"),
+    }
+    found |= deliver(directory / "g")
+    with ts.open(directory / "a") as db:
+        found |= read(db, "")
+        with ts.open(directory / "a again") as again:
+            found["merge"] = min(cpu(one.compact, MESSAGES) for one in (db, again))
+        found |= read(db, ", merged")
+    found["open and close"] = cpu(lambda: ts.open(directory / "a").close(), 1, 7)
+    return found
+
+
+if __name__ == "__main__":
+    with suppress(AttributeError):  # other systems than Linux have no affinity
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(json.dumps(steps(Path(sys.argv[1]))))
