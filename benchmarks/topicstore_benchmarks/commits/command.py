@@ -37,7 +37,7 @@ _PACKAGES = ("framework", "layouts", "backends")
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """What a step takes at both commits: nanoseconds of CPU time a message or a call, of each round."""
+    """The CPU time of a step at both commits, in nanoseconds a message or a call, of each round."""
 
     name: str
     before: Sequence[float]
@@ -45,12 +45,12 @@ class Step:
 
     @property
     def ratio(self) -> float:
-        """The median over the rounds of what the step takes, times what it takes at the base; above 1 is slower."""
+        """The median of the rounds' ratios to the base; above 1 is slower."""
         return statistics.median(now / then for then, now in zip(self.before, self.after, strict=True))
 
 
 def compare_commits(base: Path, tree: Path, *, rounds: int = ROUNDS, most: float = 1.03) -> list[Step]:
-    """Measure both checkouts in turns. What is slower than ``most`` times is measured again as often, to be sure.
+    """Measure both checkouts in turns, and all steps again as often if one is over ``most`` times slower.
 
     Raises `subprocess.CalledProcessError` if a step fails.
     """
@@ -118,7 +118,7 @@ def extracted(repository: Path, commit: str, directory: Path) -> Path:
 def compare_commits_command(*, base: str, commit: str | None, rounds: int, most: float, as_json: bool) -> None:
     """Measure commit BASE and COMMIT, or the files as they are, in turns; exit with 1 if a step takes more CPU time.
 
-    What takes more is measured twice as often before it counts.
+    If a step takes more, all are measured again before it counts.
     """
     check_installed(*ENGINE)
     repository = _repository()
