@@ -152,10 +152,9 @@ class Generations:
 
         Raises `GenerationDroppedError`, or `InvalidCursorError` if there never was one of that number.
         """
-        self._writer.check_open()
         slab = self.slabs.get(generation)
         if slab is None:
-            self._writer.check_open()  # checked again, because a close empties the dictionary
+            self._writer.check_open()  # a close empties the dictionary; in a fork the engine refuses
             if 0 < generation <= self.current:
                 raise GenerationDroppedError(f"generation {generation} of shard {self._writer.number} was dropped")
             raise InvalidCursorError(f"shard {self._writer.number} has no generation {generation}")

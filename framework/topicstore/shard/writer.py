@@ -17,7 +17,6 @@ in the state keyspace; absent as long as it is 0::
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from bisect import bisect_left
@@ -42,6 +41,7 @@ from topicstore.contract.errors import (
     ShardReadOnlyError,
     TimestampAheadError,
 )
+from topicstore.contract.forking import remember
 from topicstore.contract.layout import Slab
 from topicstore.contract.positions import (
     COUNTER_BITS,
@@ -358,12 +358,14 @@ class ShardWriter:
         self._reached = self._noted = (0, 0)
         """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
         by `_note_lock`. The order of the locks is `lock`, `_fsync_lock`, `_note_lock`."""
-        self._closing = False
-        """Whether the shard may no longer be used. It is set under `lock` and `_fsync_lock` together, and can be read
-        without them."""
+        self._refusal: str | None = None
+        """The reason for refusing every call, after the close and in a forked process; None while the shard is open. A
+        close sets it under `lock` and `_fsync_lock` together, and it can be read without them."""
         self.closed = False
-        """Whether the engine has been closed, too. Guarded like `_closing`."""
-        self._owner = os.getpid()
+        """Whether the engine has been closed, too. Guarded like `_refusal`."""
+        self._inherited = False
+        """Whether this process is a fork of the one that opened the shard."""
+        remember(self)
         self._behind = False
         """Whether the clock was behind the positions at the last store. Guarded by `lock`."""
         if not read_only:
@@ -775,10 +777,13 @@ class ShardWriter:
 
     def check_open(self) -> None:
         """Raise `DatabaseClosedError` after the close, and in a process that was forked since the opening."""
-        if self._closing:
-            raise DatabaseClosedError("the database is closed")
-        if os.getpid() != self._owner:
-            raise DatabaseClosedError(f"the database was opened by process {self._owner}; a fork can't use it")
+        if self._refusal is not None:
+            raise DatabaseClosedError(self._refusal)
+
+    def leave_to_parent(self) -> None:
+        """Refuse all calls in a forked process."""
+        self._inherited = True
+        self._refusal = "the database was opened by another process; a fork can't use it"
 
     def check_writable(self) -> None:
         """Raise an error if the shard takes no writes.
@@ -800,16 +805,16 @@ class ShardWriter:
 
         A close that was interrupted is finished by the next call.
         """
-        if os.getpid() != self._owner:
+        if self._inherited:
             return  # the engine's threads and files are the other process's
         with self.lock, self._fsync_lock:
             if self.closed:
                 return
             try:
-                if not self._closing and not self.read_only and self._failure is None:
+                if self._refusal is None and not self.read_only and self._failure is None:
                     self.flush()  # after an orderly close everything is on disk, whatever the durability
             finally:
-                self._closing = True
+                self._refusal = "the database is closed"
                 self.moved_on.notify_all()
                 forget()
                 self._close_engine_locked()

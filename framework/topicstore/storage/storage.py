@@ -7,7 +7,6 @@ to it or none, so that a database without other references is closed.
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from topicstore.contract.errors import (
     ReadOnlyDatabaseError,
     WrongDatabaseError,
 )
-from topicstore.contract.forking import ProcessLock, holds_lock
+from topicstore.contract.forking import ProcessLock, holds_lock, remember
 from topicstore.contract.layout import Layout
 from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan, TimeRange
@@ -148,11 +147,14 @@ class Storage:
         self._closing = threading.RLock()  # not a `ProcessLock`: a plugin may close its own databases
         """Held while the database is closed or refreshed."""
         self._registering = ProcessLock()  # a garbage collection inside may close the database
-        """Guards the attributes below, and `listener`. `listener` and `_closed` can be read without it."""
+        """Guards the attributes below, and `listener`. `listener` and `_refusal` can be read without it."""
         self._on_close: list[Callable[[], object]] = []
         self._kept: dict[type, Any] = {}
-        self._closed = False
-        self._owner = os.getpid()
+        self._refusal: str | None = None
+        """The reason for refusing every call, after the close and in a forked process; None while it is open."""
+        self.inherited = False
+        """Whether this process is a fork of the one that opened the database, and so must not close it."""
+        remember(self)
 
     def kept(self, make: type[T]) -> T:
         """Return the object of a class that is kept in memory with the database, made by the first call."""
@@ -383,10 +385,11 @@ class Storage:
             self.check_open()
             self._on_close.append(stop)
 
-    @property
-    def inherited(self) -> bool:
-        """Whether this process is a fork of the one that opened the database, and so must not close it."""
-        return os.getpid() != self._owner
+    def leave_to_parent(self) -> None:
+        """Refuse all calls in a forked process."""
+        self.inherited = True
+        if self._refusal is None:
+            self._refusal = f"the database at {self.path} was opened by another process; a fork can't use it"
 
     @property
     def entered(self) -> bool:
@@ -399,8 +402,8 @@ class Storage:
 
     @property
     def closed(self) -> bool:
-        """Whether the database was closed, or is being closed."""
-        return self._closed
+        """Whether calls are refused: after the close, while it runs, and in a forked process."""
+        return self._refusal is not None
 
     def close(self) -> None:
         """Stop the listener, notify the plugins, close the shards and release the lock. May be called twice.
@@ -411,13 +414,13 @@ class Storage:
         if self.inherited:
             return
         with self._closing:
-            told = () if self._closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
+            told = () if self.closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
             release_all((*told, self.abandon))  # first the listener: a plugin may wait for a thread that waits for it
 
     def abandon(self) -> None:
         """Close the database without notifying the plugins."""
         with self._registering:
-            self._closed = True
+            self._refusal = f"the database at {self.path} is closed"
         join = () if self.listener is None else (self.listener.join,)
         release_all((self._stop_listener, *reversed(self._on_close), self._close_shards, *join, self._unlock))
 
@@ -427,12 +430,8 @@ class Storage:
 
     def check_open(self) -> None:
         """Raise `DatabaseClosedError` if the database was closed, or belongs to another process."""
-        if self._closed:
-            raise DatabaseClosedError(f"the database at {self.path} is closed")
-        if os.getpid() != self._owner:
-            raise DatabaseClosedError(
-                f"the database at {self.path} was opened by process {self._owner}; a fork can't use it"
-            )
+        if self._refusal is not None:
+            raise DatabaseClosedError(self._refusal)
 
     def check_may_write(self) -> None:
         """Raise the errors of `check_open`, and `ReadOnlyDatabaseError` if the database is open read-only."""
@@ -459,10 +458,10 @@ class Storage:
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and not self.inherited:
+        if getattr(self, "_refusal", "not opened") is None:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.abandon()
 
     def __repr__(self) -> str:
         named = f"{self.manifest.backend}/{self.manifest.layout}"
-        return f"<Database {self.path} {named}{' closed' * self._closed}>"
+        return f"<Database {self.path} {named}{' closed' * self.closed}>"
