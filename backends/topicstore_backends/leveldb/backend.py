@@ -1,4 +1,4 @@
-"""Options, and opening: creating the database, and checking that it is the expected one."""
+"""Options of LevelDB, and opening databases: creating them, and checking their format and keyspaces."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LeveldbOptions:
 
 
 class LeveldbBackend(Backend):
-    """Opens LevelDB databases."""
+    """A backend of LevelDB databases."""
 
     Options: ClassVar[type] = LeveldbOptions
     unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old", *OWN_FILES)
@@ -127,7 +127,7 @@ class LeveldbBackend(Backend):
         return engine
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
-        """Cut the logs at the first damage. See `Backend.repair_log`."""
+        """Truncate the logs at the first damage. See `Backend.repair_log`."""
         with Translated(path):
             apply_cuts(cuts_of(damaged, path, manifest_counts=True))
 
@@ -179,7 +179,7 @@ class LeveldbBackend(Backend):
                 instance.database = _open_database(opened, self.options, paranoid=paranoid)
                 if paranoid and least_sequence(opened) < before:
                     raise EngineError(f"{path}: LevelDB has not read all of its logs; open the database again")
-                if paranoid:  # otherwise the format may be what can't be read
+                if paranoid:  # otherwise the format itself may be unreadable
                     _check_format(path, instance.database, keyspaces)
                 return LeveldbEngine(opened, instance, keyspaces, made)
             except BaseException:
@@ -215,7 +215,7 @@ def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool) -> An
 
 
 def _check_format(path: Path, database: Any, keyspaces: Sequence[Keyspace[Any]]) -> None:
-    """Refuse a database of another format or with other keyspaces; write the format into a new one."""
+    """Raise `EngineError` for a database of another format or keyspaces; write the format into a new database."""
     lines = [" ".join([keyspace.name, *map(str, keyspace.shape or ())]) for keyspace in keyspaces]
     expected = "\n".join([FORMAT_NAME, *lines]).encode()
     found = database.get(FORMAT, verify_checksums=True)

@@ -1,4 +1,4 @@
-"""Options, and opening: for writing, and for reading beside a writer."""
+"""Options of RocksDB, and opening databases for writing, or for reading beside a writer."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ OPEN_FILES = 128
 # The index has one entry per block: with 16 KB it is a quarter of the size that it has with RocksDB's
 # default of 4 KB, and scans of small values are a tenth faster. A larger value gets a block of its own.
 BLOCK_BYTES = 16 << 10
-# How many times a reader tries to open a database while its files change.
+# The number of times that a reader tries to open a database while its files change.
 MOMENTS = 20
-# Where less than so many times `RocksdbBackend.room` is free, nothing is compacted before space was reclaimed.
+# While less than this multiple of `RocksdbBackend.room` is free, automatic compactions are off until a reclaim.
 SCARCE = 2
 _THREADS = LibraryThreads("RocksDB", joined_at_exit=True)
 """The threads that flush and compact. They belong to the process (`rocksdict.Env`) and can't be started again."""
@@ -73,7 +73,7 @@ class RocksdbOptions:
 
 
 class RocksdbBackend(Backend):
-    """Opens RocksDB databases that share one block cache."""
+    """A backend of RocksDB databases that share one block cache."""
 
     Options: ClassVar[type] = RocksdbOptions
     unneeded: ClassVar[Sequence[str]] = ("LOG*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json", *OWN_FILES)
@@ -123,7 +123,7 @@ class RocksdbBackend(Backend):
         return engine
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
-        """Cut the logs at the first damage. See `Backend.repair_log`."""
+        """Truncate the logs at the first damage. See `Backend.repair_log`."""
         with Translated(path):
             apply_cuts(cuts_of(damaged, path, manifest_counts=False))
 
@@ -237,7 +237,7 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
 
 
 def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> Opened:
-    """Open a database with its logs cut where that is needed."""
+    """Open a database for reading, with its logs truncated where that is needed."""
     found = cuts(path, manifest_counts=False)
     try:
         return _open_linked(path, options, families, found)
@@ -249,7 +249,7 @@ def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksd
 
 
 def _moment(path: Path) -> dict[str, int]:
-    """Return the names of all files, with sizes of the manifests only: logs may grow at their ends."""
+    """Return the names of all files, with the sizes of manifests only, because logs may grow at their ends."""
     sizes = {}
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
@@ -265,7 +265,7 @@ def _open_linked(
 
     At every opening rocksdict writes ``rocksdict-config.json``, and RocksDB its info log: here they write them beside
     the links. The directory is made beside the tables, which get hard links: compactions of the writer remove tables.
-    Where that fails, as on a full disk or in somebody else's directory, it is made where temporary files are, and
+    Where that fails, as on a full disk or in another user's directory, it is made where temporary files are, and
     RocksDB opens all tables at once and keeps them open.
     """
     options.set_max_open_files(OPEN_FILES)

@@ -18,7 +18,7 @@ __all__ = ["Verification"]
 
 
 class Verification:
-    """Verifies one slab."""
+    """The verification of one slab."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Verification:
         self._trie = reading.trie
 
     def run(self, bound: int) -> Iterator[Damage | int]:
-        """Yield each damage, and the number of good messages since the last value."""
+        """Yield each damage, and the number of messages of each intact block or frame."""
         for table, stream_of in ((self._reading.topics, self._trie.find), (self._reading.clients, lambda _: 0)):
             for sentence in table.verify(stream_of):
                 yield Damage(place=table.place, reason=sentence)

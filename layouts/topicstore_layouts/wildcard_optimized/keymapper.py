@@ -29,7 +29,7 @@ _WORD = 64
 
 @attrs.frozen
 class Source:
-    """``size`` bits, 1 to 64, of a dimension, from bit ``offset`` on, counted from the lowest."""
+    """A run of ``size`` bits, 1 to 64, of one dimension, from bit ``offset`` on; bit 0 is the lowest."""
 
     dimension: int
     offset: int
@@ -46,7 +46,7 @@ class Source:
 
 
 class KeyMapper:
-    """Makes keys of vectors, and vectors of keys.
+    """A mapping from vectors of numbers to keys, and back.
 
     A dimension's sources are in order of significance. Bits that no source holds are lost.
     """
