@@ -285,7 +285,7 @@ class DuckdbEngine(Engine):
         if name not in self._rows:
             run(self._writer, f"CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM rows LIMIT 0", rows=rows)
             run(self._writer, f"INSERT INTO {self._qualified(_LISTED)} VALUES (?, ?)", [name, keyspace.name])
-            # Set before the commit. If that fails, the entry does no harm: no write follows before `recover` reloads it.
+            # Set before the commit. If that fails, the entry is harmless: no write follows before `recover` clears it.
             self._rows[name] = Columns.of(keyspace, rows.column_names[: len(keyspace.shape or ())])
         if rows.num_rows:
             run(self._writer, f"INSERT INTO {table} SELECT * FROM rows", rows=rows)
