@@ -124,7 +124,7 @@ class MemoryEngine(Engine):
             return _MemorySnapshot(self, self._open_view())
 
     def info(self) -> EngineInfo:
-        """Return the bytes of all values kept, and the number of keys and of writes."""
+        """Return the bytes of all values in memory, and the numbers of keys and of writes."""
         with self._lock:
             self._check_open()
             maps = self._maps.values()
@@ -177,7 +177,7 @@ class MemoryEngine(Engine):
         versions: _Versions = self._maps[name][key]
         seen = {bisect_right(versions, view, key=itemgetter(0)) - 1 for view in views}
         versions[:] = [version for place, version in enumerate(versions) if place in seen]
-        while versions and versions[0][1] is None:  # a leading deletion is the same as no version
+        while versions and versions[0][1] is None:  # a deletion as the oldest version is the same as no version
             del versions[0]
         if len(versions) > 1:
             self._held.add((name, key))

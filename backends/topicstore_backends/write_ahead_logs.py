@@ -2,7 +2,7 @@
 
 After a power failure a log may end in part of a record, in zeros, or in garbage
 (https://github.com/google/leveldb/issues/251). Pages in its middle may be missing, because file systems write pages
-back in any order. And if a new log was begun shortly before, the old one may end early though the new one exists
+back in any order. And if a new log was begun shortly before, the old log may end early although the new one exists
 (https://github.com/google/leveldb/issues/193). Engines drop such an end silently, or refuse it, and none of them
 notices a gap between two logs, or zeros where a write should begin. `cuts` finds the first write that can't be read or
 is missing. `apply_cuts` moves everything after it into a file named ``000012.log.cut-at-4096``, so that the rest is a
@@ -72,7 +72,7 @@ _GROUPED = re.compile(rb"\xac\x02([\x00-\x7f])\Z")
 
 @attrs.frozen
 class Cut:
-    """A truncation of a file without which the shard can't be opened."""
+    """A truncation of a file that is needed before its shard can be opened."""
 
     file: Path
     keep: int | None
@@ -84,7 +84,7 @@ class Cut:
 
 
 class CutNeededError(LogDamagedError):
-    """The files in ``cuts`` must be truncated before the engine may read the database."""
+    """The error that files must be truncated, as ``cuts`` lists, before the engine may read the database."""
 
     def __init__(self, path: Path, found: Sequence[Cut]) -> None:
         named = ", ".join(cut.file.name for cut in found)

@@ -1,9 +1,9 @@
-"""Databases as earlier versions stored them, checked in, are read, gone on with, and found whole.
+"""Tests that databases stored by earlier versions can be read, extended and verified.
 
-``fixtures/LAYOUT-vN.fixture`` is what the layout's format N looks like; `fixtures/make.py` says what
-is in it. None of them is ever changed or replaced: somebody's messages look like that. If one of
-these tests fails, the layout has to learn to read its old form again. A new form of storing gets
-the next `Layout.format`, and a fixture beside the old one::
+``fixtures/LAYOUT-vN.fixture`` is a database in the layout's format N; `fixtures/make.py` documents its
+content. A fixture is never changed or replaced, because users have databases in that format. If one of
+these tests fails, the layout must be able to read its old format again. A new stored form gets the next
+`Layout.format`, and a new fixture beside the old one::
 
     python layouts/tests/fixtures/make.py LAYOUT
 """

@@ -1,7 +1,7 @@
-"""What is on disk stays readable: stored bytes of version 1, written down once and never changed.
+"""Tests that the stored bytes of version 1 stay readable; the bytes below never change.
 
-Whoever sees one of these tests fail has changed the stored format. Old databases must stay
-readable: make a new version byte or a new layout, and leave the bytes here as they are.
+If one of these tests fails, the stored form has changed. Old databases must stay readable: a new form
+needs a new version byte or a new layout, and the bytes below stay as they are.
 """
 
 from __future__ import annotations

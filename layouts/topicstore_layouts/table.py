@@ -225,7 +225,7 @@ class TableSlab(Slab):
         return self._generation, _STREAM, position
 
     def committed(self) -> None:
-        """Do nothing: no state in memory needs the commit. If it fails, a too high largest payload only slows reads."""
+        """Do nothing: no state in memory depends on the commit; a payload that wasn't stored only slows reads."""
 
     # --- reading ---
 
@@ -447,7 +447,7 @@ def _inline(payloads: Column, large: npt.NDArray[np.intp]) -> pa.Array:
     values: list[bytes | None] = list(to_iterable(payloads))
     for row in large.tolist():
         values[row] = None
-    return pa.array(values, pa.large_binary())  # together they may exceed the 2 GB of a binary array
+    return pa.array(values, pa.large_binary())  # together the payloads may exceed the 2 GB of a binary array
 
 
 def _column(column: pa.ChunkedArray) -> Column:

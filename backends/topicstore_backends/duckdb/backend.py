@@ -38,7 +38,7 @@ _NOT_LINKED = frozenset((errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.EPE
 
 @attrs.frozen(kw_only=True)
 class DuckdbOptions:
-    """How DuckDB is tuned. All of it may differ from one opening to the next."""
+    """Tuning options of DuckDB. Each of them may change from one opening to the next."""
 
     threads: int = whole_number(1, least=1)
     """Threads that one statement may use, for all shards of a database together.
@@ -151,7 +151,8 @@ class DuckdbBackend(Backend):
         opened = file if made is None else made.path / FILE
         translated = Translated(file, opened=opened)
         with translated:
-            os.close(os.open(os.devnull, os.O_RDONLY))  # raises here: DuckDB ends the process if no file can be opened
+            # Raises if no file can be opened, where DuckDB would end the process.
+            os.close(os.open(os.devnull, os.O_RDONLY))
             name = self._instance.attach(opened, read_only=read_only)
         try:
             return DuckdbEngine(self._instance, name, opened, keyspaces, translated, create=create, made=made)

@@ -241,7 +241,7 @@ class Instance:
                 _close(root)
             left, self._left = self._left, []
             for file in left:
-                with contextlib.suppress(FileNotFoundError):  # the file was removed after it was detached
+                with contextlib.suppress(FileNotFoundError):  # another process removed the file after it was detached
                     sync(file)  # DuckDB truncates the file without an fsync
 
 

@@ -42,13 +42,13 @@ from .keys import FORMAT, FORMAT_NAME, LAST
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
 
 _THREADS = LibraryThreads("LevelDB")
-"""LevelDB's only thread, which compacts. LevelDB starts it when there is something to compact for the first time."""
+"""LevelDB's only thread, which LevelDB starts for the first compaction in the process."""
 _COMPRESSION = {"none": None, "snappy": "snappy"}
 
 
 @attrs.frozen(kw_only=True)
 class LeveldbOptions:
-    """How LevelDB is tuned. All of it may differ from one opening to the next."""
+    """Tuning options of LevelDB. Each of them may change from one opening to the next."""
 
     write_buffer_bytes: int = whole_number(64 << 20, least=64 << 10)
     """Bytes that a shard keeps in memory before it writes them out as a table file.
@@ -83,7 +83,7 @@ class LeveldbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """Return the bytes of two logs, which are written out before their removal, and of one compaction.
+        """The disk space, in bytes, of two logs and the tables flushed from them, and of one compaction.
 
         When a shard is opened, LevelDB may compact its first level, of some tables as large as the buffer, into the
         second, of 10 MB.
@@ -92,7 +92,7 @@ class LeveldbBackend(Backend):
 
     @property
     def room_at_once(self) -> int:
-        """Return `room`: compactions can't be put off, and LevelDB takes no writes after one failed."""
+        """Equal to `room`: compactions can't be delayed, and LevelDB refuses writes after a failed compaction."""
         return self.room
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> LeveldbEngine:

@@ -69,5 +69,5 @@ def text_of(error: BaseException) -> str:
 
 
 def lost() -> plyvel.CorruptionError:
-    """Return the error for damage to one of the two keys that lie around all others."""
+    """Return the error for damage to the database's first or last key, which always exist."""
     return plyvel.CorruptionError(b"Corruption: a key that is always there can't be found")

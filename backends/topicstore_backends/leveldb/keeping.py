@@ -62,7 +62,7 @@ def drop_kept(path: Path) -> None:
     """Remove the kept files, if there are any. The caller knows that LevelDB has read all logs."""
     kept, unfinished = path / OPENING, path / f"{OPENING}-unfinished"
     if kept.is_dir():
-        kept.rename(unfinished)  # in one step: a part of it must not be put back
+        kept.rename(unfinished)  # atomic, so that no part of the files can be restored
         shutil.rmtree(unfinished)
 
 

@@ -44,7 +44,7 @@ class Present:
         """Held while a batch changes hidden ranges, so that no other thread sees the batch without the ranges."""
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, the ranges hidden when it was made, and whether its keys lack their first byte.
+        """Return an iterator, the hidden ranges at its creation, and whether its keys lack their first byte.
 
         plyvel removes that byte at no cost, but not for iterators of a snapshot. A scan that looks for hidden keys
         needs the byte.

@@ -44,7 +44,7 @@ SCARCE = 2
 _THREADS = LibraryThreads("RocksDB", joined_at_exit=True)
 """The threads that flush and compact. They belong to the process (`rocksdict.Env`) and can't be started again."""
 _NOT_READ = frozenset(("LOCK", "LOG", "rocksdict-config.json"))
-"""Files that are written at every opening."""
+"""The files that every opening writes."""
 
 _COMPRESSION: dict[str, Callable[[], rocksdict.DBCompressionType]] = {
     "none": rocksdict.DBCompressionType.none,
@@ -56,7 +56,7 @@ _COMPRESSION: dict[str, Callable[[], rocksdict.DBCompressionType]] = {
 
 @attrs.frozen(kw_only=True)
 class RocksdbOptions:
-    """How RocksDB is tuned. All of it may differ from one opening to the next."""
+    """Tuning options of RocksDB. Each of them may change from one opening to the next."""
 
     compression: str = attrs.field(default="none", validator=attrs.validators.in_(tuple(_COMPRESSION)))
     """The compression of table blocks: ``none``, ``lz4``, ``snappy`` or ``zstd``. The log is never compressed.
@@ -85,7 +85,7 @@ class RocksdbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """Return the bytes of two logs, which are written out before their removal, and of the tables written then."""
+        """The disk space, in bytes, of two logs, and of the tables that are flushed before these logs are removed."""
         return 2 * int(self.options.write_buffer_bytes) + (4 << 20)
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> RocksdbEngine:

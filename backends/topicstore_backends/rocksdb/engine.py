@@ -40,7 +40,7 @@ Opened: TypeAlias = tuple[rocksdict.Rdict, ReaderDirectory]
 # From this many sorted keys on, an iterator visits them without filling the block cache: so many blocks would
 # evict those that are read repeatedly, and inserting a block takes as long as reading it.
 MANY_KEYS = 256
-# Entries that `RocksdbEngine.verify` reads before it releases the lock for a moment.
+# The number of entries after which `RocksdbEngine.verify` releases the lock once.
 VERIFY_STEPS = 1000
 
 

@@ -201,7 +201,7 @@ def test_texts_of_a_block_are_those_it_needs() -> None:
 @settings(max_examples=36)
 @given(blocks(st.sampled_from([1, 15, 16, 255, 256, 8_192, 9_000])), codecs)
 def test_many_rows(columns: Columns, codec: str) -> None:
-    """Around the sizes at which msgpack's prefixes change and beyond the most rows that a block gets."""
+    """Blocks are decoded correctly around the row counts at which msgpack's prefixes change, and with many rows."""
     check_round_trip(columns, codec, 1, 0, 0)
 
 

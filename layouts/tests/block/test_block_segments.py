@@ -435,7 +435,7 @@ def test_a_missing_index(merged: Merged) -> None:
 
 
 def changed(segment: Segment, **more: int) -> Segment:
-    """Return an index in which fields of frame 1 are changed by these differences."""
+    """Return an index with differences added to fields of frame 1."""
     values = {name: getattr(segment, name).copy() for name in more}
     for name, difference in more.items():
         values[name][1] = int(values[name][1]) + difference
@@ -443,7 +443,7 @@ def changed(segment: Segment, **more: int) -> Segment:
 
 
 def ends(given: Sequence[Span], number: int, stream: int, topic: str) -> list[Span]:
-    """Return first or last rows with another one for a single frame."""
+    """Return first or last rows in which that of one frame is replaced."""
     return [(stream, topic) if n == number else end for n, end in enumerate(given)]
 
 

@@ -248,7 +248,7 @@ def test_bounds_that_rise_and_fall_within_a_segment(stored: Stored, filters: lis
 
 
 def test_cover(stored: Stored) -> None:
-    """Nothing for a topic never stored, one stream where one is enough, else one pass over all."""
+    """`cover` returns no stream for a topic never stored, a stream if only one matches, or else that of all."""
     stored.put(numbered(["a/1/x", "a/1/y", "b/1/x"], 9))
     expected = {"#": [ALL], "a/#": [1], "a/1/x": [1], "a/1/never": [], "c": [], "+/1/+": [ALL], "b/+/x": [2]}
     assert expected == {text: stored.slab.cover(TopicFilter(text)) for text in expected}

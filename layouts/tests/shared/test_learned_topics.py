@@ -174,7 +174,7 @@ def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
     mine, theirs = topic_filter.levels, pattern.split("/")
     if theirs[0] == "$+" and mine[0].startswith("$"):
         theirs[0] = mine[0]
-        if pattern == "$+/#":  # maybe of all topics that begin with `$`
+        if pattern == "$+/#":  # the stream may have any topic that begins with `$`
             return True
     if theirs[-1] == "#" and len(mine) >= len(theirs):
         theirs = [*theirs[:-1], *["+"] * (len(mine) - len(theirs) + 1)]
@@ -224,7 +224,7 @@ def test_it_describes_itself(taught: list[str], limits: tuple[int, ...], capacit
     """`describe` yields every node once, parents before children, and every stream with its pattern."""
     trie = learned(taught, *limits, capacity=capacity)
     found = list(trie.describe())
-    above = ("$+", "#") in {node.path for node in found}  # ("$+",) is no node of the trie then
+    above = ("$+", "#") in {node.path for node in found}  # then the trie has no node ("$+",)
     assert trie.nodes - 2 + above == len(found) == len({node.path for node in found})
     before: set[tuple[str, ...]] = {()}
     for node in found:

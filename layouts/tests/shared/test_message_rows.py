@@ -44,7 +44,7 @@ def plain(rows: int) -> list[Message]:
 
 
 def sealed(body: bytes) -> bytes:
-    """Return the value for the first position with these bytes after a correct checksum."""
+    """Return a value for the first position: these bytes after their correct checksum."""
     seed = START ^ (SLAB * 0x9E37_79B9_7F4A_7C15 % 2**64)
     return b"\x96\xc4\x08" + xxhash.xxh3_64_digest(body, seed) + body
 

@@ -64,7 +64,7 @@ class BatchBlocks:
             if block.base > bound:
                 return
             together.append(block)
-            if block.rows == block.last - block.base + 1:  # the whole batch: no other block of it follows
+            if block.rows == block.last - block.base + 1:  # the block is the whole batch
                 yield together
                 together = []
         if together:

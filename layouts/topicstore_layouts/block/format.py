@@ -142,7 +142,7 @@ def frame_seed(end: int, number: int, slab: int) -> int:
 
 
 def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
-    """Return the value of a block."""
+    """Return the stored value of a block, whose rows are in order of position; ``seed`` is its `block_seed`."""
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
     consecutive = int(positions[-1]) - first == rows - 1
@@ -151,7 +151,7 @@ def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, co
 
 
 def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
-    """Return the value of a frame."""
+    """Return the stored value of a frame, whose rows are in any order; ``seed`` is its `frame_seed`."""
     positions = columns.positions
     first = positions.min()
     steps = np.diff(positions, prepend=first)
@@ -300,7 +300,7 @@ class Block:
         return self._value == value
 
     def keep_payloads(self) -> None:
-        """Keep the payloads decompressed, for a reader that will ask for more of them."""
+        """Cache the decompressed payloads, for a reader that will return more of them."""
         self._payloads = self.payloads()
 
     @property

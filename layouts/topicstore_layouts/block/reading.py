@@ -85,7 +85,7 @@ class _Kept:
         return self.bytes(0, len(self.batch)) + _ROW_BYTES * len(self.batch)
 
     def bytes(self, start: int, stop: int) -> int:
-        """Return the bytes of some rows' payloads."""
+        """Return the bytes of the payloads of the rows from ``start`` to before ``stop``."""
         return int(self.sizes[stop - 1]) - self._before(start) if start < stop else 0
 
     def rows_within(self, start: int, size: int) -> int:

@@ -260,7 +260,7 @@ class SkipstreamSlab(Slab):
             start += count
             found = self._engine.get_many(KEYS, self._messages.many(query.stream, part))
             values = [value for value in found if value is not None]
-            if len(values) < len(found):  # the others have the same hash by chance, or were deleted meanwhile
+            if len(values) < len(found):  # other streams' messages have the same hash, or a message was deleted
                 part = part[[value is not None for value in found]]
             size = sum(map(len, values))
             yield _Helping(part, values, size, int(positions[start - 1]) if start < len(positions) else last)
@@ -278,7 +278,7 @@ class SkipstreamSlab(Slab):
         self.counters.seeks += 1
         sample = self._engine.scan(KEYS, *self._messages.span(query.stream, first, last), limit=sampled)
         near = self._messages.positions([key for chunk in sample for key, _ in chunk])
-        if len(near) < sampled:  # most candidates are of other streams
+        if len(near) < sampled:  # most candidates are messages of other streams with the same hash
             return True
         return len(near) * (last - first + 1) <= _DENSE * len(positions) * (int(near[-1]) - first + 1)
 

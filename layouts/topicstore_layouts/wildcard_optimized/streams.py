@@ -100,7 +100,7 @@ class StreamKeys:
         """Return whether every topic of the stream matches, so that topics need not be checked."""
         pattern = self.pattern
         if pattern[0] == "#" or (pattern[0][:1] == "$" and topic_filter.levels[0] in ("+", "#")):
-            return False  # some may begin with $, which these wildcards don't match
+            return False  # some topics may begin with $, which these wildcards don't match
         return covers(topic_filter, pattern)
 
 
