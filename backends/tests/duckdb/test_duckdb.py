@@ -436,8 +436,8 @@ print(acknowledged, seen, *told)
 def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int, other: str) -> None:
     """On a full disk a write raises an error, and every acknowledged write stays readable.
 
-    That holds whether the log can't grow or can't be written into the file, during a write to another shard, and after
-    the shard is opened again with free space.
+    That holds whether the log can't grow or can't be written into the file, and also during a write to another shard.
+    After the shard is opened again with free space, these writes are readable, too.
     """
     command = [sys.executable, "-c", FULL, str(tmp_path), str(log_bytes), other]
     acknowledged, seen, *told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -209,9 +209,9 @@ class LeveldbEngine(Engine):
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         """Remove all hidden keys, then compact the range. Other threads run and write meanwhile.
 
-        LevelDB compacts a level into the next, and never the last level that holds keys of the range, where a
-        memory buffer with puts and their deletes may have been written unmerged. So a second compaction carries
-        deletes of two absent keys, which lie around all others of the range, down to that level.
+        LevelDB compacts a level into the next, but never the last level that holds keys of the range. A flush may
+        have written puts and their deletes there unmerged. So a second compaction carries deletes of two absent
+        keys, one at each end of the range, down to that level.
         """
         space = self._spaces[keyspace.name]
         first, last = space.encode(start), space.encode(end)

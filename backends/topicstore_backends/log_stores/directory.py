@@ -3,7 +3,7 @@
 An object is a file, and the parts of its name are directories. The store writes a draft, fsyncs it, links it to the
 object's name, which the kernel refuses if the name is taken, and fsyncs the directory. So a named file is complete. An
 object that a caller has seen survives a power failure: a process that lists a directory, or finds a name taken, fsyncs
-the directory first, because the process that made the link may not have done so yet.
+the directory first. The process that made the link may not have done so yet.
 
 Network file systems that cache directory entries, such as NFS, don't satisfy `topicstore.contract.log_store`.
 """

@@ -265,8 +265,8 @@ def _open_linked(
 
     At every opening rocksdict writes ``rocksdict-config.json``, and RocksDB its info log: here they write them beside
     the links. The directory is made beside the tables, which get hard links: compactions of the writer remove tables.
-    Where that fails, as on a full disk or in another user's directory, it is made where temporary files are, and
-    RocksDB opens all tables at once and keeps them open.
+    If that fails, as on a full disk or in another user's directory, the system's temporary directory is used. RocksDB
+    then opens all tables at once and keeps them open.
     """
     options.set_max_open_files(OPEN_FILES)
     try:

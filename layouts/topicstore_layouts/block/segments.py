@@ -15,10 +15,10 @@ Stored form, version 1 (integers in keys unsigned)::
 topics, small, directory, places]: the first position that could be in the segment; the
 approximate bytes of all payloads and names when it was made; for each frame its rows (u32), its lowest and highest
 position (u64), its first and last stream (u32 each), as bytes of little-endian integers; the first
-and last topic of each; the number of the first frame that small streams share: those come last, and
-only they hold more than one stream; and, if a topic has eight rows or more on
-average and all together are short, all topics in the order of their rows, with the first and the
-last frame of each (u32). The checksum is xxh3 of 64 bits of what follows it, seeded like that of
+and last topic of each frame; the number of the first frame that small streams share; all topics in the order
+of their rows, and the first and last frame of each (u32). Shared frames come last, and only they hold more
+than one stream. The list of topics is empty if a topic has fewer than eight rows on average, or if all
+topics together are long. The checksum is xxh3 of 64 bits of the bytes after it, seeded like that of
 the frame with the number 2 ** 32 - 1. A frame whose messages were all deleted has no value, and no rows
 in the index.
 """

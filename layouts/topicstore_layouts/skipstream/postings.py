@@ -1,7 +1,7 @@
 """Lists of positions from the index, and their intersection.
 
 The lists are read in step, a chunk at a time. Where one list has no entry up to a position, the others seek
-there. Within a stretch the candidates come from the sparsest list, and a denser list is read only if that
+there. Within a stretch the candidates come from the sparsest list. A denser list is read only if that
 is cheaper than fetching the messages that it would rule out.
 
 Source of the method: the leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin: A Simple, Worst-Case Optimal

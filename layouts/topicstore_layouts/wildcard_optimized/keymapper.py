@@ -116,9 +116,8 @@ class KeyMapper:
     def filter(self, ranges: Sequence[Range]) -> KeyFilter:
         """Return a filter that accepts at least the keys of the vectors within ``ranges``, one per dimension.
 
-        It accepts no others if in each dimension, for every source that the range restricts, all values of the
-        range agree in the bits of the sources above it: the range lies within an aligned block, or consists of
-        whole blocks.
+        The filter accepts no other keys if each range lies within an aligned block of values, or consists of whole
+        blocks. For every source that a range restricts, all values of the range then agree in the sources above it.
         """
         spans: list[Range] = []
         agreed = [True] * self.dimensions

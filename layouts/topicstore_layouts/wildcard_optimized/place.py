@@ -6,8 +6,8 @@ reader has read is a **staircase**: steps ``(key, position)``, keys rising and p
 every message whose key is below a step's key and whose position is not above that step's position, everything in
 earlier epochs, and nothing in later ones.
 
-Stored form: the epoch, 8 bytes, and for each step the key within its epoch (as many bytes as the bits of such a
-key, and one more bit, take) and the position within its epoch (as many bytes as its bits take); all big-endian.
+Stored form, big-endian: the epoch in 8 bytes, and for each step the key and the position within the epoch. The key
+has as many bytes as `Epochs.key_bits` and one more bit take; the position as many as `Epochs.position_bits` take.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ has no ``+``, and for the highest index, which serves every stream of that numbe
 
 The row is defined in `topicstore_layouts.shared.message_rows`, and the place of a reader in `place`.
 
-A read seeks to the lowest key at or above its place that its filter accepts, scans while keys are accepted,
+A read seeks to the lowest key at or above its place that its filter accepts. It scans while keys are accepted,
 and then seeks to the next possible key. Hashes may collide, so each message's topic is checked as well.
 """
 
