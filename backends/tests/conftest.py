@@ -1,4 +1,4 @@
-"""Promises of the backend suite that are judged by processor time or by counts of the process's handles."""
+"""Marks tests as slow that measure processor time or count the handles of the process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _MEASURED = (
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave them to `make test-all`: the machine, and other tests of the process, take part in what they measure."""
+    """Mark such tests as slow: the machine and other tests of the process would influence their measurements."""
     if item.name.partition("[")[0] in _MEASURED:
         item.add_marker(pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""The backends of this package hold what `topicstore.contract.engine` promises."""
+"""Tests that the backends of this package fulfil `topicstore.contract.engine`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_rocksdb() -> Backend:
 
 
 def rocksdb_files(path: Path, keyspace: Keyspace) -> tuple[Any, Any]:
-    """Return the database as rocksdict opens it, and a keyspace's column family."""
+    """Open the database with rocksdict; return it and a keyspace's column family."""
     import rocksdict
 
     options = rocksdict.Options(raw_mode=True)
@@ -178,7 +178,7 @@ class TestDuckdb(BackendSuite):
         )
 
 
-# --- the same with tiny buffers, blocks and steps ---------------------------------------------
+# --- with tiny buffers, blocks and steps -------------------------------------------------------
 
 TINY: dict[str, dict[str, dict[str, int]]] = {
     "memory": {"memory": {"CHUNK_PAIRS": 3, "CHUNK_BYTES": 500, "SWEEP_KEYS": 2}},
@@ -197,25 +197,25 @@ TINY: dict[str, dict[str, dict[str, int]]] = {
         "duckdb.tables": {"PIECE": 1_000, "FIRST_PIECES": 4, "MOST_NUMBERS": 500, "MOST_BLOBS": 300, "LIST_PAIRS": 50},
     },
 }
-"""Constants of each engine's modules that are large in use."""
+"""Tiny values for constants of each engine's modules, by module and name."""
 SMALL: dict[str, dict[str, int]] = {
     "memory": {},
     "rocksdb": {"write_buffer_bytes": 256 << 10, "cache_bytes": 0},
     "leveldb": {"write_buffer_bytes": 256 << 10, "cache_bytes": 0, "block_bytes": 1 << 10, "max_open_files": 74},
     "duckdb": {"log_bytes": 256 << 10},
 }
-"""Options of each engine, of which buffers have room for a few batches of the suite."""
+"""Options of each engine with buffers that hold only a few batches of the suite."""
 
 
 def tiny_constants(name: str) -> Iterator[tuple[Any, str, int]]:
-    """Yield module, name and tiny value of an engine's constants."""
+    """Yield module, name and tiny value of each of an engine's constants."""
     for module, constants in TINY[name].items():
         for constant, value in constants.items():
             yield import_module(f"topicstore_backends.{module}"), constant, value
 
 
 def make_tiny(name: str) -> Backend:
-    """Return a backend that does in many steps what takes one otherwise, in this process and for good."""
+    """Set an engine's constants to tiny values in this process, and return a backend with small buffers."""
     for module, constant, value in tiny_constants(name):
         setattr(module, constant, value)
     target = load_target(registry().backend(name))
@@ -224,12 +224,12 @@ def make_tiny(name: str) -> Backend:
 
 
 class Tiny(Ordering, Snapshots, Crashes, Histories):
-    """What may depend on how large an engine's buffers, blocks and steps are."""
+    """The parts of the suite whose results could depend on the sizes of an engine's buffers, blocks and steps."""
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Backend]]:
-    """Return a function that returns `make_tiny` of an engine, whose constants come back after the test."""
+    """Return a function that returns a maker of tiny backends; the constants are restored after the test."""
 
     def of(name: str) -> Callable[[], Backend]:
         need(name)

@@ -1,4 +1,4 @@
-"""Whatever an engine's library or the system raises, and wherever, is told as an error of ours, and nothing is left."""
+"""Tests that every error of an engine's library or of the system becomes a `TopicstoreError`, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ pytestmark = pytest.mark.slow
 
 PACKAGES = str(Path(__file__).parents[1] / "topicstore_backends")
 SYSTEM = frozenset(("fsync", "link", "listdir", "mkdir", "open", "rmdir", "scandir", "stat", "symlink", "unlink"))
-"""Calls of the operating system that fail, too."""
+"""Functions of `os` that fail, too."""
 FREEING = frozenset(("__del__", "_remove"))
-"""Functions that are called when something is freed, at any time; Python tells what fails there."""
+"""Functions that Python calls when an object is freed, at any time; Python itself reports their errors."""
 ENDS = frozenset(("__exit__", "close"))
-"""Methods of libraries that do what they do, and fail then."""
+"""Methods of libraries that fail after they have done their work."""
 MANY = 300
-"""Keys, of which an engine may read so many in another way than a few."""
+"""A number of keys for which an engine may use another way of reading than for a few keys."""
 
 
 @attrs.frozen
 class Library:
-    """What an engine is made of."""
+    """An engine's library: the calls that open a database, and the classes whose methods may fail."""
 
     module: str
     opens: tuple[str, ...]
-    """What is called in the module."""
+    """The names of the module that a backend calls."""
     parts: frozenset[str]
-    """Classes whose methods may fail."""
+    """The classes whose methods may fail."""
     raises: str = ""
-    """The error's name in the module; else it is a bare `Exception`."""
+    """The name of the error's class in the module; if empty, the class is `Exception`."""
     says: str | bytes = "IO error: it fails here"
 
     def error(self) -> Exception:
-        """Return what it raises, a new one."""
+        """Return a new error of the library."""
         kind = getattr(importlib.import_module(self.module), self.raises) if self.raises else Exception
         raised: Exception = kind(self.says)
         return raised
@@ -70,13 +70,13 @@ LIBRARIES = {
 
 @attrs.define
 class Faults:
-    """Counts calls of a library, and of the system, and makes one of them fail."""
+    """A context that counts the calls of a library and of the system, and makes one of them fail."""
 
     library: Library
     failing: tuple[str, int] | None = None
-    """The call that fails: who calls what, and which of these calls it is, from 0; None: none does."""
+    """The call that fails: a description of caller and callee, and the number of the call from 0; None for no call."""
     calls: Counter[str] = attrs.field(factory=Counter)
-    """How many there were of each kind."""
+    """The number of calls by description of caller and callee."""
     failed: bool = False
     _patch: pytest.MonkeyPatch = attrs.field(factory=pytest.MonkeyPatch)
 
@@ -99,7 +99,7 @@ class Faults:
         return counted
 
     def call(self, caller: FrameType, name: str, error: Exception) -> None:
-        """Count a call that a backend makes, or fail."""
+        """Count a call that a backend makes; raise ``error`` if this is the call that fails."""
         frame: FrameType | None = caller
         while frame is not None and not frame.f_code.co_filename.startswith(PACKAGES):
             frame = frame.f_back
@@ -113,7 +113,7 @@ class Faults:
 
 
 class Wrapped:
-    """An object of a library, or a function, whose calls are counted and may fail, as those of what it returns."""
+    """A library's object or function whose calls, and those of the objects it returns, are counted and may fail."""
 
     def __init__(self, faults: Faults, inner: Any, name: str) -> None:
         self.faults, self.inner, self.name = faults, inner, name
@@ -135,7 +135,8 @@ class Wrapped:
                 self.faults.call(frame, self.name, error)
         except BaseException:
             if "." in self.name:
-                self.inner = None  # which a method of the library would not be kept by: it has no frame
+                # A method of the library has no frame, so a traceback would not keep the object alive.
+                self.inner = None
             raise
         kind = type(made).__name__
         return Wrapped(self.faults, made, kind) if kind in self.faults.library.parts else made
@@ -159,7 +160,7 @@ def bare(argument: Any) -> Any:
 
 
 def filled() -> WriteBatch:
-    """Return a batch of everything that an engine keeps, but rows."""
+    """Return a batch with every kind of change except rows."""
     batch = WriteBatch()
     batch.put_many(DATA, [(1, 0, number) for number in range(MANY)], [b"%d" % number for number in range(MANY)])
     batch.put_many(META, [b"%03d" % number for number in range(MANY)], [bytes(5_000)] * MANY)
@@ -170,7 +171,7 @@ def filled() -> WriteBatch:
 
 
 def reads(reader: Reader) -> Iterator[Callable[[], object]]:
-    """Yield all ways to read."""
+    """Yield a call for each way to read."""
     yield lambda: reader.get(STATE, b"k")
     yield lambda: reader.get_many(DATA, [(1, 0, 7), (1, 0, 3)])
     yield lambda: reader.get_many(DATA, [(1, 0, number) for number in range(MANY)])
@@ -180,7 +181,7 @@ def reads(reader: Reader) -> Iterator[Callable[[], object]]:
 
 
 def use(engine: Engine, path: Path, *, sql: bool) -> Iterator[Callable[[], object]]:
-    """Yield all that is done with an engine that is open."""
+    """Yield a call for each use of an open engine, and close the engine at last."""
     batch = filled()
     if sql:
         batch.put_rows(DATA, "typed", pa.table({"a": pa.array([1], pa.uint32()), "b": [0], "c": [7]}), 20)
@@ -205,7 +206,7 @@ def use(engine: Engine, path: Path, *, sql: bool) -> Iterator[Callable[[], objec
 
 
 def live(path: Path, made: Callable[[], Backend], *, sql: bool, told: list[Exception]) -> None:
-    """Make a shard, use it, use it again, and read it; go on after errors, and keep them."""
+    """Create a shard, use it, open and use it again, and read it; collect the errors in ``told``."""
 
     def attempt(step: Callable[[], Any]) -> Any:
         try:
@@ -228,7 +229,7 @@ def live(path: Path, made: Callable[[], Backend], *, sql: bool, told: list[Excep
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="open files of a process are not listed here")
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_whatever_fails_is_told_and_nothing_is_left(tmp_path: Path, name: str) -> None:
-    """An error of ours, whichever call it is; nothing of the shard stays open, and it opens again."""
+    """Whichever call fails, only `TopicstoreError` is raised, all files are closed, and the shard opens again."""
     need(name)
     spec = registry().backend(name)
     target: type[Backend] = load_target(spec)

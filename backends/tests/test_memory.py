@@ -1,4 +1,4 @@
-"""What only the memory engine does."""
+"""Tests of behaviour that only the memory engine has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def put(engine: MemoryEngine, key: bytes, value: bytes) -> None:
 
 
 def test_versions_are_kept_for_living_views_only(tmp_path: Path) -> None:
-    """One for the snapshot and one for the present, however often a key is written."""
+    """A key keeps one version for each open snapshot and the current one, however often it is written."""
     engine = open_engine(tmp_path)
     put(engine, b"k", b"first")
     snapshot = engine.snapshot()
@@ -35,7 +35,7 @@ def test_versions_are_kept_for_living_views_only(tmp_path: Path) -> None:
 
 
 def test_deleted_keys_go_when_no_view_needs_them(tmp_path: Path) -> None:
-    """A sweep removes what was held back for a scan that was dropped."""
+    """A sweep removes deleted keys that were kept for a scan that was dropped."""
     engine = open_engine(tmp_path)
     batch = WriteBatch()
     for number in range(SWEEP_KEYS):

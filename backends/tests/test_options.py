@@ -1,4 +1,4 @@
-"""The options of each engine: which are taken, that they may change, and what they bound."""
+"""Tests of each engine's options: validation, changes between openings, and the limits that they set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_engine(name: str, path: Path, **options: Any) -> Engine:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("rocksdb", {"compression": "zlib"}),  # rocksdict's does not compress
+        ("rocksdb", {"compression": "zlib"}),  # rocksdict's zlib doesn't compress
         ("rocksdb", {"write_buffer_bytes": 0}),
         ("rocksdb", {"cache_bytes": -1}),
         ("leveldb", {"compression": "zstd"}),
@@ -37,7 +37,7 @@ def open_engine(name: str, path: Path, **options: Any) -> Engine:
     ],
 )
 def test_bad_options_are_refused(name: str, options: dict[str, Any]) -> None:
-    """By name."""
+    """An invalid value raises an error that names the option."""
     need(name)
     with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         load_target(registry().backend(name)).Options(**options)
@@ -52,7 +52,7 @@ def test_bad_options_are_refused(name: str, options: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_options_may_differ_each_time(tmp_path: Path, name: str, options: list[dict[str, Any]]) -> None:
-    """Whatever they were at earlier openings, everything is read, from logs and from tables."""
+    """An engine reads everything from logs and tables that were written with other options."""
     for opening, chosen in enumerate(options):
         engine = open_engine(name, tmp_path / "shard", **chosen)
         assert [((1, 0, number), b"%d" % number * 100) for number in range(opening)] == pairs(engine.scan(DATA))
@@ -62,7 +62,7 @@ def test_options_may_differ_each_time(tmp_path: Path, name: str, options: list[d
 
 @pytest.mark.parametrize(("name", "most"), [("rocksdb", 200_000), ("leveldb", 200_000), ("duckdb", 2 << 20)])
 def test_an_empty_shard_is_lean(tmp_path: Path, name: str, most: int) -> None:
-    """However often it was opened, room reserved for files included."""
+    """A nearly empty shard takes little disk space however often it was opened, preallocated blocks included."""
     for number in range(5):
         engine = open_engine(name, tmp_path / "shard")
         put(engine, STATE, {b"k": b"%d" % number})
@@ -72,7 +72,7 @@ def test_an_empty_shard_is_lean(tmp_path: Path, name: str, most: int) -> None:
 
 @pytest.mark.parametrize("name", ["rocksdb", "leveldb"])
 def test_memory_is_bounded(tmp_path: Path, name: str) -> None:
-    """Buffers and cache stay near their options however much is stored."""
+    """Buffers and cache stay near the sizes of their options however much is stored."""
     engine = open_engine(name, tmp_path / "shard", write_buffer_bytes=2 << 20, cache_bytes=1 << 20)
     value, most = random.Random(0).randbytes(40_000), 0
     for number in range(1500):

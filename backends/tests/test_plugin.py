@@ -1,4 +1,4 @@
-"""The specs of the backends."""
+"""Tests of the specifications of the backends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicstore_conformance.conditions.skipping import need
 
 @pytest.mark.parametrize("spec", topicstore_backends(), ids=lambda spec: spec.name)
 def test_a_target_is_a_backend_with_options(spec: BackendSpec) -> None:
-    """It imports, its options have defaults, and its capabilities are known."""
+    """Each target is a `Backend` class whose options have defaults and whose capabilities are known."""
     module, _, name = spec.target.partition(":")
     need(spec.name)
     backend = getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""Logs in the form of LevelDB and RocksDB, made here: what of them is kept after each kind of damage."""
+"""Tests of cutting damaged write-ahead logs: which writes of LevelDB and RocksDB remain after each kind of damage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BLOCK = 32 << 10
 
 
 def log_of(writes: list[bytes]) -> tuple[bytes, list[int]]:
-    """Return a log of these writes, and where each ends."""
+    """Return a log of these writes, and the offset of the end of each write."""
     made, ends = bytearray(), []
     for write in writes:
         left, first = write, True
@@ -65,7 +65,7 @@ def edit(log: int, sequence: int) -> bytes:
 
 
 def shard(path: Path, *logs: list[tuple[int, int, int]], oldest: int = 5, sequence: int = 0) -> list[Path]:
-    """Make a manifest and logs, numbered from 5, of batches of (sequence number, changes, bytes)."""
+    """Write a manifest, and logs from number 5 on of batches as (sequence number, changes, bytes); return the logs."""
     (path / "CURRENT").write_text("MANIFEST-000001\n")
     (path / "MANIFEST-000001").write_bytes(log_of([edit(5, 0), edit(oldest, sequence)])[0])
     files = [path / f"{number:06}.log" for number in range(5, 5 + len(logs))]
@@ -78,21 +78,21 @@ FIRST, SECOND = [(1, 2, 100), (3, 1, 70_000)], [(4, 1, 10), (5, 3, 40_000)]
 
 
 def test_whole_logs_are_left_alone(tmp_path: Path) -> None:
-    """Also when the second goes on where the first ended."""
+    """Complete logs are not cut if the second log continues the sequence numbers of the first."""
     shard(tmp_path, FIRST, SECOND)
     assert [] == cuts(tmp_path, manifest_counts=True) == cuts(tmp_path, manifest_counts=False)
 
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_log_that_lacks_its_last_write_takes_the_next_log_with_it(tmp_path: Path, counts: bool) -> None:
-    """It ends where a write does, so nothing about it alone is wrong."""
+    """A log that lacks its last write ends cleanly, but all later logs are cut because of the gap before them."""
     first, second, third = shard(tmp_path, FIRST, SECOND, [(8, 1, 10)])
     first.write_bytes(log_of([batch(*FIRST[0])])[0])
     assert [Cut(second, None), Cut(third, None)] == cuts(tmp_path, manifest_counts=counts)
 
 
 def test_logs_that_the_manifest_is_done_with_may_end_early(tmp_path: Path) -> None:
-    """What they held is in tables."""
+    """A torn log that the manifest no longer needs is ignored, because its writes are in tables."""
     first, second = shard(tmp_path, FIRST, SECOND, oldest=6, sequence=3)
     first.write_bytes(log_of([batch(*FIRST[0])])[0][:-1])
     assert [] == cuts(tmp_path, manifest_counts=True)
@@ -102,14 +102,17 @@ def test_logs_that_the_manifest_is_done_with_may_end_early(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_log_without_any_write_takes_the_next_with_it(tmp_path: Path, counts: bool) -> None:
-    """Another is begun only when there is something in it."""
+    """If a log is empty, the next log is cut: an engine begins another log only after a write."""
     first, second = shard(tmp_path, FIRST, SECOND)
     first.write_bytes(b"")
     assert [Cut(second, None)] == cuts(tmp_path, manifest_counts=counts)
 
 
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
-    """It may be the manifest that lost its end, and with it tables; who accepts that goes on with an empty log."""
+    """A missing log raises `CorruptionError`, because the manifest may have lost its end.
+
+    With ``refused``, the missing log is treated as empty instead, and the later logs are set aside.
+    """
     first, second = shard(tmp_path, FIRST, SECOND)
     first.unlink()
     with pytest.raises(CorruptionError, match=r"000005\.log is missing, or MANIFEST-000001 lost its end"):
@@ -124,7 +127,10 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_hole_takes_what_is_behind_it(tmp_path: Path) -> None:
-    """A power failure may leave some, because pages are written back in any order; what is readable behind is told."""
+    """A hole in a log cuts all later writes, and the error names those that can still be read.
+
+    A power failure may leave holes, because pages are written back in any order.
+    """
     first, second = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (3, 1, 100)], [(4, 1, 10), (5, 1, 10)])
     flip(first, 150)
     with pytest.raises(CutNeededError) as caught:
@@ -135,7 +141,10 @@ def test_a_hole_takes_what_is_behind_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", [lambda data: data[:-1], lambda data: data[:-50] + bytes(50), lambda data: data[:3]])
 def test_an_end_that_nobody_can_read_takes_nothing_else(tmp_path: Path, torn: Callable[[bytes], bytes]) -> None:
-    """That is all that a killed process leaves, and not worth a word; engines pass over most such ends themselves."""
+    """A torn end of the last log is cut without discarding readable writes.
+
+    A killed process leaves such an end, and engines skip most of them themselves.
+    """
     shard(tmp_path, FIRST, SECOND)
     (tmp_path / "000006.log").write_bytes(torn((tmp_path / "000006.log").read_bytes()))
     check_logs(tmp_path, manifest_counts=True)
@@ -145,7 +154,10 @@ def test_an_end_that_nobody_can_read_takes_nothing_else(tmp_path: Path, torn: Ca
 
 
 def test_a_write_that_does_not_follow_leaves_those_before_it(tmp_path: Path) -> None:
-    """A page may hold what stood elsewhere, and that can be read."""
+    """A readable write with a wrong sequence number is cut with all later writes.
+
+    A page may hold old content, which has valid checksums.
+    """
     first, second = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (2, 1, 100), (3, 1, 100)], [(4, 1, 10)])
     found = cuts(tmp_path, manifest_counts=True, refused=True)
     assert [(Cut(first, 238), "2 writes of 000005.log"), (Cut(second, None), "1 write of 000006.log")] == [
@@ -154,7 +166,10 @@ def test_a_write_that_does_not_follow_leaves_those_before_it(tmp_path: Path) -> 
 
 
 def test_a_manifest_keeps_the_edits_that_can_be_read(tmp_path: Path) -> None:
-    """Unless the log is gone that these need: then the edit behind them was on disk, and is damaged."""
+    """A torn edit at the manifest's end is cut only if the log exists that the earlier edits need.
+
+    Otherwise the torn edit was on disk before, so its damage is an error.
+    """
     first, _ = shard(tmp_path, FIRST, SECOND)
     manifest = tmp_path / "MANIFEST-000001"
     whole, ends = log_of([edit(5, 0), edit(6, 3)])
@@ -172,7 +187,7 @@ def test_a_manifest_keeps_the_edits_that_can_be_read(tmp_path: Path) -> None:
     kind=st.sampled_from(["short", "zeros", "noise"]),
 )
 def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: int, place: float, kind: str) -> None:
-    """Wherever one of two logs ends, in zeros or in anything: the writes before that are kept, and no other."""
+    """Wherever a log is truncated, zeroed or overwritten, exactly the writes before that offset are kept."""
     with quick_directory() as scratch:
         path = Path(scratch)
         firsts = [*accumulate(sizes, lambda first, _: first + 2, initial=1)]
@@ -186,10 +201,10 @@ def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: in
         harmed = content[:at] + {"short": b"", "zeros": bytes(lost), "noise": os.urandom(lost)}[kind]
         files[hurt].write_bytes(harmed)
         changed = (number for number, (old, new) in enumerate(zip(content, harmed, strict=False)) if old != new)
-        same = next(changed, len(harmed))  # what is made zero may have been zero
+        same = next(changed, len(harmed))  # zeroed bytes may have been zero before
         kept = sum(end <= same for end in log_of([batch(*each) for each in logs[hurt]])[1]) + (split if hurt else 0)
         found = cuts(path, manifest_counts=True, refused=True)
-        assert cuts(path, manifest_counts=True) in ([found] if hurt == 0 else [found, []])  # [] if engines see it
+        assert cuts(path, manifest_counts=True) in ([found] if hurt == 0 else [found, []])  # [] if engines detect it
         apply_cuts(found)
         assert [] == cuts(path, manifest_counts=True, refused=True)
         left = [file.stat().st_size if file.exists() else 0 for file in files]
@@ -202,7 +217,7 @@ def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: in
 
 @pytest.fixture(params=["rocksdb", "leveldb"])
 def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Return a database as it is when its process is killed: 20 batches were on disk, 20 more are in its log."""
+    """Return a copy of a database as a killed process leaves it: 20 batches are flushed, 20 more only in its log."""
     pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel"}[request.param])
     with ts.open(tmp_path / "db", backend=request.param, auto_compact=False) as db:
         for number in range(40):
@@ -213,14 +228,14 @@ def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def log_and_writes(database: Path) -> tuple[Path, list[bytes], list[int]]:
-    """Return the log that holds the batches, what was written to it, and where each write ends."""
+    """Return the log that holds the batches, its writes, and the offset of the end of each write."""
     log = max((database / "shard-0000").glob("[0-9]*.log"), key=lambda log: log.stat().st_size)
     records = write_ahead_logs._read(log, head=None)
     return log, records.writes, records.ends
 
 
 def zero(log: Path, at: int) -> None:
-    """Make a hole in a log, behind which it goes on."""
+    """Overwrite 1,000 bytes of a log with zeros, with readable writes after them."""
     content = bytearray(log.read_bytes())
     content[at : at + 1_000] = bytes(1_000)
     log.write_bytes(content)
@@ -236,7 +251,10 @@ def files(database: Path) -> dict[str, bytes]:
 
 
 def test_a_hole_in_what_was_not_synced_is_cut(killed: Path) -> None:
-    """The database opens by itself, and says what could be read and went; a reader sees the same before that."""
+    """A hole in the unsynced part of a log is cut at opening, with a warning that names the discarded writes.
+
+    A reader sees the same messages before the cut, and later openings don't warn.
+    """
     log, _, ends = log_and_writes(killed)
     zero(log, ends[-10])
     behind = log.read_bytes()[ends[-10] :]
@@ -254,7 +272,10 @@ def test_a_hole_in_what_was_not_synced_is_cut(killed: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_hole_in_what_was_synced_is_an_error(killed: Path, read_only: bool) -> None:
-    """Nothing is changed, and whoever accepts it goes on with what is before the hole."""
+    """A hole in the synced part of a log raises `DataLossError` and changes no file.
+
+    With ``recovery="point_in_time"`` the database opens with the writes before the hole.
+    """
     log, _, ends = log_and_writes(killed)
     zero(log, ends[-30])
     before = files(killed)
@@ -270,7 +291,7 @@ def test_a_hole_in_what_was_synced_is_an_error(killed: Path, read_only: bool) ->
 
 
 def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
-    """The older log lacks its last write, and the newer one is whole. A reader doesn't show that one either."""
+    """If the older log lacks its last write, the newer log is cut, and a reader doesn't show its writes either."""
     log, writes, _ = log_and_writes(killed)
     newer = log.with_name("000099.log")
     log.write_bytes(log_of(writes[:-11])[0])
@@ -285,7 +306,7 @@ def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-9], lambda data: data[:-99] + bytes(99)])
 def test_an_end_that_cannot_be_read_goes_without_a_word(killed: Path, harm: Callable[[bytes], bytes]) -> None:
-    """Each kill and each power failure may leave one. A warning would be an error here."""
+    """A torn end of the last log is dropped without a warning, because any kill or power failure may leave one."""
     log, _, _ = log_and_writes(killed)
     log.write_bytes(harm(log.read_bytes()))
     assert list(range(39)) == numbers(ts.open(killed, mode="r"))
@@ -297,7 +318,7 @@ def test_an_end_that_cannot_be_read_goes_without_a_word(killed: Path, harm: Call
 def test_what_a_kill_leaves_is_not_parsed(
     killed: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, read_only: bool
 ) -> None:
-    """Neither a log nor its end: opening takes as long as the engine takes to read it."""
+    """Opening a killed database parses only the manifest and no whole log, so it is as fast as the engine."""
     log, _, ends = log_and_writes(killed)
     if torn:
         os.truncate(log, ends[-1] - 9)
@@ -314,7 +335,7 @@ def test_what_a_kill_leaves_is_not_parsed(
 
 
 def test_a_copy_brought_up_to_date_has_old_logs(killed: Path, tmp_path: Path) -> None:
-    """They lie beside those that count, as ``cp -a`` over an older copy leaves them, and the engine ignores them."""
+    """Obsolete logs beside the current ones are ignored, as ``cp -a`` over an older copy of a database leaves them."""
     later = shutil.copytree(killed, tmp_path / "later")
     with ts.open(later, auto_compact=False) as db:
         for number in range(40, 60):
@@ -327,7 +348,7 @@ def test_a_copy_brought_up_to_date_has_old_logs(killed: Path, tmp_path: Path) ->
 
 
 def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
-    """As the writer is, and before RocksDB reads it, which may never end."""
+    """A damaged manifest raises `CorruptionError` for readers and writers, before RocksDB could loop on it forever."""
     (manifest,) = (killed / "shard-0000").glob("MANIFEST-*")
     flip(manifest, 10)
     for read_only in (True, False):
@@ -337,9 +358,9 @@ def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
 
 @pytest.fixture
 def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
-    """Return a RocksDB database whose log was flushed and whose next one was begun, as it is with both of these logs.
+    """Return a RocksDB database with a flushed log and the next log, as if the first had not been removed yet.
 
-    Also its manifest, and the length of that before the flush, the second of the database.
+    Also return its manifest, and the manifest's size before the last flush, which is the second one.
     """
     pytest.importorskip("rocksdict")
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
@@ -359,7 +380,10 @@ def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
 
 @pytest.mark.parametrize("torn", [b"", bytes(40), bytes(range(1, 41))], ids=["short", "zeros", "noise"])
 def test_a_flush_of_which_the_manifest_has_a_part(flushing: tuple[Path, Path, int], torn: bytes) -> None:
-    """A power failure may leave some edits of it, and behind them anything: the log that was flushed still counts."""
+    """If the manifest has only some edits of a flush, the flushed log is still read and no message is lost.
+
+    A power failure may leave anything after these edits.
+    """
     database, manifest, before = flushing
     content, ends = manifest.read_bytes(), write_ahead_logs._read(manifest, head=None).ends
     new = [end for end in ends if end > before]
@@ -374,7 +398,7 @@ def test_a_flush_of_which_the_manifest_has_a_part(flushing: tuple[Path, Path, in
 
 
 def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]) -> None:
-    """What is behind it was not synced if the log is there that it makes superfluous; else it is damage."""
+    """A hole in the manifest's end is cut if the log that the end makes obsolete exists; else it is an error."""
     database, manifest, before = flushing
     content = manifest.read_bytes()
     manifest.write_bytes(content[:before] + bytes(20) + content[before + 20 :])
@@ -389,7 +413,7 @@ def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
 def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None:
-    """All but the writes that share a block of the log with the damage; nothing is changed."""
+    """Salvage reads all writes except those in a 32 KB block of the log with the damage, and changes no file."""
     pytest.importorskip({"leveldb": "plyvel", "rocksdb": "rocksdict"}[backend])
     kind = load_target(registry().backend(backend))
     made = kind(kind.Options())
@@ -415,7 +439,10 @@ def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None
 
 
 def test_what_is_read_needs_no_room_for_temporary_files(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that must be cut, and one that LevelDB writes out as a table, may be larger than what is free there."""
+    """Readers and openings with damaged logs work without a temporary directory.
+
+    A log that must be cut, or that LevelDB flushes into a table, may be larger than its free space.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(killed / "none"))
     log, _, ends = log_and_writes(killed)
     zero(log, ends[-10])
@@ -426,7 +453,7 @@ def test_what_is_read_needs_no_room_for_temporary_files(killed: Path, monkeypatc
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
 def test_the_directory_of_a_reader_is_removed_at_closing(tmp_path: Path, backend: str) -> None:
-    """It does not stay until the closed engine is collected."""
+    """Closing a reader removes its temporary directory, before the engine is garbage-collected."""
     pytest.importorskip({"leveldb": "plyvel", "rocksdb": "rocksdict"}[backend])
     with ts.open(tmp_path / "db", backend=backend) as db:
         db.store([Message("t", b"1")])
@@ -439,7 +466,7 @@ def test_the_directory_of_a_reader_is_removed_at_closing(tmp_path: Path, backend
 
 
 def test_the_directory_of_a_killed_reader_is_removed(tmp_path: Path) -> None:
-    """That of a live one is not."""
+    """The next opening removes the temporary directory of a killed reader, but not that of a live one."""
     pytest.importorskip("plyvel")
     with ts.open(tmp_path / "db", backend="leveldb") as db:
         db.store([Message("t", b"1")])

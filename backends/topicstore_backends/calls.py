@@ -1,4 +1,4 @@
-"""Calls into an engine's library, which let other threads run, and closing, which waits for these calls."""
+"""Guards calls into an engine's library, during which other threads run, against closing, which waits for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Lets calls in until it is closed, and translates what they raise: ``with calls.lock(), calls: …``.
+    """A guard of calls, ``with calls.lock(), calls: …``: refuses calls after `end`, and translates their errors.
 
     Each thread has a lock of its own, for which only `end` waits, so that a snapshot can be released wherever Python
-    collects garbage. Such a lock is taken and released in C, so Ctrl-C can't leave one held.
+    collects garbage. Such a lock is taken and released in C, so Ctrl-C can't leave a lock held.
     """
 
     __slots__ = ("_closed", "_locks", "_translated")
@@ -42,12 +42,12 @@ class Calls:
             self._translated.__exit__(kind, error, trace)
 
     def end(self) -> None:
-        """Let no more calls in and wait for those of other threads."""
+        """Refuse further calls, and wait for the running calls of other threads."""
         self._closed = True
         for lock in list(self._locks.values()):
             with lock:
                 pass
 
     def abandon(self) -> None:
-        """Let no more calls in. For a forked child, which has none of the parent's other threads."""
+        """Refuse further calls without waiting, in a forked child, which has none of the parent's other threads."""
         self._closed = True

@@ -1,4 +1,4 @@
-"""File system operations of the engines: syncing, sizes, links, temporary directories, and errors of shortage."""
+"""File system operations of the engines: fsync, sizes, links, temporary directories, and exhausted resources."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 READER = "topicstore-reader-"
-"""The beginning of the names of directories in which a database is read."""
+"""The prefix of the names of temporary directories in which a database is read."""
 OPENING = "topicstore-opening"
-"""The beginning of the names of directories that keep a database as it was before it is opened."""
+"""The prefix of the names of directories that hold links to a database's files while the database is opened."""
 OWN_FILES = (f"{READER}*", f"{OPENING}*", "*.cut-at-*")
-"""Patterns of the names of what is topicstore's own in an engine's directory."""
+"""The patterns of the names of topicstore's own files in an engine's directory."""
 
 _REMOVING = 2
 """The number of files that `shutil.rmtree` has open at a time in a directory without subdirectories."""
@@ -50,7 +50,7 @@ _FILES_ERRNO = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 def sync(path: Path) -> None:
-    """Sync a file's contents, or a directory's entries, to disk."""
+    """Fsync a file's contents, or a directory's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -69,13 +69,13 @@ def check_there(file: Path, library: str) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory if it doesn't exist, and sync its parent so that its entry survives a power failure."""
+    """Create a directory if it doesn't exist, and fsync its parent so that its entry survives a power failure."""
     path.mkdir(parents=True, exist_ok=True)
     sync(path.parent)
 
 
 def disk_bytes(path: Path) -> int:
-    """Return the bytes of all files in a directory; an engine may delete some of them meanwhile."""
+    """Return the bytes of all files in a directory, of which an engine may delete some at the same time."""
     total = 0
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
@@ -84,7 +84,7 @@ def disk_bytes(path: Path) -> int:
 
 
 def link_files(path: Path, links: str, *, without: Collection[str], lasting: str | None = None) -> None:
-    """Link all files of a directory into another, except those with the names ``without``.
+    """Link all files of a directory into another, except those named in ``without``.
 
     Files with the suffix ``lasting`` get hard links, through which they can be opened after an engine has removed
     them. An engine that opens the second directory writes its own files there and leaves the first one unchanged.
@@ -101,29 +101,29 @@ def link_files(path: Path, links: str, *, without: Collection[str], lasting: str
 class ReaderDirectory:
     """A directory in which an engine reads a database through links to its files, and through copies.
 
-    Its lock is held as long as it is used. One that isn't locked was left by a process that was killed.
+    The directory is locked while it is used. An unlocked one was left by a process that was killed.
     """
 
     def __init__(self, beside: Path | None) -> None:
-        """Make it in the directory ``beside`` if that can be written, else where temporary files are made."""
+        """Create the directory in ``beside`` if that is writable, else in the system's temporary directory."""
         place = beside if beside is not None and os.access(beside, os.W_OK) else Path(tempfile.gettempdir())
         remove_abandoned(place)
         self._owner = os.getpid()
         self.path, self._lock = _make_locked(place)
 
     def remove(self) -> None:
-        """Remove it with everything in it, but not in a fork, whose parent reads it. May be called twice."""
+        """Remove the directory with its contents, except in a forked child, whose parent reads it. Idempotent."""
         try:
             if os.getpid() == self._owner:
                 with suppress(FileNotFoundError):
                     shutil.rmtree(self.path)
-        finally:  # what is left is abandoned then
+        finally:  # files that remain are unlocked then, and count as abandoned
             if self._lock >= 0:
                 lock, self._lock = self._lock, -1
                 os.close(lock)
 
     def removal(self, engine: object) -> Callable[[], object]:
-        """Return what removes it at the engine's closing. It is removed too if the engine is collected unclosed."""
+        """Return a function, for the engine's `close`, that removes the directory; garbage collection also calls it."""
         return weakref.finalize(engine, self.remove)
 
 
@@ -131,7 +131,7 @@ class ReaderDirectory:
 def reader_directory(beside: Path | None) -> Iterator[ReaderDirectory]:
     """Make a `ReaderDirectory` for an engine, and remove it if the block, which opens the engine, fails.
 
-    Its removal succeeds even if the block uses up the files that the process may open.
+    The removal succeeds even if the block has used up the process's file descriptors.
     """
     with ExitStack() as spare:
         for _ in range(_REMOVING):
@@ -148,7 +148,7 @@ def reader_directory(beside: Path | None) -> Iterator[ReaderDirectory]:
 def remove_abandoned(place: Path) -> None:
     """Remove the `ReaderDirectory`s in a directory whose processes were killed."""
     for left in place.glob(f"{READER}*"):
-        with suppress(OSError):  # another user's, one in use, or one that somebody else removes
+        with suppress(OSError):  # another user's, one in use, or one that another process removes
             lock = _locked(left)
             try:
                 shutil.rmtree(left)
@@ -162,17 +162,17 @@ def _make_locked(place: Path) -> tuple[Path, int]:
         made = Path(tempfile.mkdtemp(prefix=READER, dir=place))
         try:
             lock = _locked(made)
-        except (BlockingIOError, FileNotFoundError):  # somebody takes it for abandoned
+        except (BlockingIOError, FileNotFoundError):  # another process takes the directory for abandoned
             continue
         except OSError:
             return made, -1
         if os.fstat(lock).st_nlink:
             return made, lock
-        os.close(lock)  # somebody has removed it as abandoned before it was locked
+        os.close(lock)  # another process removed the directory before it was locked
 
 
 def _locked(directory: Path) -> int:
-    """Return the descriptor that holds a directory's lock. Raises `OSError` if it is held elsewhere."""
+    """Return the descriptor that holds a directory's lock. Raises `OSError` if another descriptor holds it."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         lock_file(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, directory)
@@ -183,10 +183,10 @@ def _locked(directory: Path) -> int:
 
 
 def set_aside(file: Path, keep: int) -> None:
-    """Cut a file to its first ``keep`` bytes, after what is behind them was copied beside it, unless it is all zeros.
+    """Truncate a file to its first ``keep`` bytes, after copying the rest beside it unless the rest is all zeros.
 
-    The copy is named ``NAME.cut-at-KEEP``, which no engine regards as its own. Both are on disk when it returns. A file
-    that is missing is created.
+    The copy is named ``NAME.cut-at-KEEP``, which no engine regards as its own. Both files are fsynced before this
+    returns. A missing file is created.
     """
     with naming(file), file.open("a+b") as opened:
         opened.seek(keep)
@@ -202,13 +202,13 @@ def set_aside(file: Path, keep: int) -> None:
 
 
 def place_aside(file: Path, keep: int) -> Path:
-    """Return the name of a file that doesn't exist, for what was in a file behind a byte."""
+    """Return an unused path for a copy of the bytes of a file from offset ``keep`` on."""
     names = (f"{file.name}.cut-at-{keep}{again}" for again in chain([""], (f"-{number}" for number in count(1))))
     return next(place for place in map(file.with_name, names) if not place.exists())
 
 
 def shortage(path: Path, error: BaseException, text: str) -> StorageFullError | TooManyOpenFilesError | None:
-    """Return the error to raise if an engine's error or its message means that a resource is used up, else None.
+    """Return the error to raise if an engine's error or its message means that a resource is exhausted, else None.
 
     The resources are disk space, a disk quota, and the number of files that a process may have open.
     """

@@ -1,4 +1,4 @@
-"""Mappings from an engine's keyspaces to what it keeps for each of them."""
+"""A mapping by keyspace name that refuses keyspaces unknown to the engine."""
 
 from __future__ import annotations
 

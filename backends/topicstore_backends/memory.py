@@ -40,12 +40,12 @@ class MemoryOptions:
 
 
 class MemoryBackend(Backend):
-    """Opens engines that forget everything when they are closed."""
+    """A backend whose engines keep all data in memory and drop it when they are closed."""
 
     Options: ClassVar[type] = MemoryOptions
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> MemoryEngine:
-        """Return an empty engine; ``path`` is left alone, and ``create`` makes no difference."""
+        """Return an empty engine; ``path`` is not touched, and ``create`` has no effect."""
         return MemoryEngine(keyspaces)
 
 
@@ -60,16 +60,16 @@ class _View:
 
 
 class MemoryEngine(Engine):
-    """Sorted maps of versions behind one lock."""
+    """An engine of sorted maps from keys to versions, guarded by one lock."""
 
     def __init__(self, keyspaces: Sequence[Keyspace[Any]]) -> None:
         self._lock = ProcessLock()
         self._maps: dict[str, Any] = {keyspace.name: SortedDict() for keyspace in keyspaces}
         self._sequence = 0
-        # Weak, so that a scan that is dropped halfway holds no versions back.
+        # Weak, so that a scan that is dropped halfway keeps no versions alive.
         self._views: WeakSet[_View] = WeakSet()
         self._held: set[tuple[str, Key]] = set()
-        """Keys that keep more than their last version for a view that was open."""
+        """The keys that keep more than their last version, for views that may be open."""
         self._sweep_at = SWEEP_KEYS
         self._closed = False
 
@@ -99,7 +99,7 @@ class MemoryEngine(Engine):
         return self.get_many(keyspace, [key])[0]
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none; all of them at one moment."""
+        """Return the value of each key, None where there is none; all values are from one snapshot."""
         with self._lock:
             self._check_open()
             return self._read(keyspace, keys, self._sequence)
@@ -118,13 +118,13 @@ class MemoryEngine(Engine):
         return self._chunks(None, keyspace, start, end, reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of the present state."""
+        """Return a snapshot of the current state."""
         with self._lock:
             self._check_open()
             return _MemorySnapshot(self, self._open_view())
 
     def info(self) -> EngineInfo:
-        """Return the bytes of all values kept, and the number of keys and of writes."""
+        """Return the bytes of all values in memory, and the numbers of keys and of writes."""
         with self._lock:
             self._check_open()
             maps = self._maps.values()
@@ -133,7 +133,7 @@ class MemoryEngine(Engine):
             return EngineInfo(disk_bytes=0, memory_bytes=size, details=details)
 
     def close(self) -> None:
-        """Forget everything. Open scans and snapshots raise `DatabaseClosedError` from now on."""
+        """Drop all data. Open scans and snapshots raise `DatabaseClosedError` from now on."""
         with self._lock:
             self._closed = True
             for each in self._maps.values():
@@ -165,7 +165,7 @@ class MemoryEngine(Engine):
     # --- versions; these methods need the lock held ----------------------------------
 
     def _set(self, name: str, key: Key, value: bytes | None, views: list[int]) -> None:
-        """Add a version made by the present write; a later one of the same write replaces it."""
+        """Add a version made by the current write; a later version of the same write replaces it."""
         versions: _Versions = self._maps[name].setdefault(key, [])
         if versions and versions[-1][0] == self._sequence:
             versions.pop()
@@ -173,11 +173,11 @@ class MemoryEngine(Engine):
         self._prune(name, key, views)
 
     def _prune(self, name: str, key: Key, views: list[int]) -> None:
-        """Keep the versions of a key that one of ``views`` sees; the last view is the present."""
+        """Keep only the versions of a key that one of ``views`` sees; the last of them is the current state."""
         versions: _Versions = self._maps[name][key]
         seen = {bisect_right(versions, view, key=itemgetter(0)) - 1 for view in views}
         versions[:] = [version for place, version in enumerate(versions) if place in seen]
-        while versions and versions[0][1] is None:  # a leading deletion is the same as no version
+        while versions and versions[0][1] is None:  # a deletion as the oldest version is the same as no version
             del versions[0]
         if len(versions) > 1:
             self._held.add((name, key))
@@ -187,7 +187,7 @@ class MemoryEngine(Engine):
             del self._maps[name][key]
 
     def _sweep(self, views: list[int]) -> None:
-        """Prune every key that held versions for views that may be gone."""
+        """Prune every key that keeps versions for views that may be closed."""
         for name, key in list(self._held):
             self._prune(name, key, views)
         self._sweep_at = SWEEP_KEYS + 2 * len(self._held)

@@ -1,4 +1,4 @@
-"""Fields for the options of engines."""
+"""The attrs fields of engines' options."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["whole_number"]
 
 
 def whole_number(default: int, *, least: int) -> Any:
-    """Return the field of an option that is a whole number."""
+    """Return an attrs field for an option that is an integer of at least ``least``."""
     return attrs.field(default=default, validator=[attrs.validators.instance_of(int), attrs.validators.ge(least)])

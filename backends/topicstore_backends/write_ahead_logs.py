@@ -1,12 +1,12 @@
-"""The logs of LevelDB and RocksDB, which share one format: how far they can be read, and where writes are missing.
+"""Checks of the logs of LevelDB and RocksDB, which share one format, for unreadable and missing writes.
 
 After a power failure a log may end in part of a record, in zeros, or in garbage
 (https://github.com/google/leveldb/issues/251). Pages in its middle may be missing, because file systems write pages
-back in any order. And if a new log was begun shortly before, the old one may end early though the new one exists
+back in any order. And if a new log was begun shortly before, the old log may end early although the new one exists
 (https://github.com/google/leveldb/issues/193). Engines drop such an end silently, or refuse it, and none of them
 notices a gap between two logs, or zeros where a write should begin. `cuts` finds the first write that can't be read or
-is missing. `apply_cuts` sets everything after it aside, in a file named ``000012.log.cut-at-4096``, so that the rest is
-the state of one moment. Nothing is cut where an engine's own recovery does the same.
+is missing. `apply_cuts` moves everything after it into a file named ``000012.log.cut-at-4096``, so that the rest is a
+prefix of the write history. Nothing is cut where an engine's own recovery does the same.
 
 Format of a log, and of a manifest (LevelDB's https://github.com/google/leveldb/blob/main/doc/log_format.md; RocksDB's
 https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format is the same as long as it recycles no logs)::
@@ -18,8 +18,8 @@ https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format is the same
 
 Numbers are little-endian. A manifest's writes are edits: tag (varint) and value, of which only the first ones are read.
 RocksDB writes what belongs together, such as a flush of all column families, as a group of edits: each ends with a tag
-and the number of those that follow. Without its last edit a group counts for nothing, and RocksDB still needs the logs
-from which it was written.
+and the number of those that follow. A group without its last edit is ignored, and RocksDB still needs the logs that
+were flushed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TYPES = _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MASK = 0xA282EAD8
 _BATCH_HEAD = 12
 _SECTOR = 512
-"""The least number of bytes that a disk writes all or not at all."""
+"""The bytes of a disk's sector, the smallest unit that a disk writes atomically."""
 _READ_AT_ONCE = 1 << 18
 
 _NAMED = re.compile(rb"(MANIFEST-\d+)\n")
@@ -67,12 +67,12 @@ _LOG_NUMBER, _LAST_SEQUENCE, _OLDEST_LOG = 2, 4, 10
 _NUMBERS = frozenset((_LOG_NUMBER, 3, _LAST_SEQUENCE, 9, _OLDEST_LOG, 203))
 """Tags, at the head of an edit, whose values are one number."""
 _GROUPED = re.compile(rb"\xac\x02([\x00-\x7f])\Z")
-"""Matches the end of an edit of a group, and in it how many follow: the tag 300, and a number."""
+"""Matches the end of an edit in a group: the tag 300, and the number of edits that follow."""
 
 
 @attrs.frozen
 class Cut:
-    """How much of a file to keep so that the shard can be opened."""
+    """A truncation of a file that is needed before its shard can be opened."""
 
     file: Path
     keep: int | None
@@ -80,11 +80,11 @@ class Cut:
     discarded: str = attrs.field(default="", eq=False)
     """A description of readable writes that are cut off because earlier ones are missing; empty if there are none."""
     spoiled: Sequence[int] = attrs.field(default=(), eq=False)
-    """Offsets of bytes that are changed in a copy, so that what they belong to can't be read either."""
+    """Offsets of bytes that are changed in a copy, so that the records they belong to can't be read either."""
 
 
 class CutNeededError(LogDamagedError):
-    """Files must be cut, as ``cuts`` says, before the engine may read them."""
+    """The error that files must be truncated, as ``cuts`` lists, before the engine may read the database."""
 
     def __init__(self, path: Path, found: Sequence[Cut]) -> None:
         named = ", ".join(cut.file.name for cut in found)
@@ -118,28 +118,28 @@ _EMPTY = _Records(writes=[], ends=[], whole=True, goes_on=False)
 
 
 def check_logs(directory: Path, *, manifest_counts: bool, refused: bool = False) -> None:
-    """Raise `CutNeededError` if something must be cut, and `CorruptionError` as `cuts` does."""
+    """Raise `CutNeededError` if a file must be truncated. Also raises the errors of `cuts`."""
     found = cuts(directory, manifest_counts=manifest_counts, refused=refused)
     if found:
         raise CutNeededError(directory, found)
 
 
 def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> list[Cut]:
-    """Return what to cut so that exactly the writes before the first missing or damaged one remain.
+    """Return the truncations that leave exactly the writes before the first missing or damaged one.
 
-    manifest_counts: regard a missing or empty log as one that lost its writes, because the engine begins another only
-                     after a write (`LeveldbEngine.reclaim`).
-    refused:         find also what an engine finds for itself, and refuses, and regard the log that LevelDB's manifest
-                     needs next as empty if it is missing.
+    manifest_counts: treat a missing or empty log as one that lost its writes, because the engine begins another log
+                     only after a write (`LeveldbEngine.reclaim`).
+    refused:         also find damage that the engine itself detects and refuses, and treat the log that LevelDB's
+                     manifest needs next as empty if it is missing.
 
     Logs that the manifest no longer needs are ignored, as the engines ignore them. The list is empty if nothing is
     damaged or there is no database. Raises `CorruptionError` if the manifest is damaged inside, and, unless
     ``refused``, if that log is missing; `DataLossError` if the manifest is missing.
 
-    A manifest whose end was not synced may be damaged inside, too: its pages are written back in any order. That end
-    tells of tables made from logs, or from other tables, which are removed only once it is synced. So it is cut if the
-    oldest log that is needed without it is there; if one of these tables is missing, the engine finds that. But for
-    RocksDB, which writes many edits when it begins a manifest, something must have been flushed since.
+    A manifest whose end was not synced may also be damaged inside: its pages are written back in any order. That end
+    records tables made from logs or other tables, which the engine removes only after the end is synced. So the end is
+    cut off if the oldest log that is needed without it exists; the engine itself detects a missing table. RocksDB
+    begins a manifest with many edits, so there a flush must precede the damage as well.
     """
     found: list[Cut] = []
     manifest = _manifest_of(directory)
@@ -168,10 +168,10 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
 
 
 def least_sequence(directory: Path) -> int:
-    """Return the sequence number that LevelDB reaches at least when it opens a database and reads each of its logs.
+    """Return the lowest sequence number that LevelDB must reach when it opens a database and reads all of its logs.
 
-    That is the number up to which the manifest has read logs, or that of the last change in the first write of a later
-    log, if that write is whole. It is 0 if there is no database. Of logs only the first writes are read.
+    That is the last number of the manifest, or that of the last change in the first write of a later log, if that
+    write is complete. The number is 0 if there is no database. Only the first write of each log is read.
     """
     manifest = _manifest_of(directory)
     if manifest is None:
@@ -204,10 +204,10 @@ def _manifest_of(directory: Path) -> Path | None:
 
 
 def _follow_each_other(logs: list[Path], sequence: int) -> bool:
-    """Return whether writes can be missing neither between logs nor where an engine would pass over zeros.
+    """Return True only if no write can be missing between logs, or where an engine would skip zeros.
 
-    Little of the logs is parsed: it takes a tenth of the time that an engine takes to read them. Whatever else is wrong
-    with them the engine finds by its checksums, but for the end of the newest log, which may lack a part of a write.
+    Only a small part of the logs is parsed, in a tenth of the time that an engine takes to read them. The engine's
+    checksums detect all other damage, except at the end of the newest log, which may lack a part of a write.
     """
     expected = range(sequence + 2)
     for log in logs:
@@ -245,7 +245,7 @@ def _first_write(data: bytes) -> bytes:
 
 
 def _first_whole_write(log: FileIO) -> bytes:
-    """Return the head of the first write; empty if a part of it is missing, so that engines pass over it."""
+    """Return the head of the first write; empty if a part of the write is missing, so that engines skip it."""
     head, expected = b"", {_WHOLE, _FIRST}
     while blocks := log.read(2 * _BLOCK):
         for kind, start, stop in _records(memoryview(blocks), 0):
@@ -259,7 +259,7 @@ def _first_whole_write(log: FileIO) -> bytes:
 
 
 def _last_write(data: bytes) -> bytes:
-    """Return the head of the last write; empty if the file doesn't end with a whole write."""
+    """Return the head of the last write; empty if the file doesn't end with a complete write."""
     head, end, expected = b"", len(data), {_WHOLE, _LAST}
     for block in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
         records = list(_records(memoryview(data)[:end], block))
@@ -277,7 +277,7 @@ def _last_write(data: bytes) -> bytes:
 
 
 def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool) -> list[Cut]:
-    """Return the cuts of logs whose first write must come at most one after a sequence number."""
+    """Return the cuts of logs whose first write must begin at most one after the number ``sequence``."""
     found: list[Cut] = []
     expected = range(sequence + 2)
     for log in logs:
@@ -296,7 +296,7 @@ def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool) -> list[
 
 
 def _following(writes: list[bytes], expected: range) -> tuple[int, range]:
-    """Return how many writes have consecutive numbers, and where the next may begin: nowhere if one doesn't follow."""
+    """Return the number of consecutive writes, and the range where the next may begin, which is empty after a gap."""
     for number, write in enumerate(writes):
         changes = _changes(write)
         if changes.start not in expected:
@@ -335,10 +335,10 @@ def link_uncut(
 
 
 def isolated(directory: Path) -> list[Cut]:
-    """Return each log that has parts of writes without the others, with their first parts spoiled.
+    """Return a cut for each log that holds incomplete writes; the cut damages the first part of each of them.
 
-    RocksDB that skips damage goes on with the checksum of the parts before it, and so refuses the next write of several
-    parts, and with it the database.
+    When RocksDB skips damage, it keeps the checksum of the parts before the damage. So it refuses the next write of
+    several parts, and with it the database.
     """
     found = []
     for log in sorted(path for path in directory.iterdir() if _LOG.fullmatch(path.name)):
@@ -358,7 +358,7 @@ def isolated(directory: Path) -> list[Cut]:
 
 
 def apply_cuts(found: Sequence[Cut]) -> None:
-    """Set aside what is cut off, the newest first, so that an interrupted cutting leaves no gap that wasn't there."""
+    """Truncate files, newest first, so that an interruption leaves no new gap; keep the bytes cut off beside them."""
     for cut in reversed(found):
         if cut.keep is None:
             cut.file.rename(place_aside(cut.file, 0))
@@ -421,7 +421,7 @@ def _records(data: memoryview, at: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _grouped(edits: list[bytes]) -> int:
-    """Return how many edits count: all but those of a group at the end that lacks some."""
+    """Return the number of edits that take effect: all except those of an incomplete group at the end."""
     for number in range(len(edits), 0, -1):
         grouped = _GROUPED.search(edits[number - 1])
         if grouped is None or grouped[1] == b"\0":
@@ -437,8 +437,8 @@ def _flushed(edits: list[bytes]) -> bool:
 def _numbers(edits: list[bytes]) -> tuple[int, int]:
     """Return the number of the oldest log that is still needed, and the last sequence number, from the latest edits.
 
-    LevelDB tells that log by the number of the log that it writes; RocksDB has one of these by column family, and tells
-    the oldest log that any of them needs.
+    LevelDB's manifest names that log as the one being written. RocksDB's has such a number for each column family, and
+    names separately the oldest log that any of them needs.
     """
     highest = {_LOG_NUMBER: 0, _LAST_SEQUENCE: 0, _OLDEST_LOG: 0}
     for edit in edits:

@@ -1,4 +1,4 @@
-"""What the tests of several layouts use."""
+"""Fixtures for the tests of several layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topicstore_layouts.shared import name_table
 
 @pytest.fixture
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make blocks, segments and tables of names so small that few messages meet every case."""
+    """Make blocks, segments and dictionaries so small that a few messages exercise every case."""
     for module, values in {
         writing: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 30, "_MOST_BYTES": 2_000},
         slab: {"_ENOUGH": 10},

@@ -1,4 +1,4 @@
-"""The layouts of this package hold what `topicstore.contract.layout` promises, also where few messages fill all."""
+"""Tests that the layouts of this package fulfil `topicstore.contract.layout`, also with tiny limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_layouts()}
 
 
 def subject_of(layout: str) -> LayoutSubject:
-    """Return a layout, with small options, over an engine in memory."""
+    """Return a layout with small options over an engine in memory."""
     return LayoutSubject(make=partial(make_layout, layout), capabilities=CAPABILITIES[layout])
 
 
@@ -36,7 +36,7 @@ class TestBlock(LayoutSuite):
 
 
 class TestBlockOfFewRows(TestBlock):
-    """With blocks, frames, segments and tables of names that few messages fill."""
+    """The block layout with blocks, frames, segments and dictionaries that few messages fill."""
 
     @pytest.fixture
     def subject(self, tiny_blocks: None) -> LayoutSubject:
@@ -58,7 +58,7 @@ class TestSkipstream(LayoutSuite):
 
 
 class Crowded(SkipstreamLayout):
-    """Learns so little, and hashes to so few values, that most topics share both."""
+    """A skipstream layout with so small a trie and so few hashes that most topics share streams and hashes."""
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         trie = LearnedTopics.load(engine, generation, self.options.thresholds, capacity=4)
@@ -66,7 +66,7 @@ class Crowded(SkipstreamLayout):
 
 
 class TestSkipstreamOfFewHashes(TestSkipstream):
-    """With index entries that many topics share, and where little is read and remembered at once."""
+    """The skipstream layout with colliding hashes, small reads and a small cache."""
 
     @pytest.fixture
     def subject(self, monkeypatch: pytest.MonkeyPatch) -> LayoutSubject:
@@ -98,7 +98,7 @@ class TestWildcardOptimized(LayoutSuite):
 
 
 class TestWildcardOptimizedOfFewBits(TestWildcardOptimized):
-    """With hashes of one bit, short epochs, and where little is remembered, and deleted at once."""
+    """The wildcard_optimized layout with hashes of one bit, short epochs, a small cache and small deletes."""
 
     @pytest.fixture
     def subject(self, monkeypatch: pytest.MonkeyPatch) -> LayoutSubject:

@@ -1,9 +1,9 @@
-"""Databases as earlier versions stored them, checked in, are read, gone on with, and found whole.
+"""Tests that databases stored by earlier versions can be read, extended and verified.
 
-``fixtures/LAYOUT-vN.fixture`` is what the layout's format N looks like; `fixtures/make.py` says what
-is in it. None of them is ever changed or replaced: somebody's messages look like that. If one of
-these tests fails, the layout has to learn to read its old form again. A new form of storing gets
-the next `Layout.format`, and a fixture beside the old one::
+``fixtures/LAYOUT-vN.fixture`` is a database in the layout's format N; `fixtures/make.py` documents its
+content. A fixture is never changed or replaced, because users have databases in that format. If one of
+these tests fails, the layout must be able to read its old format again. A new stored form gets the next
+`Layout.format`, and a new fixture beside the old one::
 
     python layouts/tests/fixtures/make.py LAYOUT
 """
@@ -45,7 +45,7 @@ Stored = tuple[int, int, Message]
 
 
 class Fixture(msgspec.Struct, frozen=True):
-    """What such a file holds."""
+    """The content of a fixture file: a whole database, its messages in order, and saved cursors."""
 
     manifest: str
     shards: list[dict[str, list[tuple[Any, bytes]]]]
@@ -60,13 +60,13 @@ class Fixture(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> Fixture:
-    """Return what is in a file."""
+    """Return the content of a fixture file."""
     data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=1 << 30)
     return msgspec.msgpack.decode(data, type=Fixture)
 
 
 def put(engine: Engine, content: dict[str, list[tuple[Any, bytes]]], tables: dict[str, bytes]) -> None:
-    """Fill an engine."""
+    """Write pairs and tables of rows into an engine."""
     write = WriteBatch()
     for keyspace in KEYSPACES:
         for key, value in content[keyspace.name]:
@@ -77,7 +77,7 @@ def put(engine: Engine, content: dict[str, list[tuple[Any, bytes]]], tables: dic
 
 
 def restore(fixture: Fixture, pair: Pair, path: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make a directory, or where a backend keeps nothing its engines, as if the fixture's database were there."""
+    """Create a fixture's database in a directory; a backend that isn't persistent gets open engines instead."""
     path.mkdir()
     (path / MANIFEST).write_text(fixture.manifest)
     manifest = read_manifest(path)
@@ -100,11 +100,11 @@ def restore(fixture: Fixture, pair: Pair, path: Path, patch: pytest.MonkeyPatch)
 found = sorted(FIXTURES.glob("*.fixture"))
 quick = known("fast_seek")
 seldom = [pair for pair in known() if pair.layout not in {other.layout for other in quick}]
-"""Of layouts that only engines bear on which each read costs milliseconds."""
+"""The pairs of layouts that run only on engines where each read takes milliseconds."""
 
 
 def cases(path: Path) -> Iterator[Any]:
-    """Yield the file with each pair that can read it; `make test` takes only RocksDB, or else the first."""
+    """Yield the file with each pair that can read it; all pairs but RocksDB's, or else the first, are slow tests."""
     readers = [pair for pair in quick + seldom if path.name.startswith(f"{pair.layout}-v")]
     readers.sort(key=lambda pair: pair.backend != "rocksdb")
     for number, pair in enumerate(readers):
@@ -113,7 +113,7 @@ def cases(path: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=chain(*map(cases, found)), ids=lambda case: f"{case[0].stem}-{case[1].backend}")
 def restored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Fixture, Path]:
-    """A checked-in database, ready to be opened by today's code."""
+    """A checked-in fixture and the path of its restored database, which is not open."""
     file, pair = request.param
     need(pair)
     fixture = read(file)
@@ -123,26 +123,26 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def fixture(restored: tuple[Fixture, Path]) -> Fixture:
-    """What was stored."""
+    """The content of the restored fixture."""
     return restored[0]
 
 
 @pytest.fixture
 def db(restored: tuple[Fixture, Path]) -> Iterator[ts.Database]:
-    """The database, opened."""
+    """The restored database, opened an hour after its messages were stored."""
     with ts.open(restored[1], auto_compact=False, clock=lambda: LATER) as db:
         yield db
 
 
 def helping(db: ts.Database, size: int) -> int:
-    """Return how many messages to ask for at a time: many where each read costs milliseconds."""
+    """Return the number of messages to request at a time, which is larger where each read takes milliseconds."""
     return size if "fast_seek" in registry().backend(db.manifest.backend).capabilities else 40 * size
 
 
 def check(
     db: ts.Database, rows: list[tuple[MessageId, Message]], filters: Sequence[str] = ("#", "$SYS/+/#", *FILTERS[::6])
 ) -> None:
-    """Compare replays by filters and from several times, and what verification says."""
+    """Compare replays by several filters and start times with the expected rows, and expect an intact verification."""
     times = sorted({id_.position >> 11 for id_, _ in rows})
     for number, topic_filter in enumerate(filters):
         start = times[number * 7 % len(times)] if number % 3 else 0
@@ -154,7 +154,7 @@ def check(
 
 
 def test_messages(fixture: Fixture, db: ts.Database) -> None:
-    """Every message is there as it was, compacted now or not, and the state beside them."""
+    """Every stored message and the state beside the messages are read unchanged, before and after a compaction."""
     check(db, fixture.rows, FILTERS)
     assert [b"0", b"1"] == sorted(b"%d" % (int(db.state(shard).get(b"batches") or b"") % 2) for shard in range(2))
     db.compact()
@@ -162,7 +162,7 @@ def test_messages(fixture: Fixture, db: ts.Database) -> None:
 
 
 def test_cursors(fixture: Fixture, db: ts.Database) -> None:
-    """Cursors of that time go on where they were, compacted since or not."""
+    """A saved cursor continues where it stood, before and after a compaction."""
     rows = fixture.rows
     for _ in range(2):
         for number, (saved, rest) in enumerate(fixture.cursors):
@@ -173,7 +173,7 @@ def test_cursors(fixture: Fixture, db: ts.Database) -> None:
 
 @pytest.mark.slow
 def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Database) -> None:
-    """Storing goes on behind, old topics and new ones; deleting, compacting and a new generation work."""
+    """A database of an earlier version takes new messages, deletes, compactions and generations."""
     rows = fixture.rows
     for part in range(2):
         messages = [
@@ -199,7 +199,7 @@ def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Datab
 
 @pytest.mark.slow
 def test_learned_structure(fixture: Fixture, db: ts.Database) -> None:
-    """Old messages stay in streams that are listed for their topics, with patterns that match."""
+    """Each old message is in exactly one stream that is listed for its topic, with a pattern that matches."""
     for id_, message in fixture.rows[::37]:
         holding = [
             stream
@@ -213,7 +213,7 @@ def test_learned_structure(fixture: Fixture, db: ts.Database) -> None:
 
 
 def test_every_format_has_a_fixture() -> None:
-    """Whoever raises a layout's format, or adds a layout, checks in what it stores."""
+    """Every format number of every layout of this package has a fixture."""
     wanted = {
         f"{name}-v{load_target(spec).format}.fixture"
         for name, spec in registry().layouts().items()
@@ -236,7 +236,7 @@ def script() -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [layout for layout in sorted(script().OPTIONS) if backends_under(layout)])
 def test_script(layout: str, tmp_path: Path) -> None:
-    """The script makes one that is like those here, and replaces none."""
+    """The script makes a fixture like those checked in, and refuses to replace an existing one."""
     script().main([layout, "--into", str(tmp_path)])
     (made,) = tmp_path.iterdir()
     content = read(made)

@@ -1,7 +1,7 @@
-"""What is on disk stays readable: stored bytes of version 1, written down once and never changed.
+"""Tests that the stored bytes of version 1 stay readable; the bytes below never change.
 
-Whoever sees one of these tests fail has changed the stored format. Old databases must stay
-readable: make a new version byte or a new layout, and leave the bytes here as they are.
+If one of these tests fails, the stored form has changed. Old databases must stay readable: a new form
+needs a new version byte or a new layout, and the bytes below stay as they are.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ def columns(payloads: list[bytes], **other: Any) -> Columns:
 
 # --- blocks: header, checksum, head, payloads ---------------------------------------
 
-# Constant columns, consecutive positions, one time.
+# Constant columns, consecutive positions, and a constant timestamp.
 PLAIN = columns([b"41.5", b"42.0"])
 PLAIN_BYTES = (
     "01000000020000000300000013000000130000000d0000000000000000000010000000000000001078cc4735a9c28cf8"
     "98c00700010092cf000200000000000000c00492c40434312e35c40434322e30"
 )
 
-# Times that are the positions' times, and a payload of more than 255 bytes.
+# Timestamps that equal the times in the positions, and a payload of more than 255 bytes.
 OWN_TIMES = columns([b"", b"x" * 300], timestamps=[TIME, TIME])
 OWN_TIMES_BYTES = (
     "0100000002000000030000000e0000000e0000003201000000000000000000100000000000000010e42551869d1da0fb"
     "98c007000100c0c0c40400002c0192c400c5012c"
 ) + "78" * 300
 
-# Every column with values of its own, numbers of one, two and four bytes, gaps, properties; its key
-# ends 100 above its last position, and its batch began 5 before it.
+# Every column varies, with numbers of one, two and four bytes, gaps between positions, and properties. The key
+# is 100 above the last position, and the batch began 5 positions before the block.
 FULL = columns(
     [b"a", b"", b"bc"],
     positions=np.array([FIRST, FIRST + 1, FIRST + 300], dtype=np.uint64),
@@ -102,7 +102,7 @@ ZSTD_BYTES = (
     "c8c4077061796c6f61640100fcf22f49"
 )
 
-# Names as texts: each once, and where it comes.
+# Topics and client ids as text: each distinct text once, and an index for each row.
 TEXTS = columns([b"a", b"", b"bc"], topics=coded(["é/1", "a", "é/1"]), client_ids=Constant("x", 3))
 TEXTS_BYTES = (
     "01000000030000000000000028000000280000000a00000000000000000000100000000000000010a5b573f7e49dedd2"
@@ -126,7 +126,7 @@ def rows_of(found: Columns) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("name", list(BLOCKS))
 def test_blocks_are_read(name: str) -> None:
-    """Every column, and what the header says."""
+    """A stored block decodes to the expected columns and header fields."""
     expected, stored, stream, base, last = BLOCKS[name]
     block = Block(bytes.fromhex(stored), last, block_seed(last, 0))
     assert rows_of(expected) == rows_of(block.columns())
@@ -135,13 +135,13 @@ def test_blocks_are_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "own times", "full", "texts"])
 def test_blocks_are_written(name: str) -> None:
-    """Byte for byte; compressed ones may differ from one release of a codec to the next."""
+    """An uncompressed block is encoded byte for byte; compressed bytes may differ between releases of a codec."""
     given, stored, stream, base, last = BLOCKS[name]
     assert stored == encode_block(given, stream, base, block_seed(last, 0), Compressor("none", 0)).hex()
 
 
-# A frame: in order of topic, its positions as differences, byte by byte. Number 3 of a segment that ends
-# 400 behind its first position.
+# A frame in order of topic, whose positions are stored as differences, byte by byte. It is frame 3 of a segment
+# that ends 400 after its first position.
 FRAME = columns(
     [b"a", b"", b"bc"],
     positions=np.array([FIRST + 7, FIRST + 300, FIRST + 2], dtype=np.uint64),
@@ -157,7 +157,7 @@ FRAME_BYTES = (
 
 
 def test_frames_are_read_and_written() -> None:
-    """Byte for byte, and in no other place than theirs."""
+    """A frame is decoded and encoded byte for byte under its key."""
     end = FIRST + 400
     block = Block(bytes.fromhex(FRAME_BYTES), end, frame_seed(end, 3, 0))
     assert rows_of(FRAME) == rows_of(block.columns())
@@ -237,7 +237,7 @@ def hex_of(write: WriteBatch) -> list[tuple[str, str]]:
 
 
 def test_the_trie_is_read() -> None:
-    """Streams, patterns and the numbers that come next."""
+    """A stored trie loads with its streams and patterns, and continues its numbers."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, TRIE)
     trie = LearnedTopics.load(engine, GENERATION, THRESHOLDS)
@@ -249,7 +249,7 @@ def test_the_trie_is_read() -> None:
 
 
 def test_the_trie_is_written() -> None:
-    """Edges as they grow, and the streams behind them."""
+    """Learning the topics writes the edges in order of growth, and the streams at their ends."""
     trie, write = LearnedTopics(GENERATION, THRESHOLDS), WriteBatch()
     for topic in LEARNED:
         trie.learn(topic)
@@ -258,7 +258,7 @@ def test_the_trie_is_written() -> None:
 
 
 def test_names_are_read() -> None:
-    """With their streams, and the number that comes next."""
+    """A stored dictionary returns its names and their streams, and continues its numbers."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, NAME_ENTRIES)
     names = NameTable(engine, GENERATION, 0x10, len)
@@ -268,7 +268,7 @@ def test_names_are_read() -> None:
 
 
 def test_names_are_written() -> None:
-    """Both ways."""
+    """A dictionary writes both entries of each name: from number to name, and from name to number."""
     names, write = NameTable(MemoryEngine(KEYSPACES), GENERATION, 0x10, len), WriteBatch()
     names.encode(NAMES)
     names.save(write)
@@ -286,7 +286,7 @@ SLAB = [
 ]
 
 
-# The block above, as shard 0 and this generation seal it.
+# The block PLAIN above, with the checksum for shard 0 and this generation.
 SLAB_BLOCK = (
     "01000000020000000300000013000000130000000d00000000000000000000100000000000000010773adddaa8e84d1b"
     "98c00700010092cf000200000000000000c00492c40434312e35c40434322e30"
@@ -294,7 +294,7 @@ SLAB_BLOCK = (
 
 
 def test_a_slab_is_read() -> None:
-    """A block with the names and the structure that it needs, as a block slab finds them on disk."""
+    """A block slab reads a stored block with the names and the learned structure that the block needs."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, SLAB)
     write = WriteBatch()
@@ -329,7 +329,7 @@ TOTAL = [("0000010230", "dbff384a10")]
 
 
 def merged_slab() -> tuple[Engine, BlockSlab]:
-    """Store the batches, and merge them."""
+    """Store the batches and merge them; return the engine and the slab."""
     engine = MemoryEngine(KEYSPACES)
     slab = BlockLayout(MERGED_OPTIONS).open(engine, 0, GENERATION)
     assert isinstance(slab, BlockSlab)
@@ -346,7 +346,7 @@ def merged_slab() -> tuple[Engine, BlockSlab]:
 
 
 def test_a_merged_slab_is_read() -> None:
-    """With the names and the structure beside it, by everything and by topic."""
+    """A block slab reads a stored segment by the filter ``#`` and by topic, and verifies it."""
     engine, _ = merged_slab()
     write = WriteBatch()
     write.put(DATA, (GENERATION, FIRST + 15, 0), bytes.fromhex(MERGED_FRAME))
@@ -362,7 +362,7 @@ def test_a_merged_slab_is_read() -> None:
 
 
 def test_a_merged_slab_is_written() -> None:
-    """Byte for byte, but for the compression of the index."""
+    """A merge writes the frame and the index byte for byte, except for the index's compression."""
     engine, _ = merged_slab()
     assert [((GENERATION, FIRST + 15, 0), MERGED_FRAME)] == hexed(engine, DATA)
     ((key, index),) = hexed(engine, INDEX)
@@ -376,7 +376,7 @@ def hexed(engine: Engine, keyspace: Keyspace) -> list[tuple[Any, str]]:
 
 
 def index_body(stored: str) -> tuple[str, bytes]:
-    """Return the version and the size of an index, and what is compressed in it."""
+    """Return the version and the size of an index, and its decompressed body."""
     value = bytes.fromhex(stored)
     return stored[:2] + stored[18:26], zstandard.decompress(value[INDEX_HEADER:])
 
@@ -394,7 +394,7 @@ REFERENCE_BYTES = [
 
 
 def test_reference_values_are_read_and_written() -> None:
-    """One value a message, under its position."""
+    """The reference layout stores one value per message under its position, byte for byte."""
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     slab = ReferenceLayout(ReferenceOptions()).open(engine, 0, GENERATION)
     positions = np.array([FIRST, FIRST + 1], dtype=np.uint64)
@@ -475,7 +475,7 @@ ZONE_ENTRIES = [
 
 
 def test_tails_and_generations_are_read() -> None:
-    """Every field; what a later version may append is passed over."""
+    """Records of shards and generations decode to all fields, and fields appended by a later version are ignored."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, STATE_ENTRIES, STATE)
     assert (ZONED, sorted(GENERATIONS, key=NUMBER)) == (load_tail(engine), list(load_generations(engine)))
@@ -486,14 +486,14 @@ def test_tails_and_generations_are_read() -> None:
 
 
 def test_tails_without_a_zone_are_read() -> None:
-    """They were written before there were zones; what was stored until then lies in none."""
+    """A tail record from before there were zones loads without a zone."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, [("007461696c", "081c35659701cf10000000000000000501cd012cce0001117009")], STATE)
     assert load_tail(engine) == TAIL
 
 
 def test_zones_are_read_and_written() -> None:
-    """Under their generation and first position; those of other generations are others."""
+    """A zone is stored under its generation and first position, and loads for that generation only."""
     zones = [ZoneRecord(first=FIRST, last=FIRST + 9, spans=((3, 4), (9, 2**50))), ZoneRecord(first=9, last=8, spans=())]
     write, engine = WriteBatch(), MemoryEngine(KEYSPACES)
     for generation, zone in zip((2, 258), zones, strict=True):
@@ -504,14 +504,14 @@ def test_zones_are_read_and_written() -> None:
 
 
 def test_tails_without_the_number_of_writes_are_read() -> None:
-    """They were written before writes were counted; the next one is the first that counts."""
+    """A tail record from before writes were counted loads with zero writes."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, [("007461696c", "9fb25ea49601cf10000000000000000501cd012cce00011170")], STATE)
     assert msgspec.structs.replace(TAIL, writes=0) == load_tail(engine)
 
 
 def test_tails_and_generations_are_written() -> None:
-    """Byte for byte, under keys that begin with zero."""
+    """Records of shards and generations are encoded byte for byte, under keys that begin with a zero byte."""
     write = WriteBatch()
     put_tail(write, ZONED)
     for record in GENERATIONS:
@@ -520,7 +520,7 @@ def test_tails_and_generations_are_written() -> None:
 
 
 def test_cursors_are_read_and_written() -> None:
-    """Programs keep these bytes for years."""
+    """A cursor is encoded and decoded byte for byte, because programs keep cursors for years."""
     cursor = Cursor(b"0123456789abcdef", 1, 2, 3, "fleet/+/#", bytes(8))
     stored = "0133724144452dacd496c41030313233343536373839616263646566010203a9666c6565742f2b2f23c4080000000000000000"
     assert stored == cursor.to_bytes().hex()

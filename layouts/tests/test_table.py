@@ -1,4 +1,4 @@
-"""The table layout: rows that SQL reads, and filters said in SQL."""
+"""Tests of the table layout: rows that SQL can query, and filters expressed in SQL."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plain(count: int, size: int = 10) -> list[Message]:
 
 
 def change(stored: Stored, statement: str) -> None:
-    """Change rows by what no layout may: a statement that writes."""
+    """Change rows by a statement that writes, which bypasses the layout."""
     engine: Any = stored.engine
     writer = engine._writer
     writer.execute(f"USE {engine._name}.main").complete()
@@ -65,7 +65,7 @@ def change(stored: Stored, statement: str) -> None:
 
 
 def test_a_row_says_what_the_message_says(stored: Stored) -> None:
-    """In columns that need no explaining."""
+    """Each field of a message is stored in a typed column of the same name."""
     properties = Properties(content_type="text/plain", user_properties=(("k", "v"), ("k", "w")))
     stored.last = START | 6
     stored.put([Message("a/b", b"\x00\xff", "c", 2, True, 1_700_000_000_000_000, properties)])
@@ -97,7 +97,7 @@ def test_a_row_says_what_the_message_says(stored: Stored) -> None:
 
 
 def test_an_empty_slab_can_be_queried(engine: Engine) -> None:
-    """The table is there from the beginning, and the second generation doesn't mind."""
+    """The table exists before the first message, also after a second generation was created."""
     slabs = created(engine, 1), created(engine, 2)
     assert [{"n": 0}] == engine.sql("SELECT count(*) AS n FROM messages").to_pylist()
     for slab in slabs:
@@ -105,7 +105,7 @@ def test_an_empty_slab_can_be_queried(engine: Engine) -> None:
 
 
 def test_arrow_stays_arrow(stored: Stored) -> None:
-    """From the table to a record batch, and slices too; objects are made when they are asked for."""
+    """Columns that were read, and slices of them, reach a record batch without conversion to Python objects."""
     stored.put(plain(50))
     batch = Reader(stored, 0, "#").step(stored.last).batch
     assert MessageBatch.from_arrow(batch.to_arrow(ids=True)).to_messages() == batch.to_messages()
@@ -124,7 +124,7 @@ _with_filters = strategies.hostile_topics().flatmap(
 
 
 def test_sql_matches_as_mqtt_does(engine: Engine) -> None:
-    """Whatever characters topics and filters have."""
+    """A filter in SQL matches the same topics as an MQTT filter, whatever characters they contain."""
     generations = itertools.count(1)
 
     @RELAXED
@@ -143,7 +143,7 @@ def test_sql_matches_as_mqtt_does(engine: Engine) -> None:
 
 @pytest.mark.parametrize("filter_", ["+/" * 200 + "x", "a/" * 150 + "#", "+/" * 30_000 + "+", "#", "+/" * 99 + "#"])
 def test_filters_of_many_levels(stored: Stored, filter_: str) -> None:
-    """They are matched all the same; those that are too long for SQL, here."""
+    """Filters of very many levels match as others do, though SQL compares only their prefix."""
     topics = ["a/" * 200 + "x", "a/" * 150 + "b", "/" * 30_000, "/" * 29_999, "a", "$a/" + "a/" * 199 + "x"]
     stored.put([Message(topic, b"") for topic in topics])
     stored.check(filter_)
@@ -156,7 +156,7 @@ def test_filters_of_many_levels(stored: Stored, filter_: str) -> None:
 
 
 def test_a_deadline_ends_a_read_that_finds_nothing(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Having moved on: after many calls it has seen everything."""
+    """A read that finds nothing before its deadline still advances, so that repeated calls see every row."""
     monkeypatch.setattr(table, "_LOOKED_AT", 10)
     stored.put([*plain(95), Message("rare", b"x")])
     reader = Reader(stored, 0, "rare")
@@ -168,7 +168,7 @@ def test_a_deadline_ends_a_read_that_finds_nothing(stored: Stored, monkeypatch: 
 
 
 def test_large_payloads_lie_apart(stored: Stored) -> None:
-    """And come back in their places, alone or beside small ones, by every limit; deleting takes both parts."""
+    """A large payload is stored outside its row, is read in its place under any limit, and is deleted with its row."""
     sizes = [LARGE - 1, LARGE, 0, 3 * LARGE, 5, 1]
     stored.put([Message("t", bytes((n,)) * size) for n, size in enumerate(sizes)])
     found = stored.engine.sql("SELECT payload_bytes, payload IS NULL AS apart FROM messages").to_pylist()
@@ -181,7 +181,7 @@ def test_large_payloads_lie_apart(stored: Stored) -> None:
 
 
 def test_a_large_payload_deleted_under_a_reader_is_not_damage(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the query of the rows and that of the payloads: the message is left out."""
+    """A message that is deleted between the queries of rows and payloads is left out of the read."""
     stored.put([*[Message("t", bytes(LARGE))] * 2, *plain(1)])
     (step,), get_many = list(stored.slab.delete(TopicFilter("t"), 0, stored.rows[0][0])), stored.engine.get_many
 
@@ -197,7 +197,10 @@ def test_a_large_payload_deleted_under_a_reader_is_not_damage(stored: Stored, mo
 
 
 def test_bytes_are_counted_the_same_when_they_come_and_when_they_go(stored: Stored) -> None:
-    """Texts of several bytes a character and large payloads among them; and every message once."""
+    """Deletes report as freed exactly the bytes that the writes reported.
+
+    Texts with several bytes a character and large payloads are included, and every message is counted once.
+    """
     messages, counted = [*plain(10), Message("ü/€", b"x" * LARGE, "größe"), Message("ü", b"")], 0
     for _ in range(2):
         write, (batch, rows) = WriteBatch(), stored.place(messages)
@@ -214,7 +217,7 @@ def test_bytes_are_counted_the_same_when_they_come_and_when_they_go(stored: Stor
 
 
 def test_a_delete_looks_at_so_many_rows_a_step(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they match or not."""
+    """A step of a delete examines a bounded number of rows, whether they match or not."""
     monkeypatch.setattr(table, "_DELETED", 10)
     stored.put(plain(35))
     assert [5, 5, 5] == stored.commit(stored.slab.delete(TopicFilter("a"), START + 6, START + 35))
@@ -230,7 +233,7 @@ def test_a_delete_looks_at_so_many_rows_a_step(stored: Stored, monkeypatch: pyte
     ["shard = 5", "position = 1152921504606846981", "position = 1152921504606847100"],
 )
 def test_a_row_in_the_wrong_place_is_told(stored: Stored, what: str) -> None:
-    """Of another shard, or out of order: by readers and by verify."""
+    """Readers and verification report a row of another shard, and rows out of order."""
     stored.put(plain(10))
     change(stored, f"UPDATE messages SET {what} WHERE position = {START + 3}")
     with pytest.raises(CorruptionError, match="shard 4, generation 2"):
@@ -251,7 +254,7 @@ def test_a_row_in_the_wrong_place_is_told(stored: Stored, what: str) -> None:
     ],
 )
 def test_a_row_that_contradicts_itself_is_told(stored: Stored, what: str) -> None:
-    """By verify, with the others counted as good."""
+    """Verification reports a row whose columns contradict each other, and counts the other rows as intact."""
     stored.put(plain(10))
     change(stored, f"UPDATE messages SET {what} WHERE position = {START + 3}")
     place = f"shard 4, generation 2, message at position {START + 3}"
@@ -262,7 +265,7 @@ def test_a_row_that_contradicts_itself_is_told(stored: Stored, what: str) -> Non
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_damaged_large_payload_is_told(stored: Stored, missing: bool) -> None:
-    """Changed, or gone while its row is there: by readers and by verify; the others can be read."""
+    """Readers and verification report a changed or missing large payload; the other messages can be read."""
     stored.put([Message("t", bytes(LARGE)), *plain(3)])
     if missing:
         change(stored, "DELETE FROM data")
@@ -277,7 +280,7 @@ def test_a_damaged_large_payload_is_told(stored: Stored, missing: bool) -> None:
 
 
 def test_an_engine_without_sql_is_refused() -> None:
-    """Before anything is stored."""
+    """An engine without SQL raises `UnsupportedError` before anything is stored."""
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     TableLayout(TableOptions()).create(engine, SHARD, GENERATION, None, write)
     with pytest.raises(UnsupportedError):

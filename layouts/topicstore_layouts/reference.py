@@ -1,6 +1,6 @@
 """The reference layout, kept so simple that the others are tested against it.
 
-Each message is one value, in order of position, in one stream; every read scans and matches.
+A slab is one stream of values, one per message, in order of position. Every read scans and matches each topic.
 
 Stored form, version 1 (keyspace ``data``; integers in keys are unsigned)::
 
@@ -8,7 +8,7 @@ Stored form, version 1 (keyspace ``data``; integers in keys are unsigned)::
                                  big-endian | msgpack array [topic, payload, client id, qos,
                                  retain, timestamp, properties]
 
-``properties`` is nil or the array of `topicstore.Properties`. Deleted messages leave nothing.
+``properties`` is nil or the array of `topicstore.Properties`. A delete leaves no tombstone.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ReferenceOptions:
 
 
 class ReferenceLayout(Layout):
-    """Makes reference slabs."""
+    """A layout with one stream per slab and one value per message."""
 
     Options = ReferenceOptions
 
@@ -109,7 +109,7 @@ class ReferenceSlab(Slab):
         self._generation = generation
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Put every message."""
+        """Add a put for each message of the batch to a write."""
         columns = (
             batch.topics,
             batch.payloads,
@@ -127,23 +127,23 @@ class ReferenceSlab(Slab):
         """Do nothing: no state in memory depends on the commit."""
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the one stream, whatever the filter."""
+        """Return stream 0, which holds all messages, for every filter."""
         return [StreamInfo(stream=_STREAM, pattern="#")]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place of a position: its 8 bytes."""
+        """Return the place of a reader that starts at a position."""
         if stream != _STREAM:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
     def reached(self, stream: int, place: bytes) -> int:
-        """Return the position before that of the place."""
+        """Return the last position that a reader at this place has passed."""
         if len(place) != 8:
             raise ValueError(place)
         return int.from_bytes(place, "big") - 1
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Scan from the place on and return the messages that match."""
+        """Scan from the place, and return the matching messages within the limits."""
         if stream != _STREAM or len(place) != 8:
             raise ValueError(place)
         at = start = int.from_bytes(place, "big")
@@ -184,7 +184,7 @@ class ReferenceSlab(Slab):
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Delete matching messages; each step examines a thousand."""
+        """Yield writes that delete matching messages; each step examines up to 1,000 messages."""
         while True:
             write, deleted, freed, seen = WriteBatch(), 0, 0, 0
             for position, value in self._scan(first, last):
@@ -202,11 +202,11 @@ class ReferenceSlab(Slab):
                 return
 
     def info(self) -> SlabInfo:
-        """One stream."""
+        """Return the number of streams, which is one."""
         return SlabInfo(streams=1)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Decode every message."""
+        """Decode every message up to a position; yield each damage, and 1 for each intact message."""
         for position, value in self._scan(0, bound):
             try:
                 self._read(position, value)
@@ -217,7 +217,7 @@ class ReferenceSlab(Slab):
 
 
 def _past(deadline: float | None, moved: bool) -> bool:
-    """Return whether the deadline has passed; False until at least one key was passed."""
+    """Return whether the deadline has passed; False before the read has advanced, so that every call makes progress."""
     return deadline is not None and moved and time.monotonic() >= deadline
 
 

@@ -23,14 +23,14 @@ and in the keyspace ``data`` itself, because a column store holds many rows in m
     (generation, 0, position) -> xxh3 of the payload with the position as seed, 8 bytes big-endian
                                  | payload of more than 65,536 bytes
 
-Damage is detected by the engine's own checksums, which DuckDB has for each block of its file and each
-entry of its log, and a row of another shard by its shard number. Rows are returned in the order in which
+The engine's own checksums detect damage; DuckDB has one for each block of its file and each entry of its
+log. The shard number detects a row of another shard. Rows are returned in the order in which
 they were inserted, which DuckDB guarantees for a query of one table without ORDER BY
 (https://duckdb.org/docs/2.0/sql/dialect/order_preservation.html); positions that don't increase count as
 damage.
 
-A filter is expressed in SQL: a literal topic by ``=``, and wildcards by a regular expression over whole
-topics. A filter with very many levels is expressed by the prefix of its topics, and then matched here.
+A filter becomes SQL: a literal topic is compared by ``=``, and wildcards by a regular expression over whole
+topics. For a filter with very many levels, SQL compares only the prefix of the topics, and Python matches the rest.
 """
 
 # ruff: noqa: S608 - statements are built from constants; values are parameters
@@ -76,9 +76,9 @@ _INLINE = 65_536
 See https://github.com/duckdb/duckdb/pull/23396.
 """
 _LOOKED_AT, _DELETED = 65_536, 2_000
-"""Rows that are read between two checks of the deadline, and that one step of a delete examines while writers wait."""
+"""Rows read between two checks of the deadline, and rows that one step of a delete examines while writers wait."""
 _LEVELS = 100
-"""The most levels of a filter that is made a regular expression."""
+"""The most levels of a filter that becomes a regular expression."""
 
 _PROPERTIES = SCHEMA.field("properties").type
 _MICROSECONDS = pa.timestamp("us")
@@ -117,7 +117,7 @@ class TableOptions:
 
 
 class TableLayout(Layout):
-    """Makes table slabs."""
+    """A layout with one row per message in an SQL table."""
 
     Options = TableOptions
 
@@ -184,7 +184,7 @@ class TableSlab(Slab):
         self._shard = shard
         self._generation = generation
         self._largest: int | None = None
-        """The bytes of the largest payload ever stored; None before it was first needed."""
+        """The bytes of the largest payload ever stored; None until the first read computes it."""
 
     # --- writing ---
 
@@ -225,22 +225,22 @@ class TableSlab(Slab):
         return self._generation, _STREAM, position
 
     def committed(self) -> None:
-        """Do nothing: no state in memory depends on the commit. A largest payload that was not stored does no harm."""
+        """Do nothing: no state in memory depends on the commit; a payload that wasn't stored only slows reads."""
 
     # --- reading ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the one stream, whatever the filter."""
+        """Return stream 0, which holds all messages, for every filter."""
         return [StreamInfo(stream=_STREAM, pattern="#")]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place of a position: its 8 bytes."""
+        """Return the place of a reader that starts at a position."""
         if stream != _STREAM:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
     def reached(self, stream: int, place: bytes) -> int:
-        """Return the position before that of the place."""
+        """Return the last position that a reader at this place has passed."""
         if len(place) != 8:
             raise ValueError(place)
         return int.from_bytes(place, "big") - 1
@@ -278,7 +278,7 @@ class TableSlab(Slab):
         return rows
 
     def _stretch(self, first: int, last: int, rows: int) -> int:
-        """Return the position, at most ``last``, up to which there are ``rows`` rows: well under a second's work."""
+        """Return the position of the row number ``rows`` from ``first`` on, or ``last`` if there are fewer rows."""
         statement = (
             "SELECT position FROM messages WHERE generation = ? AND position BETWEEN ?::UBIGINT AND ?::UBIGINT "
             f"LIMIT 1 OFFSET {rows - 1}"
@@ -300,7 +300,7 @@ class TableSlab(Slab):
         return int(rows["position"][row].as_py()) if row < rows.num_rows else last
 
     def _batch(self, rows: pa.Table, condition: _Condition, topic_filter: TopicFilter) -> MessageBatch:
-        """Return rows as messages, with columns that stay in Arrow."""
+        """Return the matching rows as messages, with columns that stay in Arrow."""
         self._check(rows)
         if not condition.exact:
             topics = rows["topic"].combine_chunks().dictionary_encode()
@@ -378,11 +378,11 @@ class TableSlab(Slab):
             first = stop + 1
 
     def info(self) -> SlabInfo:
-        """One stream."""
+        """Return the number of streams, which is one."""
         return SlabInfo(streams=1)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every column of every row, and check that each row is consistent."""
+        """Read every column of every row, and check each row; yield each damage and the number of intact rows."""
         first = 0
         while first <= bound:
             stop = bound
@@ -447,7 +447,7 @@ def _inline(payloads: Column, large: npt.NDArray[np.intp]) -> pa.Array:
     values: list[bytes | None] = list(to_iterable(payloads))
     for row in large.tolist():
         values[row] = None
-    return pa.array(values, pa.large_binary())  # together they may exceed the 2 GB of a binary array
+    return pa.array(values, pa.large_binary())  # together the payloads may exceed the 2 GB of a binary array
 
 
 def _column(column: pa.ChunkedArray) -> Column:
@@ -482,7 +482,7 @@ class _ArrowColumn(LazyColumn):
         return type(self)(self._array[index]) if isinstance(index, slice) else self.tolist()[index]
 
     def tolist(self) -> list[Any]:
-        """Return objects."""
+        """Return the values as Python objects."""
         if self._list is None:
             self._list = self._objects()
         return self._list
@@ -491,7 +491,7 @@ class _ArrowColumn(LazyColumn):
         return self._array.to_pylist()  # type: ignore[no-any-return]
 
     def toarrow(self) -> pa.Array:
-        """Return the array."""
+        """Return the values as an Arrow array."""
         return self._array
 
 

@@ -1,4 +1,4 @@
-"""What only the DuckDB engine does: files, locks, large values, SQL, full disks and damage."""
+"""Tests of behaviour that only the DuckDB engine has: files, locks, large values, SQL, full disks and damage."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def positions(engine: Engine, *beside: Engine) -> list[int]:
 
 @pytest.mark.slow
 def test_a_value_of_300_megabytes(engine: DuckdbEngine) -> None:
-    """It is stored, read and replaced, within the default memory."""
+    """A value of 300 MB can be stored, read and replaced within the default memory limit."""
     value = bytes(range(256)) * (300 * MEGABYTE // 256)
     put(engine, DATA, {(1, 0, 1): value, (1, 0, 2): b"next"})
     assert value == engine.get(DATA, (1, 0, 1))
@@ -94,7 +94,7 @@ def test_a_value_of_300_megabytes(engine: DuckdbEngine) -> None:
 
 @pytest.mark.slow
 def test_large_values_need_little_memory(tmp_path: Path) -> None:
-    """Twice the memory that DuckDB may use is stored, written into the file and read, a value at a time."""
+    """Values of twice DuckDB's memory limit can be stored, checkpointed and read, one at a time."""
     engine = open_engine(tmp_path / "shard", memory_bytes=64 * MEGABYTE, log_bytes=16 * MEGABYTE)
     value = random.Random(1).randbytes(16 * MEGABYTE)
     for number in range(8):
@@ -125,7 +125,7 @@ def test_large_values_need_little_memory(tmp_path: Path) -> None:
 def test_statements_about_files_and_settings_are_refused(
     engine: DuckdbEngine, statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what is wrong; nothing has changed, and the engine goes on."""
+    """A statement that writes, changes settings or names a missing file raises an error and changes nothing."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     put_rows(engine, 1, 2)
@@ -136,7 +136,10 @@ def test_statements_about_files_and_settings_are_refused(
 
 
 def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: DuckdbEngine, tmp_path: Path) -> None:
-    """The engine's own files are not, nor is a failure that names no file."""
+    """A damaged file that a statement names raises `InvalidArgumentError`.
+
+    A damaged file of the engine, or an error that names no file, doesn't.
+    """
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(90) + b"\xff\0\0\0PAR1")
     with pytest.raises(InvalidArgumentError, match=r"x\.parquet"):
         engine.sql(f"SELECT * FROM '{tmp_path}/x.parquet'")
@@ -150,7 +153,7 @@ def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: Duc
 
 @pytest.mark.parametrize("name", ["a?b", "a\\b"])
 def test_a_path_that_duckdb_takes_for_another_is_refused(engine: DuckdbEngine, tmp_path: Path, name: str) -> None:
-    """For a checkpoint too, of which nothing is made; other characters are taken."""
+    """A path with ``?`` or a backslash is refused, also for a checkpoint; other special characters work."""
     with pytest.raises(InvalidArgumentError, match=r"no \? and no backslash"):
         DuckdbBackend(DuckdbOptions()).check_path(tmp_path / name / "db")
     with pytest.raises(InvalidArgumentError, match=r"no \? and no backslash"):
@@ -161,7 +164,7 @@ def test_a_path_that_duckdb_takes_for_another_is_refused(engine: DuckdbEngine, t
 
 
 def test_other_keyspaces_are_refused(tmp_path: Path) -> None:
-    """Of another name or shape."""
+    """Opening a shard with a keyspace of another name or shape raises `EngineError`."""
     open_engine(tmp_path / "shard").close()
     for keyspace in (Keyspace("other"), Keyspace("state", (4, 8))):
         with pytest.raises(EngineError, match="no keyspace"):
@@ -171,7 +174,7 @@ def test_other_keyspaces_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("engine")
 def test_other_processes_are_refused_with_the_reason(tmp_path: Path) -> None:
-    """The message names the process that has the file."""
+    """Another process that opens the shard gets an error with the id of the process that has the file open."""
     program = """
 from pathlib import Path
 from topicstore.contract.engine import KEYSPACES
@@ -188,7 +191,7 @@ except EngineError as error:
 
 
 def test_a_signal_that_interrupts_a_statement_is_told_as_such(engine: DuckdbEngine) -> None:
-    """As Ctrl-C is: by `KeyboardInterrupt`, and the engine goes on."""
+    """A signal handler that raises during a statement ends it with `KeyboardInterrupt`, and the engine stays usable."""
     put(engine, STATE, {b"k": b"v"})
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
@@ -201,7 +204,7 @@ def test_a_signal_that_interrupts_a_statement_is_told_as_such(engine: DuckdbEngi
 
 
 class Interrupting:
-    """Rows that are asked for when a signal arrives."""
+    """An Arrow stream that raises when it is read, as a signal handler would."""
 
     def __init__(self, raised: BaseException) -> None:
         self.raised = raised
@@ -216,7 +219,10 @@ class Interrupting:
     ids=["while they are read", "whose handler exits", "while they are looked for"],
 )
 def test_a_signal_that_interrupts_duckdb_reading_rows_is_told_as_such(engine: DuckdbEngine, given: Any) -> None:
-    """DuckDB makes errors of its own of what is raised then, or forgets it and says that there are no rows."""
+    """A signal handler that raises while DuckDB reads rows ends the statement with `KeyboardInterrupt`.
+
+    DuckDB itself replaces the handler's error, or reports that there are no rows.
+    """
     put(engine, STATE, {b"k": b"v"})
     statement = f"INSERT INTO {engine._qualified('state')} FROM rows"
     execute = engine._writer.execute if given is None else partial(run, engine._writer, rows=given)
@@ -226,7 +232,7 @@ def test_a_signal_that_interrupts_duckdb_reading_rows_is_told_as_such(engine: Du
 
 
 class Root:
-    """DuckDB's first connection, which refuses a second thread; one that asks for a cursor stays until it is let go."""
+    """DuckDB's first connection, which refuses a second thread; `cursor` blocks until ``go`` is set."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -245,7 +251,7 @@ class Root:
 
 
 def test_closing_waits_for_who_begins_to_read(tmp_path: Path) -> None:
-    """And gives everything back: another can open the file."""
+    """Closing waits for a thread that is beginning to read, and releases the file for another opening."""
     engine = open_engine(tmp_path / "shard")
     put(engine, STATE, {b"k": b"v"})
     root = Root(engine._instance._root)
@@ -261,7 +267,7 @@ def test_closing_waits_for_who_begins_to_read(tmp_path: Path) -> None:
 
 
 def ends_a_view(thread: list[int]) -> bool:
-    """Say whether a thread is within `View.close`: there it waits, or has gone on to interrupt."""
+    """Return whether a thread is inside `View.close`, where it waits or interrupts the connection."""
     frame = sys._current_frames().get(thread[0]) if thread else None
     while frame is not None and frame.f_code is not View.close.__code__:
         frame = frame.f_back
@@ -269,7 +275,7 @@ def ends_a_view(thread: list[int]) -> bool:
 
 
 class Ending:
-    """A view's connection that can be held while it is closed, as DuckDB holds it: nobody may interrupt it then."""
+    """A view's connection whose `close` blocks until ``go`` is set; until then `interrupt` raises, like DuckDB's."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -287,7 +293,10 @@ class Ending:
 
 
 def test_a_view_that_two_threads_close_is_not_interrupted_while_it_is_closed(tmp_path: Path) -> None:
-    """As when a shard is closed at the moment at which a read ends; both return when it is closed."""
+    """Two threads can close a view at the same time, without interrupting its connection while it is closed.
+
+    That happens when a shard is closed at the end of a read.
+    """
     engine = open_engine(tmp_path / "shard")
     view = engine._open_view()
     connection = view._connection = Ending(view._connection)  # type: ignore[assignment]
@@ -310,7 +319,7 @@ def test_a_view_that_two_threads_close_is_not_interrupted_while_it_is_closed(tmp
 def test_an_engine_closes_though_a_cursor_is_in_use_at_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that got it just before may be in a call; the engine closes when that has ended."""
+    """Closing an engine waits for another thread's call on a cursor to end."""
     engine = open_engine(tmp_path / "shard")
     cursor = engine._instance.connect()
     busy, go = threading.Event(), threading.Event()
@@ -336,7 +345,7 @@ def test_an_engine_closes_though_a_cursor_is_in_use_at_that_moment(
 def test_a_statement_over_a_shard_that_is_closed_meanwhile_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tables are gone by then, which is no fault of the statement."""
+    """A statement over several shards raises `DatabaseClosedError` if one of them is closed before it runs."""
     backend = DuckdbBackend(DuckdbOptions())
     engine, other = (backend.open_shard(tmp_path / name, KEYSPACES, create=True) for name in "ab")
     for one in (engine, other):
@@ -355,7 +364,7 @@ def test_a_statement_over_a_shard_that_is_closed_meanwhile_says_so(
 
 @pytest.mark.parametrize("size", [None, 0, 10])
 def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_path: Path, size: int | None) -> None:
-    """The file alone holds nothing then, not even its tables."""
+    """A missing or truncated log raises `CorruptionError` if the file holds nothing without the log."""
     engine = open_engine(tmp_path / "shard")
     put(engine, STATE, {b"k": b"v"})
     shutil.copytree(tmp_path / "shard", tmp_path / "copy")
@@ -370,7 +379,7 @@ def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_pa
 
 
 def test_a_dropped_scan_ends_its_transaction(engine: DuckdbEngine) -> None:
-    """And is forgotten by the engine."""
+    """A dropped scan ends its transaction, and the engine no longer refers to the scan's view."""
     put(engine, DATA, {(1, 0, number): b"v" for number in range(500)})
     scan = engine.scan(DATA)
     next(scan)
@@ -425,16 +434,17 @@ print(acknowledged, seen, *told)
 @pytest.mark.parametrize("other", ["reading", "writing"])
 @pytest.mark.parametrize("log_bytes", [1 << 20, 64 << 20])
 def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int, other: str) -> None:
-    """Whether the log can't grow or can't be written into the file; also after an opening with room again.
+    """On a full disk a write raises an error, and every acknowledged write stays readable.
 
-    And whatever goes on in another shard: at the latest after that DuckDB gives the file back.
+    That holds whether the log can't grow or can't be written into the file, and also during a write to another shard.
+    After the shard is opened again with free space, these writes are readable, too.
     """
     command = [sys.executable, "-c", FULL, str(tmp_path), str(log_bytes), other]
     acknowledged, seen, *told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    busy = other == "writing" and log_bytes == 1 << 20  # the file is needed again before the other write has ended
+    busy = other == "writing" and log_bytes == 1 << 20  # the file is read before the write to the other shard has ended
     assert (["EngineError", "Unreadable"] if busy else ["StorageFullError"]) == told[: 1 + busy]
     assert int(acknowledged) > 50
-    assert int(seen) - int(acknowledged) in (0, 1)  # the last batch may be in the log: it was not acknowledged
+    assert int(seen) - int(acknowledged) in (0, 1)  # the last, unacknowledged batch may be in the log
     engine = open_engine(tmp_path / "full", create=False)
     assert list(range(int(seen))) == [key[2] for key, _ in pairs(engine.scan(DATA))]
     assert [] == list(engine.verify())
@@ -462,7 +472,10 @@ del engine
 
 @pytest.mark.parametrize("where", ["owned", "read-only", "of another user"])
 def test_a_damaged_log_is_looked_at_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """What comes before the damage is read, in whatever directory; nothing is left there or among temporary files."""
+    """A reader returns the writes before the damage in a log, also in a read-only or foreign directory.
+
+    Neither the shard's files change, nor do temporary files remain.
+    """
     with tempfile.TemporaryDirectory() as public:
         path, temporary = Path(public, "shard"), Path(public, "temporary")
         temporary.mkdir()
@@ -493,7 +506,7 @@ def test_a_damaged_log_is_looked_at_and_nothing_is_changed(monkeypatch: pytest.M
 
 
 def test_a_fork_leaves_what_a_reader_made_to_its_owner(tmp_path: Path) -> None:
-    """The twin of a damaged file, which the parent goes on reading, is there when the child has ended."""
+    """A forked child that ends doesn't remove the temporary directory from which its parent reads."""
     engine = open_engine(tmp_path / "shard")
     for number in range(20):
         put(engine, STATE, {b"%02d" % number: bytes(50)})
@@ -527,7 +540,7 @@ def skip_if(reason: str | None) -> None:
 
 
 def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What began to read while it was made, and goes on, keeps nothing of it back."""
+    """A checkpoint is complete even while snapshots opened during it stay open."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, {(1, 0, number): bytes(1_000) for number in range(3_000)})
     views = []
@@ -550,7 +563,10 @@ def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("gone", ["a range", "keys", "a range, and reclaimed"])
 def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -> None:
-    """The file stays a few times as large as what it held at once, also if its log never grows large."""
+    """The space of deleted rows is reused, so the file stays within a small multiple of its largest content.
+
+    That holds even if the log never grows large enough for DuckDB's own checkpoint.
+    """
     engine, chance = open_engine(tmp_path / "shard", log_bytes=1 << 30), random.Random(7)
     for number in range(15):
         keys = [(number, 0, position) for position in range(500)]
@@ -563,14 +579,14 @@ def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -
         engine.write(batch)
         if "reclaimed" in gone:
             engine.reclaim(DATA, (number, 0, 0), (number + 1, 0, 0))
-    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 15 times as much was put
+    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 15 times the bytes of one generation were put
     assert [] == pairs(engine.scan(DATA))
     engine.close()
 
 
 @pytest.mark.slow
 def test_overwriting_one_key_costs_no_more_and_no_more(tmp_path: Path) -> None:
-    """What is replaced doesn't pile up in the file: checkpoints drop it."""
+    """Overwriting one key many times doesn't make the file grow, because checkpoints drop replaced values."""
     engine = open_engine(tmp_path / "shard", log_bytes=64 << 10)
     for number in range(600):
         put(engine, STATE, {b"tail": b"%d" % number + bytes(1_000)})
@@ -580,7 +596,7 @@ def test_overwriting_one_key_costs_no_more_and_no_more(tmp_path: Path) -> None:
 
 
 def test_the_file_is_of_the_version_that_is_promised(tmp_path: Path) -> None:
-    """DuckDB 2.0.0 can read it, whatever version wrote it."""
+    """The file has the storage version of DuckDB 2.0.0, whatever DuckDB version wrote it."""
     open_engine(tmp_path / "shard").close()
     with duckdb.connect() as connection:
         connection.execute(f"ATTACH '{tmp_path}/shard/shard.duckdb' AS shard (READ_ONLY)").complete()
@@ -589,7 +605,7 @@ def test_the_file_is_of_the_version_that_is_promised(tmp_path: Path) -> None:
 
 
 def test_a_reader_whose_twin_is_gone_ends_quietly(tmp_path: Path) -> None:
-    """Anyone may remove the twin of a file with a damaged log; its reader may go after that."""
+    """A reader of a shard with a damaged log closes without error after its temporary copy was removed."""
     program = """
 import shutil, sys
 from pathlib import Path

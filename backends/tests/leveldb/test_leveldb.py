@@ -1,4 +1,4 @@
-"""What only the LevelDB engine does: hidden ranges, files, and plyvel's traps."""
+"""Tests of behaviour that only the LevelDB engine has: hidden ranges, files, and faults of plyvel."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def stored_keys(engine: LeveldbEngine) -> int:
-    """Return how many keys of DATA LevelDB holds, hidden ones too."""
+    """Return the number of keys of DATA that LevelDB holds, hidden ones included."""
     return len(list(engine._database.iterator(start=b"\x12", stop=b"\x13", include_value=False)))
 
 
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a program beside this module in another process."""
+    """Run a program in another process, which imports this module."""
     begin = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_leveldb import *\n"
     command = [sys.executable, "-c", begin + program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
@@ -79,7 +79,7 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("size", [None, 100, 200_000])
 def test_a_log_that_begins_with_nothing_or_half_a_write_is_read(tmp_path: Path, size: int | None) -> None:
-    """A killed process left it: one that had written no change (None), or half of a write of ``size`` bytes."""
+    """A shard opens after a kill that left a log with a write of no change, or with half of a write."""
     first, second = numbered(2, 50).items()
     with closing(open_engine(tmp_path / "shard")) as engine:
         put(engine, DATA, dict([first]))
@@ -98,7 +98,7 @@ def test_a_log_that_begins_with_nothing_or_half_a_write_is_read(tmp_path: Path, 
 
 
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
-    """One without the format record, and one with other keyspaces; neither is changed."""
+    """A LevelDB database without the format record, or with other keyspaces, is refused and not changed."""
     with plyvel.DB(str(tmp_path / "foreign"), create_if_missing=True) as foreign:
         foreign.put(b"k", b"v")
     with pytest.raises(EngineError, match="not one of topicstore's"):
@@ -111,7 +111,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_read_is_given_back(tmp_path: Path) -> None:
-    """At the end of a scan, when it is closed or dropped, and when a snapshot is."""
+    """A scan that ends, is closed or is dropped releases its iterator, and the last use releases a snapshot."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(500, 100))
     ended, closed, dropped, snapshot = (
@@ -135,7 +135,7 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
 
 
 def test_a_fork_leaves_what_a_reader_made_to_its_owner(tmp_path: Path) -> None:
-    """The directory of links, from which the parent reads on, is there when the child has ended."""
+    """A forked child that ends doesn't remove the directory of links from which its parent reads."""
     open_engine(tmp_path / "shard").close()
     program = (
         "reader = LeveldbBackend(LeveldbOptions()).open_reader(Path(sys.argv[1]), KEYSPACES, alone=True)\n"
@@ -165,7 +165,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 @given(SPANS, st.sets(st.integers(0, 40), max_size=12))
 def test_hidden_ranges_are_sets(spans: list[tuple[int, int]], keys: set[int]) -> None:
-    """United, split around keys, ascending and apart, whatever overlaps or is empty."""
+    """Hidden ranges are merged where they overlap, split around keys, ascending and disjoint."""
     hidden = HiddenRanges((bytes([start]), bytes([end])) for start, end in spans).without(bytes([k]) for k in keys)
     expected = spans_without(spans, keys)
     assert expected == {number for number in range(41) if hidden.around(bytes([number]))}
@@ -176,13 +176,13 @@ def test_hidden_ranges_are_sets(spans: list[tuple[int, int]], keys: set[int]) ->
 
 @pytest.mark.parametrize("kind", [scans.Scan, scans.Past])
 def test_what_a_signal_kept_from_being_made_is_collected(kind: type[Any]) -> None:
-    """Its construction may have ended before its first attribute was set."""
+    """An object can be garbage-collected if a signal interrupted its constructor before the first attribute was set."""
     kind.__new__(kind).__del__()
 
 
 @pytest.fixture
 def wide(tmp_path: Path) -> Iterable[LeveldbEngine]:
-    """Return an engine with 60,000 keys, written out to table files and in the buffer."""
+    """Return an engine with 60,000 keys in table files and in the write buffer."""
     engine = open_engine(tmp_path / "shard", write_buffer_bytes=1 << 20)
     for part in range(60):
         put(engine, DATA, {(1, 0, part * 1000 + number): bytes(100) for number in range(1000)})
@@ -192,7 +192,10 @@ def wide(tmp_path: Path) -> Iterable[LeveldbEngine]:
 
 
 def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
-    """The batch stays small; writes remove what is hidden bit by bit, and later openings go on."""
+    """Deleting a large range writes a small batch that hides it.
+
+    Later writes remove the hidden keys bit by bit, also after the shard is opened again.
+    """
     engine, path = wide, wide._path
     log = sum(file.stat().st_size for file in files(path, ".log"))
     remove(engine, DATA, *WHOLE)
@@ -214,7 +217,7 @@ def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
 
 
 def test_reclaim_gives_the_disk_space_back(wide: LeveldbEngine) -> None:
-    """All of it, with no write after the delete."""
+    """`reclaim` frees all disk space of a deleted range, without a further write."""
     full = wide.info().disk_bytes
     assert full > 6_000_000
     remove(wide, DATA, *WHOLE)
@@ -227,7 +230,7 @@ def test_reclaim_gives_the_disk_space_back(wide: LeveldbEngine) -> None:
 
 @pytest.mark.parametrize("keyspace", [DATA, KEYS])
 def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Keyspace) -> None:
-    """Puts and deletes that were together in the buffer, twice; keys around and within stay."""
+    """`reclaim` frees the space of keys whose puts and deletes were in the buffer together, and keeps other keys."""
     engine = open_engine(tmp_path / "shard")
 
     def key(generation: int, number: int) -> Key:
@@ -248,11 +251,11 @@ def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Ke
 
 
 def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
-    """What can't be read stays hidden, also from later openings; the rest goes."""
+    """A range with unreadable keys can be deleted: these keys stay hidden, also after the shard is opened again."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(3000, 1000))
     engine.close()
-    open_engine(tmp_path / "shard").close()  # writes the table
+    open_engine(tmp_path / "shard").close()  # writes the log into a table
     (table,) = files(tmp_path / "shard", ".ldb")
     flip(table, table.stat().st_size // 2)
     engine = open_engine(tmp_path / "shard", create=False)
@@ -271,7 +274,7 @@ def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
 
 
 def test_flush_log_syncs_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that was begun since, with the directory that names it; write does it when told to."""
+    """`flush_log` and a synced write fsync every log, and the directory if a log was begun since the last call."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -309,7 +312,7 @@ def test_close_syncs_the_table_that_an_ended_compaction_has_left(
     synced: list[str] = []
 
     def sync(path: Path) -> None:
-        with pytest.raises(DatabaseClosedError):  # so no compaction writes any more
+        with pytest.raises(DatabaseClosedError):  # closed, so that no compaction writes
             engine.get(DATA, (0, 0, 0))
         synced.append(path.relative_to(tmp_path).name)
 
@@ -322,7 +325,7 @@ def test_close_syncs_the_table_that_an_ended_compaction_has_left(
 
 
 def test_verify_names_every_damaged_place_once(tmp_path: Path) -> None:
-    """It goes on behind a damage, and finds none where there is none."""
+    """Verification continues after a damage and reports each damage once; it reports none in intact tables."""
     for generation in (1, 2, 3):
         engine = open_engine(tmp_path / "shard")
         put(engine, DATA, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})
@@ -337,7 +340,7 @@ def test_verify_names_every_damaged_place_once(tmp_path: Path) -> None:
 
 
 def test_a_missing_table_is_told_at_opening(tmp_path: Path) -> None:
-    """With its name, and what to do."""
+    """A missing table raises `CorruptionError` at opening, with the table's path and a hint to repair."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(1000, 100))
     engine.close()
@@ -350,7 +353,7 @@ def test_a_missing_table_is_told_at_opening(tmp_path: Path) -> None:
 
 
 def test_leaps_backwards_stay_in_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plyvel's seek goes on below the start of the range."""
+    """A reverse scan that seeks past a hidden range returns no keys below its start, unlike plyvel's seek."""
     monkeypatch.setattr(engine_module, "MOST_DELETES", 2)
     monkeypatch.setattr(engine_module, "REMOVED_A_WRITE", 0)
     engine = open_engine(tmp_path / "shard")
@@ -369,7 +372,7 @@ def test_leaps_backwards_stay_in_the_range(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_failed_write_is_the_last(tmp_path: Path) -> None:
-    """Until the shard is opened again."""
+    """After a failed write the engine refuses writes until the shard is opened again."""
     engine = open_engine(tmp_path / "shard")
     with full_disk(), pytest.raises(StorageFullError, match="File too large"):
         put(engine, STATE, {b"k": b"v"})
@@ -379,7 +382,7 @@ def test_a_failed_write_is_the_last(tmp_path: Path) -> None:
 
 
 def test_no_log_is_left_empty_for_another(tmp_path: Path) -> None:
-    """Whenever LevelDB begins another log to compact, the one before has a write: an empty one would mean a loss."""
+    """Before LevelDB begins a log to compact, the previous log has a write, since an empty one counts as a loss."""
     engine = open_engine(tmp_path / "shard")
     sizes: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A server that speaks as S3 does, on a free port of this machine."""
+"""A fixture with an S3-compatible server on a free local port."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of moto's server, which holds everything in memory.
+    """The address of moto's server, which keeps everything in memory.
 
-    It answers one request after the other: for a conditional PUT, moto looks for the object and then stores it.
+    It answers one request at a time, because moto's conditional PUT is not atomic: it looks for the object and then
+    stores it.
     """
     moto = pytest.importorskip("moto.server", reason='needs moto: pip install "moto[server]"')
     from werkzeug.serving import make_server

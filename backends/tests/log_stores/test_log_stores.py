@@ -1,4 +1,4 @@
-"""Each log store of ours holds what the contract says."""
+"""Tests that each log store of this package fulfils `topicstore.contract.log_store`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def s3_options(server: str) -> dict[str, Any]:
 
 
 class TestDirectory(LogStoreSuite):
-    """A directory."""
+    """The contract's tests for a log store in a directory."""
 
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
@@ -39,7 +39,7 @@ class TestDirectory(LogStoreSuite):
 
 
 class TestMemory(LogStoreSuite):
-    """obstore's memory."""
+    """The contract's tests for obstore's log store in memory."""
 
     shared = False
 
@@ -51,7 +51,7 @@ class TestMemory(LogStoreSuite):
 
 @pytest.mark.slow
 class TestS3(LogStoreSuite):
-    """What speaks as S3 does."""
+    """The contract's tests for a log store on an S3-compatible server."""
 
     examples = 15
 
@@ -76,14 +76,14 @@ class TestS3(LogStoreSuite):
         return f"s3://{bucket}/a/prefix"
 
     def test_a_store_that_is_gone_says_where_to_look(self, url: str, options: dict[str, Any]) -> None:
-        """Without an answer within the time, the error says what to look at, and no secret."""
+        """A store that doesn't answer in time raises an error that names address, network and credentials."""
         options["config"]["endpoint"] = "http://127.0.0.1:9"
         store = opened(url, {**options, "timeout": 0.2})
         with pytest.raises(StorageUnavailableError, match="look at the address, the network and the credentials"):
             store.create("a", b"")
 
     def test_an_unknown_setting_is_refused(self, url: str) -> None:
-        """By its name, when the store is opened."""
+        """An unknown setting raises `InvalidOptionError` with its name when the store is opened."""
         with pytest.raises(InvalidOptionError, match="bukket"):
             opened(url, {"config": {"bukket": "x"}})
 
@@ -95,7 +95,10 @@ def test_a_directory_is_named_by_three_slashes(url: str) -> None:
 
 
 def test_whoever_meets_a_taken_name_syncs_the_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who took the name may not have come to it; a power failure would take back what the other has seen."""
+    """A store fsyncs the directory before it reports a taken name or lists names.
+
+    The process that created the file may not have done so, and a power failure would remove a name that was seen.
+    """
     store = DirectoryLogStore(tmp_path)
     store.create("log/1", b"1")
     synced: list[Path] = []
@@ -125,7 +128,7 @@ def kind(handle: int) -> str:
 
 
 def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
-    """A lock that ends with its process says which."""
+    """Opening a store removes drafts that no process has locked, and keeps locked ones."""
     import fcntl
 
     DirectoryLogStore(tmp_path)
@@ -138,7 +141,7 @@ def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path
 
 
 def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its creation and its lock it looks as one of a killed process."""
+    """A store writes a draft again if another process removed it before it was locked."""
     store = DirectoryLogStore(tmp_path)
     flock = directory.fcntl.flock
     opened_meanwhile: list[DirectoryLogStore] = []
@@ -155,7 +158,7 @@ def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkey
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is left."""
+    """A full disk raises `StorageUnavailableError`, and leaves neither the object nor its draft."""
     store = DirectoryLogStore(tmp_path)
 
     def full(_handle: int) -> None:

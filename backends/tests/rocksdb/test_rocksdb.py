@@ -1,4 +1,4 @@
-"""What only the RocksDB engine does: merges, readers, logs, and rocksdict's traps."""
+"""Tests of behaviour that only the RocksDB engine has: merges, readers, logs, and faults of rocksdict."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
-    """Store a value in each of some sessions. RocksDB moves their tables to the last level without merging them."""
+    """Store one value per session. RocksDB moves each session's table to the last level without merging."""
     for number in numbers:
         engine = open_engine(path)
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(size)})
@@ -57,7 +57,10 @@ def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
 
 
 def test_short_sessions_leave_few_tables(tmp_path: Path) -> None:
-    """Small tables are merged when a shard is opened, 16 or more at a time; four may lie in the first level."""
+    """Opening a shard merges 16 or more small tables, so that many short sessions leave few files.
+
+    Up to four further tables may be in the first level.
+    """
     sessions(tmp_path / "shard", range(50))
     assert len(files(tmp_path / "shard", ".sst")) < 16 + 4 + 1
     engine = open_engine(tmp_path / "shard")
@@ -66,7 +69,10 @@ def test_short_sessions_leave_few_tables(tmp_path: Path) -> None:
 
 
 def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
-    """RocksDB writes no more after a compaction that met damage, so the shard would be lost for writing."""
+    """Opening a shard doesn't merge a damaged table, so that the shard stays writable.
+
+    RocksDB refuses all writes after a compaction that met damage.
+    """
     sessions(tmp_path / "shard", range(12))
     broken = files(tmp_path / "shard", ".sst")[0]
     flip(broken, broken.stat().st_size // 50)
@@ -80,7 +86,10 @@ def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
 @linux
 @pytest.mark.parametrize("linking", [True, False], ids=["hard links", "no hard links"])
 def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linking: bool) -> None:
-    """By hard links, with few tables open; where a file system has none, by opening all tables at once."""
+    """A reader can read tables that the writer has removed: through hard links, with few tables open.
+
+    On a file system without hard links the reader opens all tables at once.
+    """
     sessions(tmp_path / "shard", range(24), 1 << 20)
     if not linking:
 
@@ -101,7 +110,7 @@ def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_dropped_scan_gives_its_iterator_back(tmp_path: Path) -> None:
-    """At once, by counting references, so that RocksDB may delete files."""
+    """A dropped scan releases its iterator at once, without the garbage collector, so that RocksDB may delete files."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(500, 100))
     scans = [engine.scan(DATA) for _ in range(10)]
@@ -117,11 +126,11 @@ def test_a_dropped_scan_gives_its_iterator_back(tmp_path: Path) -> None:
     engine.close()
 
 
-# --- rocksdict's other traps ----------------------------------------------------------
+# --- other faults of rocksdict --------------------------------------------------------
 
 
 def test_the_upper_bound_does_not_dangle(tmp_path: Path) -> None:
-    """Trap 3: once options and key were freed and their memory used again, rows went missing."""
+    """Scans return all rows up to their end after their options' memory could have been reused."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(30_000, 20))
     scans = [engine.scan(DATA, (1, 0, 0), (1, 0, 20_000 + number)) for number in range(50)]
@@ -137,7 +146,10 @@ def test_the_upper_bound_does_not_dangle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["lz4", "snappy", "zstd"])
 def test_compression_compresses(tmp_path: Path, compression: str) -> None:
-    """Trap 4: zlib did not; and without compression the bytes are all there."""
+    """Every accepted compression makes tables smaller, and ``none`` leaves them uncompressed.
+
+    rocksdict's zlib, which is not accepted, doesn't compress.
+    """
     sizes = {}
     for chosen in ("none", compression):
         engine = open_engine(tmp_path / chosen, compression=chosen)
@@ -149,9 +161,9 @@ def test_compression_compresses(tmp_path: Path, compression: str) -> None:
 
 
 def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
-    """It goes on behind a damaged file and in the next keyspace."""
+    """Verification continues after a damaged file and in the next keyspace, and names each damaged file once."""
     shard = tmp_path / "shard"
-    for generation in (1, 2, 3):  # closing writes a table file a keyspace
+    for generation in (1, 2, 3):  # closing writes one table file per keyspace
         engine = open_engine(shard)
         put(engine, DATA, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})
         put(engine, INDEX, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})
@@ -179,18 +191,18 @@ def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
 
 
 def write_batches(engine: RocksdbEngine, batches: int, first: int = 0) -> None:
-    """Write batches over three keyspaces: any prefix of them can be recognised."""
+    """Write batches over three keyspaces, from which `whole_batches` can tell which of them were applied."""
     for number in range(first, first + batches):
         batch = WriteBatch()
         batch.put(DATA, (1, 0, number), random.Random(number).randbytes(20_000))
         batch.put(STATE, b"last", b"%d" % number)
-        if number % 7 == 0:  # a family that is written more rarely than the others
+        if number % 7 == 0:  # a column family that is written less often than the others
             batch.put(META, b"%06d" % number, b"")
         engine.write(batch)
 
 
 def whole_batches(engine: Reader) -> set[int]:
-    """Return which batches are there, after checking that none is there in part."""
+    """Return the numbers of the batches present, after checking that each of them is complete."""
     found = {key[2]: value for chunk in engine.scan(DATA) for key, value in chunk}
     assert all(random.Random(number).randbytes(20_000) == value for number, value in found.items())
     assert {number for number in found if number % 7 == 0} == {
@@ -203,7 +215,10 @@ def whole_batches(engine: Reader) -> set[int]:
 def test_what_a_reader_finds_of_logs_that_come_and_go_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the writer writes a log out after the manifest was read, the next one seems to have lost what is before."""
+    """A reader that finds a gap in the logs opens the database again if the writer has changed the files.
+
+    If the writer flushes a log after the reader has read the manifest, the next log seems to follow lost writes.
+    """
     engine = open_engine(tmp_path / "shard")
     write_batches(engine, 5)
     looks: list[int] = []
@@ -224,7 +239,10 @@ def test_what_a_reader_finds_of_logs_that_come_and_go_is_not_believed(
 
 
 def test_a_full_disk_is_told_again(tmp_path: Path) -> None:
-    """RocksDB says of later failures only that there was an earlier one; a flush and closing say which."""
+    """Every call after a write that met a full disk raises `StorageFullError`.
+
+    RocksDB's later errors mention only that there was an earlier one.
+    """
     engine = open_engine(tmp_path / "shard")
     with full_disk():
         for call in (lambda: put(engine, STATE, {b"k": b"v"}), engine.flush_log, engine.flush_log, engine.close):
@@ -281,7 +299,10 @@ engine.close()
 
 
 def test_room_is_given_back_after_opening_without_any(tmp_path: Path) -> None:
-    """RocksDB begins no compaction then, which would fail, and with it what is asked of it next; later it does."""
+    """A shard opened with little free space takes writes, starts no compaction, and reclaims space once there is room.
+
+    A compaction that RocksDB began would fail, and all later calls with it.
+    """
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     assert [[False], [True, True], [1_000]] == namespaces.run_mounted(

@@ -14,10 +14,11 @@ Durability
     it better than many small ones.
 
 Disk space
-    The room of deleted rows is used again, and what lies at the end of the file is given back, once the log is
-    written into the file: by a write that deletes, after a quarter of the file's size was put; by `Engine.reclaim`, so
-    when a generation is dropped or archived and by `Database.compact`; and when the log is large. A file need not
-    shrink, so ``reclaims_disk`` isn't declared: it stays a small multiple of the most that it held at once.
+    When the log is written into the file, the space of deleted rows becomes reusable, and free space at the end of the
+    file is truncated. That happens in a write after a delete, once a quarter of the file's size was put; in
+    `Engine.reclaim`, so when a generation is dropped or archived and in `Database.compact`; and when the log is large.
+    A file need not shrink, so ``reclaims_disk`` isn't declared: the file stays within a small multiple of the most
+    bytes that it held at once.
 
 Other processes
     can't open a shard's file while it is open here, not even to read: DuckDB locks it

@@ -1,4 +1,4 @@
-"""Options, and opening: files attached to the one DuckDB of a backend."""
+"""Options of DuckDB, and opening shards: files attached to the one DuckDB of a backend."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .instance import Instance, check_path
 __all__ = ["DuckdbBackend", "DuckdbOptions"]
 
 _NOT_LINKED = frozenset((errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.EPERM, errno.EROFS, errno.EXDEV))
-"""The errors where no hard link can be made: another user's file, another disk, or a file system without links."""
+"""The errors of a hard link that can't be made: another user's file, another disk, a file system without links."""
 
 
 @attrs.frozen(kw_only=True)
 class DuckdbOptions:
-    """How DuckDB is tuned. All of it may differ from one opening to the next."""
+    """Tuning options of DuckDB. Each of them may change from one opening to the next."""
 
     threads: int = whole_number(1, least=1)
     """Threads that one statement may use, for all shards of a database together.
@@ -57,7 +57,7 @@ class DuckdbOptions:
 
 
 class DuckdbBackend(Backend):
-    """Opens files of DuckDB, attached to one DuckDB in memory."""
+    """A backend of DuckDB files, all attached to one DuckDB in memory."""
 
     Options: ClassVar[type] = DuckdbOptions
     unneeded: ClassVar[Sequence[str]] = OWN_FILES
@@ -69,11 +69,11 @@ class DuckdbBackend(Backend):
         )
 
     def check_path(self, path: Path) -> None:
-        """Raise `InvalidArgumentError` for a path that DuckDB takes for another one."""
+        """Raise `InvalidArgumentError` for a path that DuckDB would not open under its own name."""
         check_path(path)
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> DuckdbEngine:
-        """Open the file in the directory ``path``; with ``create`` make it if it doesn't exist.
+        """Open the file in the directory ``path``; with ``create``, create the file if it doesn't exist.
 
         Raises `EngineError` when there is no file, when it is already open, here or in another process, or when it
         holds other keyspaces; `CorruptionError` when it is damaged, and `LogDamagedError` when only its log is.
@@ -88,7 +88,7 @@ class DuckdbBackend(Backend):
         return self._attach(file, keyspaces, create=create)
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
-        """Cut the log at the first entry that can't be read. See `Backend.repair_log`."""
+        """Truncate the log at the first entry that can't be read. See `Backend.repair_log`."""
         file = path / FILE
         if isinstance(damaged, WalDamagedError):
             with Translated(file):
@@ -151,7 +151,8 @@ class DuckdbBackend(Backend):
         opened = file if made is None else made.path / FILE
         translated = Translated(file, opened=opened)
         with translated:
-            os.close(os.open(os.devnull, os.O_RDONLY))  # DuckDB ends the process if no more files can be opened
+            # Raises if no file can be opened, where DuckDB would end the process.
+            os.close(os.open(os.devnull, os.O_RDONLY))
             name = self._instance.attach(opened, read_only=read_only)
         try:
             return DuckdbEngine(self._instance, name, opened, keyspaces, translated, create=create, made=made)

@@ -1,4 +1,4 @@
-"""The engine: transactions, reads through views, and maintenance."""
+"""The engine on DuckDB: transactions, reads through views, and maintenance."""
 
 # ruff: noqa: S608 - statements are built from quoted names; values are parameters
 
@@ -39,7 +39,7 @@ __all__ = ["FILE", "DuckdbEngine"]
 FILE = "shard.duckdb"
 _LISTED = "tables_of_rows"
 _SHARE_PUT, _LEAST_PUT = 0.25, 1 << 20
-"""The bytes put, as a share of the file and at least, after which the room of deleted rows is made free."""
+"""The bytes put, as a share of the file's size and at least, after which the space of deleted rows is freed."""
 _COPIED = 2_048
 """Rows that a checkpoint copies at a time: as many as DuckDB reads at a time."""
 
@@ -79,7 +79,7 @@ class _DuckdbSnapshot(Snapshot):
 
 
 class DuckdbEngine(Engine):
-    """One file of DuckDB. Every commit is synced, whether ``sync`` is requested or not."""
+    """An engine on one DuckDB file. Every commit is fsynced, whether ``sync`` is requested or not."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class DuckdbEngine(Engine):
         self._freed = False
         """Whether rows were deleted since the log was last written into the file. Guarded by `_write_lock`."""
         self._put = 0
-        """Bytes of values that were put since then. Guarded by `_write_lock`."""
+        """The bytes of values put since the log was last written into the file. Guarded by `_write_lock`."""
         self._log: tuple[int, int] | None = None
-        """The device and number of the log whose directory entry is on disk. Guarded by `_write_lock`."""
+        """The device and inode of the log whose directory entry is fsynced. Guarded by `_write_lock`."""
         self._open = contextlib.ExitStack()
         """Closes everything that is still open. Guarded by `_write_lock`."""
         with self._translated, contextlib.ExitStack() as failing:
@@ -149,7 +149,7 @@ class DuckdbEngine(Engine):
             self._rows[name] = Columns.of(keyspace, names)
 
     def _columns_of(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]]:
-        """Return a table's columns and their types; none if there is no such table."""
+        """Return a table's columns and their types; an empty list if there is no such table."""
         try:
             found = connection.sql(f"FROM {self._qualified(table)}")
         except duckdb.CatalogException:
@@ -166,8 +166,8 @@ class DuckdbEngine(Engine):
         """Apply the batch in one transaction, synced: ranges first, then operations in their order, then rows.
 
         Raises `StorageFullError` when the disk is full, `EngineError` for other failures. If DuckDB then requires
-        the file to be attached again, that is done; it ends open scans and snapshots of all shards with
-        `EngineError`, and everything acknowledged can be read again.
+        the file to be attached again, the engine does so: open scans and snapshots of all shards end with
+        `EngineError`, and every acknowledged write stays readable.
         """
         final = self._checked(batch)
         with self._write_lock, self._translated:
@@ -189,9 +189,9 @@ class DuckdbEngine(Engine):
             self._free_locked(batch)
 
     def _free_locked(self, batch: WriteBatch) -> None:
-        """Write the log into the file if rows were deleted, and much was put: only then is their room free.
+        """Write the log into the file if rows were deleted and much was put, because only that frees deleted rows.
 
-        DuckDB does so by itself only when the log is large, but rows of large batches go past the log into the file.
+        DuckDB writes the log by itself only when it is large, but rows of large batches bypass the log.
         """
         self._put += batch.size
         self._freed |= bool(batch.ranges) or None in chain.from_iterable([values for _, _, values in batch.runs])
@@ -209,9 +209,9 @@ class DuckdbEngine(Engine):
         self._freed, self._put = False, 0
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Write the log into the file, so that later writes use the room of deleted rows again.
+        """Write the log into the file, so that later writes reuse the space of deleted rows.
 
-        What lies at the end of the file is given back to the disk, and the rest is not.
+        Only free space at the end of the file is returned to the file system.
         """
         with self._write_lock, self._translated:
             self.check_open()
@@ -219,7 +219,7 @@ class DuckdbEngine(Engine):
             self._write_log_locked()
 
     def _sync_name_of_log(self) -> None:
-        """Sync the directory entry of the log, which DuckDB doesn't do when it begins a new one."""
+        """Fsync the directory entry of the log, which DuckDB doesn't do when it begins a new log."""
         try:
             found = self._file.with_name(f"{FILE}.wal").stat()
         except FileNotFoundError:
@@ -229,7 +229,7 @@ class DuckdbEngine(Engine):
             self._log = found.st_dev, found.st_ino
 
     def _checked(self, batch: WriteBatch) -> list[tuple[Table[Any], dict[Key, bytes | None]]]:
-        """Return the last value of each key by keyspace. Raises for the whole batch if one key or table doesn't fit."""
+        """Return each key's last value, by keyspace. Raises `InvalidArgumentError` if a key or table is invalid."""
         for keyspace, start, end in batch.ranges:
             self._tables[keyspace.name].columns.keys.encode_all([start, end])
         final: dict[str, dict[Key, bytes | None]] = {}
@@ -280,12 +280,12 @@ class DuckdbEngine(Engine):
         return f"{self._name}.main.{quoted(table)}"
 
     def _append(self, keyspace: Keyspace[Any], name: str, rows: pa.Table) -> None:
-        """Append rows, and make their table with the first ones."""
+        """Append rows to their table, which the first append creates."""
         table = self._qualified(name)
         if name not in self._rows:
             run(self._writer, f"CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM rows LIMIT 0", rows=rows)
             run(self._writer, f"INSERT INTO {self._qualified(_LISTED)} VALUES (?, ?)", [name, keyspace.name])
-            # Set before the commit. If the commit fails it stays, which is harmless: nothing is written any more.
+            # Set before the commit. If that fails, the entry is harmless: no write follows before `recover` clears it.
             self._rows[name] = Columns.of(keyspace, rows.column_names[: len(keyspace.shape or ())])
         if rows.num_rows:
             run(self._writer, f"INSERT INTO {table} SELECT * FROM rows", rows=rows)
@@ -308,14 +308,14 @@ class DuckdbEngine(Engine):
             self._detached = False
 
     def recover(self) -> bool:
-        """Attach the file again where a failed write requires that, look at its tables, and return True.
+        """Attach the file again if a failed write requires that, load the list of its tables, and return True.
 
         DuckDB rolls failed transactions back, and files are not closed one by one: see `Instance.attach_again`.
         """
         with self._write_lock, self._translated:
             self.check_open()
             self._attach_if_detached_locked()
-            self._rows.clear()  # one may have been noted by a write that failed
+            self._rows.clear()  # a failed write may have added one
             self._look()
         return True
 
@@ -331,7 +331,7 @@ class DuckdbEngine(Engine):
             return self.get_in(view, keyspace, key)
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none. This is one join."""
+        """Return the value of each key, None where there is none, by one join."""
         with self._passing_view() as view:
             return self.get_many_in(view, keyspace, keys)
 
@@ -351,7 +351,7 @@ class DuckdbEngine(Engine):
         return self.scan_in(None, keyspace, Span(start, end), reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of the present state. While it is open DuckDB keeps deleted rows."""
+        """Return a snapshot of the current state. While it is open, DuckDB keeps deleted rows."""
         return _DuckdbSnapshot(self, self._open_view())
 
     def get_in(self, view: View, keyspace: Keyspace[Any], key: Key) -> bytes | None:
@@ -407,9 +407,9 @@ class DuckdbEngine(Engine):
     def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
         """Run a statement that only reads, in DuckDB's SQL, and return its result.
 
-        Parameters are ``?`` or ``$1`` in the statement. It can read any file that DuckDB can read if it names
-        it: don't run statements that you don't trust. With ``beside``, a table is the union of that table in
-        all shards that have it.
+        Parameters are ``?`` or ``$1`` in the statement. A statement can name and read any file that DuckDB can
+        read: don't run untrusted statements. With ``beside``, a table is the union of that table in all shards
+        that have it. Raises `InvalidArgumentError` for a statement that is wrong or writes.
         """
         engines = [self, *(self._sibling(other) for other in beside)]
         try:
@@ -478,11 +478,11 @@ class DuckdbEngine(Engine):
             fetch(connection, " UNION ALL ".join(parts))
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy of the present shard into the new directory ``path``: row by row, without deleted ones."""
+        """Write a copy of the shard's current rows, without deleted ones, into the new directory ``path``."""
         deque(self.checkpoint_steps(path), maxlen=0)
 
     def checkpoint_steps(self, path: Path) -> Generator[None]:
-        """Make the new file; begin a transaction; copy what it sees."""
+        """Create the new file, begin a transaction, and copy the rows that it sees; yield between these steps."""
         check_path(path)
         with Translated(path):
             if path.exists():
@@ -498,7 +498,7 @@ class DuckdbEngine(Engine):
             target = closing.enter_context(contextlib.closing(instance.connect()))
             yield
             with self._passing_view() as view:
-                tables = (*self._tables, _LISTED, *self._rows)  # a table that is made later is not in the view
+                tables = (*self._tables, _LISTED, *self._rows)  # a table that is created later is not in the view
                 yield
                 self._copy(view, tables, target, name)
 
@@ -531,7 +531,7 @@ class DuckdbEngine(Engine):
     # --- within -----------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise `DatabaseClosedError` if it was closed."""
+        """Raise `DatabaseClosedError` if the engine is closed."""
         if self._closed:
             raise DatabaseClosedError(f"{self._file}: the engine is closed")
 
@@ -551,7 +551,7 @@ class DuckdbEngine(Engine):
 
     @contextlib.contextmanager
     def _passing_view(self) -> Iterator[View]:
-        """Provide a view for one read."""
+        """Provide a view for one read, and close it afterwards."""
         with contextlib.closing(self._open_view()) as view:
             yield view
 

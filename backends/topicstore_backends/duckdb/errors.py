@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["INVALIDATED", "LEFT_IN_LOG", "StatementRefused", "Translated", "WalDamagedError"]
 
 INVALIDATED = re.compile(r"has been invalidated|autocheckpoint failed")
-"""Matches errors after which the file can't be used before it is attached again."""
+"""Matches errors after which the file must be attached again before it can be used."""
 LEFT_IN_LOG = re.compile(r"COMMIT succeeded|autocheckpoint failed")
 """Matches errors of a commit that is in the log, where only writing the log into the file failed."""
 _CORRUPT = re.compile(
@@ -39,7 +39,7 @@ _MEMORY = re.compile(r"Out of Memory|could not allocate|failed to (allocate|pin)
 _INTERRUPTED = re.compile(
     r"^Query interrupted$|\b(?:KeyboardInterrupt|SystemExit)\b|Table with name rows does not exist"
 )
-"""Matches DuckDB's words when a signal handler raised during a statement. They don't always name what it raised.
+"""Matches DuckDB's message when a signal handler raised during a statement; it need not name the handler's error.
 
 The last alternative comes when the handler raised while DuckDB looked for the caller's variable ``rows``, which always
 exists.
@@ -107,8 +107,8 @@ class Translated:
 class StatementRefused:
     """A context that raises `InvalidArgumentError` for mistakes in a caller's statement.
 
-    A failure to read a file that the statement names is one, such as a missing or damaged file. A failure that names
-    one of the ``directories`` of the engines, names no file, or comes of a full disk or of memory, is none.
+    A failure to read a file that the statement names counts as a mistake, such as a missing or damaged file. Failures
+    that name one of the engines' ``directories`` or no file, or that a full disk or a lack of memory caused, don't.
     """
 
     def __init__(self, directories: Iterable[Path] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The one DuckDB to which a backend attaches the files of its shards, and the connections to it.
+"""The in-memory DuckDB to which a backend attaches the files of its shards, and its connections.
 
 DuckDB's connections are not thread safe: each reader has its own (`View`), and so has the writer of
 each shard (https://duckdb.org/docs/current/connect/concurrency).
@@ -36,7 +36,7 @@ ROW_GROUP = 8_192
 # Fixed, so that a later DuckDB still writes files that this version can read.
 STORAGE_VERSION = "v2.0.0"
 STATEMENTS = 100
-"""The number of parsed statements that are kept."""
+"""The number of parsed statements that are cached."""
 
 
 def quoted(name: str) -> str:
@@ -64,9 +64,9 @@ def fetch(
 
 
 def check_path(path: Path) -> None:
-    """Raise `InvalidArgumentError` for a path that DuckDB takes for another one.
+    """Raise `InvalidArgumentError` for a path that DuckDB would not open under its own name.
 
-    It puts the ending of the log's name before a ``?``, as in a URL, and takes a backslash for a slash.
+    DuckDB inserts the suffix of the log's name before a ``?``, as in a URL, and treats a backslash as a slash.
     """
     if set("?\\").intersection(str(path)):
         raise InvalidArgumentError(f"{path}: the path of a database on DuckDB has no ? and no backslash")
@@ -154,7 +154,7 @@ class Instance:
         return Instance(**self._settings)
 
     def attach_again(self, file: Path, name: str, why: str) -> None:
-        """Detach a file and attach it under the same name: it is read again, the log first.
+        """Detach a file and attach it under the same name, so that DuckDB reads the file and its log again.
 
         DuckDB releases a file when the last transaction ends that began while it was attached, and each transaction
         holds all files. So all views are ended, with `EngineError` and the reason ``why``. Raises
@@ -217,7 +217,7 @@ class Instance:
     def parsed(self, connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
         """Return a parsed statement that only reads; its read-only transaction enforces that.
 
-        The same statements are repeated, so the last ones are kept.
+        Statements are often repeated, so the last ones are cached.
         """
         found = self._parsed.get(statement)
         if found is None:
@@ -241,12 +241,12 @@ class Instance:
                 _close(root)
             left, self._left = self._left, []
             for file in left:
-                with contextlib.suppress(FileNotFoundError):  # the file was removed after it was detached
-                    sync(file)  # DuckDB truncates the file without syncing that
+                with contextlib.suppress(FileNotFoundError):  # another process removed the file after it was detached
+                    sync(file)  # DuckDB truncates the file without an fsync
 
 
 class View:
-    """The state at one moment, unaffected by later writes: a connection in a read-only transaction.
+    """A snapshot that later writes don't affect: a connection in a read-only transaction.
 
     One thread at a time uses it, ``with view.lock, view as connection: …``; `close` waits for that thread.
     """
@@ -286,14 +286,14 @@ class View:
             self._translated.__exit__(kind, error, trace)
 
     def close(self, error: Exception | None = None) -> None:
-        """End the transaction. Later uses raise ``error``. May be called twice."""
+        """End the transaction. Later uses raise ``error``. Idempotent."""
         if self._closed:
             return
         self._error = self._error or error or DatabaseClosedError("the snapshot is closed")
         with self._translated, contextlib.ExitStack() as closing:
             closing.callback(self._close)
             with self._ending:
-                if not self._closed:  # otherwise another thread closed it at the same moment
+                if not self._closed:  # otherwise another thread closed it at the same time
                     self._connection.interrupt()
 
     def _close(self) -> None:
@@ -302,5 +302,5 @@ class View:
             self._closed = True
 
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """Return the connection, so that a reference to it keeps it open."""
+        """Return the connection; a reference keeps the connection open."""
         return self._connection

@@ -27,7 +27,7 @@ PIECE = 4_000
 """Most bytes of a value in one row: fewer than the 4,096 from which on DuckDB stores a value apart from its column."""
 
 FIRST_PIECES = 64
-"""Rows, with one piece each, that a scan reads first: one statement is enough for a small range."""
+"""The rows of one piece each that a scan reads first, so that a small range needs only one statement."""
 # The number of keys that a scan sorts at a time after that; a blob may have 64 KB.
 FIRST_KEYS, MOST_NUMBERS, MOST_BLOBS = 512, 1 << 18, 1 << 12
 GROWTH = 8
@@ -62,7 +62,7 @@ class Columns(Generic[K]):
 
     @property
     def keyspace(self) -> Keyspace[K]:
-        """The keyspace that the keys are of."""
+        """The keyspace of the keys."""
         return self.keys.keyspace
 
     @classmethod
@@ -119,7 +119,7 @@ class Columns(Generic[K]):
         return ", ".join(name + suffix for name in self.names)
 
     def joined(self, one: str, other: str) -> str:
-        """Return the condition that ``one``'s key is that of ``other``, which names its columns ``key_0`` and on."""
+        """Return the condition that joins ``one`` with ``other``, whose key columns are ``key_0`` and so on."""
         return " AND ".join(f"{one}.{name} = {other}.key_{number}" for number, name in enumerate(self.names))
 
     def between(self, keys: Sequence[K], prefix: str) -> tuple[str, list[Any]]:
@@ -153,7 +153,7 @@ class Columns(Generic[K]):
 def _beyond(
     names: Sequence[str], types: Sequence[str], parts: Sequence[Any], sign: str, inside: bool
 ) -> tuple[str, list[Any]]:
-    """Return the condition that a tuple lies beyond another in the order of tuples."""
+    """Return the condition that the columns, as a tuple, are above or below ``parts`` in the order of tuples."""
     name, part, value = names[0], f"?::{types[0]}", parts[0]
     if len(names) == 1:
         return f"{name} {sign}{'=' * inside} {part}", [value]

@@ -22,7 +22,7 @@ Silent faults of plyvel 1.5.1 (LevelDB 1.22), and what this package does about t
     * LevelDB's iterators skip a damaged block, and plyvel checks their status only when another pair follows.
       The keys 00 and ff lie around all others, so that another pair always follows unless these keys are
       damaged, too: at the end of its range a scan checks that they can be read.
-    * A reverse iterator yields nothing if the only key of its range is its start. `Scan` looks again.
+    * A reverse iterator yields nothing if the only key of its range is its start. `Scan` then seeks again.
     * ``Iterator.seek`` backwards past the start of its range continues below the range, and a seek that
       finds no key starts again at the other end. `Scan` doesn't seek that far, and checks the position.
     * With ``paranoid_checks`` off, opening drops damaged entries of the log.

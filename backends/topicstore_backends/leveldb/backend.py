@@ -1,4 +1,4 @@
-"""Options, and opening: creating the database, and checking that it is the expected one."""
+"""Options of LevelDB, and opening databases: creating them, and checking their format and keyspaces."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from .keys import FORMAT, FORMAT_NAME, LAST
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
 
 _THREADS = LibraryThreads("LevelDB")
-"""LevelDB's only thread, which compacts. LevelDB starts it when there is something to compact for the first time."""
+"""LevelDB's only thread, which LevelDB starts for the first compaction in the process."""
 _COMPRESSION = {"none": None, "snappy": "snappy"}
 
 
 @attrs.frozen(kw_only=True)
 class LeveldbOptions:
-    """How LevelDB is tuned. All of it may differ from one opening to the next."""
+    """Tuning options of LevelDB. Each of them may change from one opening to the next."""
 
     write_buffer_bytes: int = whole_number(64 << 20, least=64 << 10)
     """Bytes that a shard keeps in memory before it writes them out as a table file.
@@ -72,7 +72,7 @@ class LeveldbOptions:
 
 
 class LeveldbBackend(Backend):
-    """Opens LevelDB databases."""
+    """A backend of LevelDB databases."""
 
     Options: ClassVar[type] = LeveldbOptions
     unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old", *OWN_FILES)
@@ -83,7 +83,7 @@ class LeveldbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """Return the bytes of two logs, which are written out before their removal, and of one compaction.
+        """The disk space, in bytes, of two logs and the tables flushed from them, and of one compaction.
 
         When a shard is opened, LevelDB may compact its first level, of some tables as large as the buffer, into the
         second, of 10 MB.
@@ -92,7 +92,7 @@ class LeveldbBackend(Backend):
 
     @property
     def room_at_once(self) -> int:
-        """Return `room`: compactions can't be put off, and LevelDB takes no writes after one failed."""
+        """Equal to `room`: compactions can't be delayed, and LevelDB refuses writes after a failed compaction."""
         return self.room
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> LeveldbEngine:
@@ -127,7 +127,7 @@ class LeveldbBackend(Backend):
         return engine
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
-        """Cut the logs at the first damage. See `Backend.repair_log`."""
+        """Truncate the logs at the first damage. See `Backend.repair_log`."""
         with Translated(path):
             apply_cuts(cuts_of(damaged, path, manifest_counts=True))
 
@@ -179,7 +179,7 @@ class LeveldbBackend(Backend):
                 instance.database = _open_database(opened, self.options, paranoid=paranoid)
                 if paranoid and least_sequence(opened) < before:
                     raise EngineError(f"{path}: LevelDB has not read all of its logs; open the database again")
-                if paranoid:  # otherwise the format may be what can't be read
+                if paranoid:  # otherwise the format itself may be unreadable
                     _check_format(path, instance.database, keyspaces)
                 return LeveldbEngine(opened, instance, keyspaces, made)
             except BaseException:
@@ -215,7 +215,7 @@ def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool) -> An
 
 
 def _check_format(path: Path, database: Any, keyspaces: Sequence[Keyspace[Any]]) -> None:
-    """Refuse a database of another format or with other keyspaces; write the format into a new one."""
+    """Raise `EngineError` for a database of another format or keyspaces; write the format into a new database."""
     lines = [" ".join([keyspace.name, *map(str, keyspace.shape or ())]) for keyspace in keyspaces]
     expected = "\n".join([FORMAT_NAME, *lines]).encode()
     found = database.get(FORMAT, verify_checksums=True)

@@ -1,4 +1,4 @@
-"""The engine: batches, ranges, the log, and maintenance."""
+"""The engine on LevelDB: batches, deleted ranges, the log, and maintenance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _Run = tuple[Keyspace[Any], list[Key], list[bytes | None]]
 
 
 def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the hidden ranges. If one were lost, the keys that it hides would be visible again."""
+    """Yield the hidden ranges; raise if one can't be read, because the keys that it hides would be visible again."""
     for start, end in database.iterator(start=HIDDEN, stop=bytes([KEYSPACE]), verify_checksums=True):
         yield start[1:], end
     with database.raw_iterator(verify_checksums=True) as behind:
@@ -54,10 +54,10 @@ def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
 
 
 class LeveldbEngine(Engine):
-    """One LevelDB database.
+    """An engine on one LevelDB database.
 
     Without ``sync`` a batch is in LevelDB's log, handed to the operating system, when `write`
-    returns; with it the logs are synced as well, in a second step that lets other threads write.
+    returns; with ``sync`` the logs are fsynced as well, in a second step during which other threads can write.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class LeveldbEngine(Engine):
         self._damaged: set[bytes] = set()
         """The starts of hidden ranges that can't be removed because of damage inside them."""
         self._synced: set[str] = set()
-        """The names of logs whose directory entries are on disk."""
+        """The names of logs whose directory entries are fsynced."""
         self._finished: frozenset[str] = frozenset()
         """The names of tables that LevelDB has synced. Noted when the engine is closed."""
         self._removing: Callable[[], object] | None = None if made is None else made.removal(self)
-        """Removes the directory in which the database is only read."""
+        """A function that removes the temporary directory of a database that is only read."""
         self._present.hidden = HiddenRanges(_records(self._database))
         forking.remember(self)
 
@@ -97,7 +97,7 @@ class LeveldbEngine(Engine):
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Apply the batch: ranges first, then the operations in their order.
 
-        While there are hidden ranges it also removes some of their keys. Raises `StorageFullError`
+        While there are hidden ranges, each batch also removes some of their keys. Raises `StorageFullError`
         when the disk is full, `EngineError` for other failures; from then on the engine
         refuses writes until the shard is opened again.
         """
@@ -193,7 +193,7 @@ class LeveldbEngine(Engine):
         return HiddenRanges(left)
 
     def _readable_keys(self, start: bytes, end: bytes, most: int) -> list[bytes] | None:
-        """Return the first keys of a hidden range; None if one can't be read, which is remembered."""
+        """Return the first keys of a hidden range; if one is unreadable, return None and mark the range as damaged."""
         try:
             return self._keys(start, end, most)
         except plyvel.CorruptionError:
@@ -209,9 +209,9 @@ class LeveldbEngine(Engine):
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         """Remove all hidden keys, then compact the range. Other threads run and write meanwhile.
 
-        LevelDB compacts a level into the next, and never the last level that holds keys of the range, where a
-        memory buffer with puts and their deletes may have been written unmerged. So a second compaction carries
-        deletes of two absent keys, which lie around all others of the range, down to that level.
+        LevelDB compacts a level into the next, but never the last level that holds keys of the range. A flush may
+        have written puts and their deletes there unmerged. So a second compaction carries deletes of two absent
+        keys, one at each end of the range, down to that level.
         """
         space = self._spaces[keyspace.name]
         first, last = space.encode(start), space.encode(end)
@@ -271,7 +271,7 @@ class LeveldbEngine(Engine):
             return values_of(self._database, hidden, [stored])[0]
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none; all of them at one moment."""
+        """Return the value of each key, None where there is none; all values are from one snapshot."""
         stored = self._spaces[keyspace.name].encode_all(keys)
         with self._calls.lock(), self._calls:
             return self._present.get_many(stored)
@@ -295,7 +295,7 @@ class LeveldbEngine(Engine):
         return Scan(self._present, space, space.encode_span(start, end), reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of the present state. While it is open LevelDB keeps the versions that it sees."""
+        """Return a snapshot of the current state. While it is open, LevelDB keeps the versions that it sees."""
         with self._calls.lock(), self._calls:
             with self._present.changing:
                 snapshot, hidden = self._instance.give(self._database.snapshot()), self._present.hidden
@@ -304,7 +304,7 @@ class LeveldbEngine(Engine):
     # --- the rest ---------------------------------------------------------------------
 
     def flush_log(self) -> None:
-        """Return when everything written so far is on disk. Other threads run meanwhile.
+        """Fsync the logs, so that every completed write is durable. Other threads run meanwhile.
 
         Writes from before the newest log are in an older one until its table is on disk and LevelDB deletes it,
         so all logs are synced (https://github.com/google/leveldb/issues/193).
@@ -388,7 +388,7 @@ class LeveldbEngine(Engine):
                 return cast("bytes", iterator.key()) if iterator.valid() else None
 
     def _named(self, stored: bytes) -> str:
-        """Return a description of a stored key's place, for messages."""
+        """Return a description of a stored key's place, for error messages."""
         for space in self._spaces.values():
             if stored.startswith(space.start):
                 return f"keyspace {space.keyspace.name!r}, behind {space.decode(stored)!r}"

@@ -22,7 +22,7 @@ _RECOVERY_HINT = (
 )
 _FILE = re.compile(r"\d{6,}\.(?:ldb|sst|log)|MANIFEST-\d+|CURRENT")
 _CUT = re.compile(r"\.(?:ldb|sst): Invalid argument")
-"""Matches LevelDB's words for a table that is shorter than its index or the manifest says."""
+"""Matches LevelDB's message for a table that is shorter than its index or the manifest says."""
 _HELD = re.compile(r"LOCK: (?:already held by process|Resource temporarily unavailable)")
 
 
@@ -69,5 +69,5 @@ def text_of(error: BaseException) -> str:
 
 
 def lost() -> plyvel.CorruptionError:
-    """Return the error for damage to one of the two keys that lie around all others."""
+    """Return the error for damage to the database's first or last key, which always exist."""
     return plyvel.CorruptionError(b"Corruption: a key that is always there can't be found")

@@ -40,18 +40,18 @@ class Instance:
             raise EngineError(f"{path}: the LevelDB database is open already, in this process")
 
     def give(self, made: Any) -> Any:
-        """Remember an iterator or a snapshot, and return it. Call this, and make the object, within ``calls``."""
+        """Register and return an iterator or a snapshot. The caller makes the object and calls this in ``calls``."""
         self._given.add(made)
         return made
 
     def take_back(self, made: Any) -> None:
-        """Close an iterator or a snapshot, unless closing the database has done so."""
+        """Close an iterator or a snapshot, unless closing the database has closed it already."""
         with suppress(DatabaseClosedError), self.calls.lock(), self.calls:
             made.close()
             self._given.discard(made)
 
     def close(self) -> None:
-        """Wait for the calls inside LevelDB, then close everything. May be called twice."""
+        """Wait for the calls inside LevelDB, then close iterators, snapshots and the database. Idempotent."""
         if self.left_to_parent:
             return
         self.calls.end()

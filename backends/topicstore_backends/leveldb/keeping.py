@@ -1,10 +1,11 @@
-"""Keeping a database's files while LevelDB opens it, until it is certain that LevelDB has read all of its logs.
+"""Links to a database's files that are kept during an opening, until LevelDB has provably read all of its logs.
 
 When LevelDB is opened it lists its directory, reads the logs that it finds, writes a new manifest, and deletes them.
 It doesn't notice an I/O error of the listing (`PosixEnv::GetChildren` in
 https://github.com/google/leveldb/blob/main/util/env_posix.cc ignores those of ``readdir``): a log that was not listed
-isn't read, and is deleted all the same. So all files are linked into a directory before. Afterwards the new manifest
-tells the last sequence number that was read; if a log begins with a later one, the files are put back as they were.
+isn't read, and is deleted all the same. So all files are first linked into a directory. After the opening, the new
+manifest holds the last sequence number that LevelDB has read. If a kept log begins with a later number, the files are
+restored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topicstore_backends.write_ahead_logs import least_sequence
 __all__ = ["drop_kept", "keep_files", "settle"]
 
 _NOT_LINKED = frozenset((errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV))
-"""The errors where no hard link can be made, as on file systems without links."""
+"""The errors of a hard link that can't be made, as on file systems without links."""
 _NOT_KEPT = ("LOCK", "LOG", "LOG.old")
 _TABLES = (".ldb", ".sst")
 
@@ -28,7 +29,7 @@ _TABLES = (".ldb", ".sst")
 def keep_files(path: Path) -> None:
     """Link all files of a database into a directory beside them, from which `settle` puts them back.
 
-    Where files can't be linked they are copied, but for tables, which LevelDB finds by its manifest.
+    Files that can't be linked are copied, except tables, which LevelDB finds by its manifest and not by listing.
     """
     kept, unfinished = path / OPENING, path / f"{OPENING}-unfinished"
     if unfinished.exists():
@@ -42,10 +43,10 @@ def keep_files(path: Path) -> None:
 
 
 def settle(path: Path) -> bool:
-    """Compare a database with the files that were kept, if there are any; return whether nothing of them is missing.
+    """Compare a database with the files kept of it, if there are any; return whether LevelDB has read all logs.
 
-    If something is missing, the files are put back: the database must not be open. Otherwise what was kept is removed.
-    An interrupted call is finished by the next one, also in another process.
+    If not, the files are restored, for which the database must not be open. Then the kept files are removed. The next
+    call, in any process, finishes an interrupted one.
     """
     kept = path / OPENING
     if not kept.is_dir():
@@ -58,19 +59,19 @@ def settle(path: Path) -> bool:
 
 
 def drop_kept(path: Path) -> None:
-    """Remove what was kept, if anything was, because LevelDB has read all of it."""
+    """Remove the kept files, if there are any. The caller knows that LevelDB has read all logs."""
     kept, unfinished = path / OPENING, path / f"{OPENING}-unfinished"
     if kept.is_dir():
-        kept.rename(unfinished)  # in one step: a part of it must not be put back
+        kept.rename(unfinished)  # atomic, so that no part of the files can be restored
         shutil.rmtree(unfinished)
 
 
 def _put_back(path: Path, kept: Path) -> None:
-    """Make a database what it was: first its logs, so that what is missing isn't taken for whole meanwhile."""
+    """Restore the kept files, ``CURRENT`` last: until then an interrupted call isn't mistaken for a complete one."""
     names = set(os.listdir(kept))  # noqa: PTH208 - texts
     for name in os.listdir(path):  # noqa: PTH208 - texts
         if name.endswith(".log") and name not in names:
-            (path / name).unlink()  # begun by the opening; it has nothing but what marks a new database
+            (path / name).unlink()  # begun by the opening, it holds only the marks of a new database
     for name in names - {"CURRENT"}:
         if not (path / name).exists():
             _link_or_copy(kept / name, path / name)

@@ -1,4 +1,4 @@
-"""Scans and snapshots."""
+"""Scans and snapshots of LevelDB, which skip hidden ranges and detect damage that plyvel ignores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .keys import FORMAT, LAST, HiddenRanges, Pair, Space
 
 __all__ = ["LeveldbSnapshot", "Past", "Present", "Scan", "values_of"]
 
-# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these sizes.
+# A scan's first list is small, so that a seek costs microseconds; the next ones grow to these sizes.
 # Longer lists are slower, because their pairs leave the processor's cache before they are used.
 FIRST_PAIRS, MOST_PAIRS = 16, 256
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 18
@@ -33,7 +33,7 @@ _VALUE = itemgetter(1)
 
 
 class Present:
-    """The present state of the engine, in which scans and gets begin."""
+    """The current state of the engine, from which scans and gets read."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -44,7 +44,7 @@ class Present:
         """Held while a batch changes hidden ranges, so that no other thread sees the batch without the ranges."""
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, the ranges hidden when it was made, and whether its keys lack their first byte.
+        """Return an iterator, the hidden ranges at its creation, and whether its keys lack their first byte.
 
         plyvel removes that byte at no cost, but not for iterators of a snapshot. A scan that looks for hidden keys
         needs the byte.
@@ -64,7 +64,7 @@ class Present:
         return self.reader.raw_iterator(verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of all keys as they are at one moment."""
+        """Return the values of all keys from one snapshot."""
         with self.changing:
             snapshot, hidden = self.reader.snapshot(), self.hidden
         try:
@@ -74,7 +74,7 @@ class Present:
 
 
 class Past:
-    """The state that a snapshot sees. Scans refer to it, so that it lives as long as they do."""
+    """The state that a snapshot sees. Scans refer to this object, so that the snapshot lives as long as they do."""
 
     def __init__(self, instance: Instance, snapshot: Any, hidden: HiddenRanges) -> None:
         self.instance = instance
@@ -83,7 +83,7 @@ class Past:
         self._hidden = hidden
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, the hidden ranges, and that its keys are whole."""
+        """Return an iterator, the hidden ranges, and False: the iterator's keys have their first byte."""
         return self.instance.give(_iterator(self.reader, span, reverse)), self._hidden, False
 
     def raw_iterator(self) -> Any:
@@ -101,7 +101,7 @@ class Past:
             self.instance.take_back(self.reader)
 
     def __del__(self) -> None:
-        if hasattr(self, "calls"):  # otherwise a signal's handler ended its construction
+        if hasattr(self, "calls"):  # otherwise a signal handler interrupted the constructor
             self.close()
 
 
@@ -110,7 +110,7 @@ def _iterator(reader: Any, span: tuple[bytes, bytes | None], reverse: bool) -> A
 
 
 def values_of(reader: Any, hidden: HiddenRanges, keys: Sequence[bytes]) -> list[bytes | None]:
-    """Return the values of stored keys, None where there is none or it is hidden."""
+    """Return the values of stored keys, None where a key is absent or hidden."""
     get = reader.get
     if hidden:
         return [None if hidden.around(key) else get(key, verify_checksums=True) for key in keys]
@@ -118,9 +118,9 @@ def values_of(reader: Any, hidden: HiddenRanges, keys: Sequence[bytes]) -> list[
 
 
 class Scan(Iterator[list[Pair]]):
-    """The pairs of one range, a list at a time."""
+    """An iterator over the pairs of one range, a list at a time."""
 
-    _iterator: Any = None  # for `__del__` too of an object whose construction a signal's handler ended
+    _iterator: Any = None  # also for `__del__` after a signal handler interrupted the constructor
 
     def __init__(
         self, source: Present | Past, space: Space, span: tuple[bytes, bytes], reverse: bool, limit: int | None
@@ -135,11 +135,11 @@ class Scan(Iterator[list[Pair]]):
         self._hidden = HiddenRanges()
         self._bare = False
         self._ahead: list[Pair] = []
-        """Pairs that were read and didn't fit into the last list."""
+        """The pairs that were read and didn't fit into the last list."""
         self._failure: plyvel.Error | None = None
         self._begun = self._ended = False
         self._below: bytes | None = None
-        """The key, after a leap backwards, below which everything that follows must lie."""
+        """After a backward seek over a hidden range: the key below which all further keys must lie."""
         self._pairs, self._bytes = FIRST_PAIRS, FIRST_BYTES
         self._typical = FIRST_BYTES
         """The bytes of a typical value as observed so far. The initial estimate makes the first part one pair."""
@@ -166,7 +166,7 @@ class Scan(Iterator[list[Pair]]):
         return [(decode(key), value) for key, value in chunk]
 
     def close(self) -> None:
-        """End the scan. Dropping it does the same."""
+        """End the scan and close its iterator. Dropping the scan does the same."""
         with self._lock:
             self._done = True
             iterator, self._iterator = self._iterator, None
@@ -213,7 +213,7 @@ class Scan(Iterator[list[Pair]]):
                 return seen
 
     def _leap(self, over: tuple[bytes, bytes] | None) -> None:
-        """Continue at the other end of a hidden range."""
+        """Seek past a hidden range, in the direction of the scan."""
         if over is None:
             return
         if not self._reverse:
@@ -225,7 +225,7 @@ class Scan(Iterator[list[Pair]]):
             self._below = over[0]
 
     def _read(self, count: int) -> list[Pair]:
-        """Read up to ``count`` pairs. Those before a damage are returned first; the next call raises the error."""
+        """Read up to ``count`` pairs. Pairs before a damage are returned first; the next call raises the error."""
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -247,7 +247,7 @@ class Scan(Iterator[list[Pair]]):
         return part
 
     def _check_leap(self, part: list[Pair]) -> list[Pair]:
-        """Return the pairs read after a leap backwards without those past the range."""
+        """Check the pairs read after a backward seek; return only those within the range."""
         below, self._below = self._below, None
         if not part and self._source.reader.get(FORMAT, verify_checksums=True) is None:
             raise lost()
@@ -273,14 +273,14 @@ class Scan(Iterator[list[Pair]]):
         return []
 
     def _is_last_there(self) -> bool:
-        """Return whether the last of all keys can be read; then a forward scan didn't end because of damage."""
+        """Return whether the database's last key is readable: then no damage has ended a forward scan."""
         with suppress(plyvel.Error):
             return self._source.reader.get(LAST, verify_checksums=True) is not None
         return False
 
 
 def _fitting(part: list[Pair], room: int) -> int:
-    """Return how many of the pairs fit into ``room`` bytes."""
+    """Return the number of pairs, from the first on, that fit into ``room`` bytes."""
     for number, (_, value) in enumerate(part):
         room -= len(value)
         if room < 0:
@@ -320,5 +320,5 @@ class LeveldbSnapshot(Snapshot):
         return Scan(self._past, space, space.encode_span(start, end), reverse, limit)
 
     def close(self) -> None:
-        """Release the view. Its scans end. May be called twice."""
+        """Release the snapshot, which ends its scans. Idempotent."""
         self._past.close()

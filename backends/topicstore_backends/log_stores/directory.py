@@ -1,12 +1,11 @@
 """A log store in a directory of one machine, or of a file system whose machines see each other's files at once.
 
-An object is a file, and the parts of its name are directories. It is made by writing a draft, syncing it, linking it to
-its name, which the kernel refuses if that is taken, and syncing the directory. So a file that has a name is whole, and
-one that anybody was told of survives a power failure: whoever lists a directory, or meets a name that is taken, syncs
-the directory first, since the one who made the link may not have come to it.
+An object is a file, and the parts of its name are directories. The store writes a draft, fsyncs it, links it to the
+object's name, which the kernel refuses if the name is taken, and fsyncs the directory. So a named file is complete. An
+object that a caller has seen survives a power failure: a process that lists a directory, or finds a name taken, fsyncs
+the directory first. The process that made the link may not have done so yet.
 
-Network file systems that remember for a while which names they have seen, as NFS does, don't hold what
-`topicstore.contract.log_store` demands.
+Network file systems that cache directory entries, such as NFS, don't satisfy `topicstore.contract.log_store`.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from topicstore_backends.files import sync
 __all__ = ["DirectoryLogStore"]
 
 _DRAFTS = ".drafts"
-"""The directory of what is being written. No part of a name begins with a dot."""
+"""The directory of drafts, which are being written. No part of an object's name begins with a dot."""
 _OWNER_ONLY = 0o700
 _CHUNK = 1_000
 """The most names that are yielded at once."""
 
 
 class DirectoryLogStore(LogStore):
-    """Objects as files below one directory."""
+    """A log store of files below one directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -56,7 +55,7 @@ class DirectoryLogStore(LogStore):
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> DirectoryLogStore:
-        """Return the store in a directory, which is made if there is none."""
+        """Return the store in a directory, which is created if it doesn't exist."""
         make_options("file", cls.Options, options)
         parts = urlsplit(url)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
@@ -69,7 +68,7 @@ class DirectoryLogStore(LogStore):
         return self._root.as_uri()
 
     def create(self, name: str, data: bytes) -> None:
-        """Create a file whole and synced, unless one of its name is there."""
+        """Create a file atomically, and fsync it. Raises `ObjectExistsError` if the name is taken."""
         path = self._root / check_name(name)
         try:
             self._make(path.parent)
@@ -81,7 +80,7 @@ class DirectoryLogStore(LogStore):
             raise ObjectExistsError(name, self.place)
 
     def get(self, name: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file. Raises `ObjectNotFoundError` if there is none."""
         path = self._root / check_name(name)
         try:
             return path.read_bytes()
@@ -91,7 +90,7 @@ class DirectoryLogStore(LogStore):
             raise self._unavailable(path, error) from error
 
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        """Yield the names of the files below a directory. One directory after the other is read and synced."""
+        """Yield the names of the files below a directory, in order; fsync each directory before its names."""
         check_name(prefix)
         chunk: list[str] = []
         for name in self._below(prefix, after):
@@ -103,7 +102,7 @@ class DirectoryLogStore(LogStore):
             yield chunk
 
     def delete(self, name: str) -> None:
-        """Remove a file. Its directory stays."""
+        """Remove a file, if it exists, and fsync its directory, which stays."""
         path = self._root / check_name(name)
         try:
             path.unlink()
@@ -123,7 +122,7 @@ class DirectoryLogStore(LogStore):
             return
         except OSError as error:
             raise self._unavailable(path, error) from error
-        # In the order of whole names a directory stands where its name and a slash do.
+        # Whole names are in order, so a directory is sorted by its name with a slash.
         for name, is_folder in sorted((f"{name}/" if is_folder else name, is_folder) for name, is_folder in found):
             full = f"{folder}/{name}"
             if is_folder:
@@ -133,12 +132,12 @@ class DirectoryLogStore(LogStore):
                 yield full
 
     def _link(self, path: Path, data: bytes) -> bool:
-        """Write a draft and give it its name; return whether that was free."""
+        """Write a draft, and link it to the object's name; return whether the name was free."""
         while True:
             draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                lock_file(descriptor, fcntl.LOCK_EX, draft)  # so that nobody takes it for abandoned
+                lock_file(descriptor, fcntl.LOCK_EX, draft)  # so that no other process takes it for abandoned
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(data)
                 os.fsync(descriptor)
@@ -148,14 +147,14 @@ class DirectoryLogStore(LogStore):
             except FileNotFoundError:
                 if draft.exists():
                     raise
-                continue  # an opening took it for abandoned before it was locked
+                continue  # another process that opened the store removed the draft before it was locked
             finally:
                 draft.unlink(missing_ok=True)
                 os.close(descriptor)
             return True
 
     def _make(self, folder: Path) -> None:
-        """Make a directory and its missing parents, so that they survive a power failure."""
+        """Create a directory and its missing parents, and fsync their entries."""
         missing = [folder, *folder.parents]
         if folder.is_dir():
             return
@@ -163,14 +162,14 @@ class DirectoryLogStore(LogStore):
             if not one.is_dir():
                 one.mkdir(_OWNER_ONLY, exist_ok=True)
             if one != one.parent and one.is_relative_to(self._root):
-                sync(one.parent)  # also if another process has just made it: it may not have come to this
+                sync(one.parent)  # also if another process has just made it, and not synced it yet
 
     def _unavailable(self, path: Path, error: OSError) -> StorageUnavailableError:
         return StorageUnavailableError(f"{path}: {error.strerror or error}; look at the disk and its permissions")
 
 
 def _remove_abandoned(drafts: Path) -> None:
-    """Remove the drafts of processes that were killed: nobody holds a lock of those."""
+    """Remove the drafts that no process has locked: their writers were killed."""
     for draft in drafts.iterdir():
         with suppress(FileNotFoundError, BlockingIOError):
             descriptor = os.open(draft, os.O_WRONLY | os.O_CLOEXEC)

@@ -1,11 +1,11 @@
-"""A log store in an object store: S3 and what speaks like it, Google Cloud Storage, Azure, through obstore.
+"""A log store in an object store, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
 
 Addresses and credentials are obstore's own configuration: the environment variables of the clouds (``AWS_REGION``,
 ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``…), roles of machines, and ``config``
 among the options.
 
 A store may answer "already exists" to a request that lost a race whose winner then failed (S3's 409). So that answer
-does not say that there is an object; who gets it reads it, and tries again if there is none.
+doesn't prove that the object exists: the caller reads the object, and tries again if there is none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ObjectStoreOptions:
 
 
 class ObjectLogStore(LogStore):
-    """Objects below a prefix of a bucket or container."""
+    """A log store of objects below a prefix of a bucket or container."""
 
     Options = ObjectStoreOptions
 
@@ -64,16 +64,16 @@ class ObjectLogStore(LogStore):
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> ObjectLogStore:
-        """Return the store; nothing is asked of it yet."""
+        """Return the store. No request is sent yet."""
         return cls(url, make_options(urlsplit(url).scheme, cls.Options, options))
 
     @property
     def place(self) -> str:
-        """The URL, without what could be a password."""
+        """The URL, without user name, password and query."""
         return self._place
 
     def create(self, name: str, data: bytes) -> None:
-        """Create an object, unless there is one."""
+        """Create an object. Raises `ObjectExistsError` if the name is taken."""
         try:
             obstore.put(self._store, check_name(name), data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError) as taken:
@@ -82,7 +82,7 @@ class ObjectLogStore(LogStore):
             raise self._unavailable(error) from error
 
     def get(self, name: str) -> bytes:
-        """Return an object."""
+        """Return the content of an object. Raises `ObjectNotFoundError` if there is none."""
         try:
             return bytes(obstore.get(self._store, check_name(name)).bytes())
         except FileNotFoundError as absent:
@@ -91,7 +91,10 @@ class ObjectLogStore(LogStore):
             raise self._unavailable(error) from error
 
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        """Yield names in pages. A store whose listings are not ordered can't be used (S3 Express One Zone)."""
+        """Yield names in order, a page at a time.
+
+        Raises `StorageUnavailableError` for a store that lists names out of order, such as S3 Express One Zone.
+        """
         check_name(prefix)
         last = after
         try:
@@ -129,11 +132,11 @@ def _settings(scheme: str, options: ObjectStoreOptions) -> dict[str, Any]:
     timeout = timedelta(seconds=options.timeout)
     client = {"timeout": timeout}
     config = dict(options.config)
-    if "allow_http" in config:  # of the client, but written where people look for it
+    if "allow_http" in config:  # a setting of obstore's client, which users expect among the others
         client["allow_http"] = config.pop("allow_http") == "true"  # type: ignore[assignment]
     return {"config": config, "client_options": client, "retry_config": {"retry_timeout": timeout}}
 
 
 def _brief(error: BaseException) -> str:
-    """Return the first lines of an error; the rest is the library's view of itself."""
+    """Return an error's message without obstore's debug output."""
     return " ".join(str(error).partition("\n\nDebug source")[0].split())

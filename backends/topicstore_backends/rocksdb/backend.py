@@ -1,4 +1,4 @@
-"""Options, and opening: for writing, and for reading beside a writer."""
+"""Options of RocksDB, and opening databases for writing, or for reading beside a writer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ OPEN_FILES = 128
 # The index has one entry per block: with 16 KB it is a quarter of the size that it has with RocksDB's
 # default of 4 KB, and scans of small values are a tenth faster. A larger value gets a block of its own.
 BLOCK_BYTES = 16 << 10
-# How many times a reader tries to open a database while its files change.
+# The number of times that a reader tries to open a database while its files change.
 MOMENTS = 20
-# Where less than so many times `RocksdbBackend.room` is free, nothing is compacted before space was reclaimed.
+# While less than this multiple of `RocksdbBackend.room` is free, automatic compactions are off until a reclaim.
 SCARCE = 2
 _THREADS = LibraryThreads("RocksDB", joined_at_exit=True)
 """The threads that flush and compact. They belong to the process (`rocksdict.Env`) and can't be started again."""
 _NOT_READ = frozenset(("LOCK", "LOG", "rocksdict-config.json"))
-"""Files that are written at every opening."""
+"""The files that every opening writes."""
 
 _COMPRESSION: dict[str, Callable[[], rocksdict.DBCompressionType]] = {
     "none": rocksdict.DBCompressionType.none,
@@ -56,7 +56,7 @@ _COMPRESSION: dict[str, Callable[[], rocksdict.DBCompressionType]] = {
 
 @attrs.frozen(kw_only=True)
 class RocksdbOptions:
-    """How RocksDB is tuned. All of it may differ from one opening to the next."""
+    """Tuning options of RocksDB. Each of them may change from one opening to the next."""
 
     compression: str = attrs.field(default="none", validator=attrs.validators.in_(tuple(_COMPRESSION)))
     """The compression of table blocks: ``none``, ``lz4``, ``snappy`` or ``zstd``. The log is never compressed.
@@ -73,7 +73,7 @@ class RocksdbOptions:
 
 
 class RocksdbBackend(Backend):
-    """Opens RocksDB databases that share one block cache."""
+    """A backend of RocksDB databases that share one block cache."""
 
     Options: ClassVar[type] = RocksdbOptions
     unneeded: ClassVar[Sequence[str]] = ("LOG*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json", *OWN_FILES)
@@ -85,7 +85,7 @@ class RocksdbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """Return the bytes of two logs, which are written out before their removal, and of the tables written then."""
+        """The disk space, in bytes, of two logs, and of the tables that are flushed before these logs are removed."""
         return 2 * int(self.options.write_buffer_bytes) + (4 << 20)
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> RocksdbEngine:
@@ -123,7 +123,7 @@ class RocksdbBackend(Backend):
         return engine
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
-        """Cut the logs at the first damage. See `Backend.repair_log`."""
+        """Truncate the logs at the first damage. See `Backend.repair_log`."""
         with Translated(path):
             apply_cuts(cuts_of(damaged, path, manifest_counts=False))
 
@@ -237,7 +237,7 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
 
 
 def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> Opened:
-    """Open a database with its logs cut where that is needed."""
+    """Open a database for reading, with its logs truncated where that is needed."""
     found = cuts(path, manifest_counts=False)
     try:
         return _open_linked(path, options, families, found)
@@ -249,7 +249,7 @@ def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksd
 
 
 def _moment(path: Path) -> dict[str, int]:
-    """Return the names of all files, with sizes of the manifests only: logs may grow at their ends."""
+    """Return the names of all files, with the sizes of manifests only, because logs may grow at their ends."""
     sizes = {}
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
@@ -265,8 +265,8 @@ def _open_linked(
 
     At every opening rocksdict writes ``rocksdict-config.json``, and RocksDB its info log: here they write them beside
     the links. The directory is made beside the tables, which get hard links: compactions of the writer remove tables.
-    Where that fails, as on a full disk or in somebody else's directory, it is made where temporary files are, and
-    RocksDB opens all tables at once and keeps them open.
+    If that fails, as on a full disk or in another user's directory, the system's temporary directory is used. RocksDB
+    then opens all tables at once and keeps them open.
     """
     options.set_max_open_files(OPEN_FILES)
     try:

@@ -1,4 +1,4 @@
-"""The engine: batches, reads, maintenance, and closing."""
+"""The engine on RocksDB: batches, reads, maintenance, and closing."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ Opened: TypeAlias = tuple[rocksdict.Rdict, ReaderDirectory]
 # From this many sorted keys on, an iterator visits them without filling the block cache: so many blocks would
 # evict those that are read repeatedly, and inserting a block takes as long as reading it.
 MANY_KEYS = 256
-# Entries that `RocksdbEngine.verify` reads before it releases the lock for a moment.
+# The number of entries after which `RocksdbEngine.verify` releases the lock once.
 VERIFY_STEPS = 1000
 
 
 class RocksdbEngine(Engine):
-    """One RocksDB database, which the engine owns: it is closed even if the constructor fails.
+    """An engine that owns one RocksDB database, and closes it even if the constructor fails.
 
     Without ``sync`` a batch is in RocksDB's log, handed to the operating system, when `write`
-    returns; with it the log is synced as well, in a second step that lets other threads run.
+    returns; with ``sync`` the log is fsynced as well, in a second step during which other threads run.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class RocksdbEngine(Engine):
         return changes
 
     def flush_log(self) -> None:
-        """Return when everything written so far is on disk. Other threads run meanwhile."""
+        """Fsync the log, so that every completed write is durable. Other threads run meanwhile."""
         with self._calls.lock(), self._calls:
             self._database.flush_wal(True)
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Compact the range now. Other threads run meanwhile."""
+        """Compact the range before returning. Other threads run meanwhile."""
         family = self._family(keyspace)
         with self._calls.lock(), self._calls:
             self._database.flush(True)  # raises the error that keeps RocksDB from writing: compacting raises none
@@ -200,7 +200,7 @@ class RocksdbEngine(Engine):
         return Scan(self._translated, family, self._open_cursor, span, reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of the present state. While it is open RocksDB keeps the files and buffers that it needs."""
+        """Return a snapshot of the current state. While it is open, RocksDB keeps the files and buffers it needs."""
         with self._translated, self._lock:
             self._check_open()
             lock = forking.ProcessLock()
@@ -225,7 +225,7 @@ class RocksdbEngine(Engine):
     def verify(self) -> Iterator[str]:
         """Read every table block that holds a pair, checking its checksum; yield a sentence for each damage.
 
-        After a damaged block it continues after the end of that file. The block cache is not filled.
+        After a damaged block the verification continues after the end of that file. The block cache is not filled.
         """
         self._check_open()
         for family in list(self._families.values()):
@@ -243,7 +243,7 @@ class RocksdbEngine(Engine):
             sync(path.parent)
 
     def checkpoint_steps(self, path: Path) -> Generator[None]:
-        """Write out the buffers first, so that the checkpoint itself finds little in them."""
+        """Flush the buffers first, so that the checkpoint itself has little to write; then make the checkpoint."""
         with self._calls.lock(), self._calls:
             for family in self._families.values():
                 family.data.flush(True)
@@ -298,7 +298,7 @@ class RocksdbEngine(Engine):
             start = self._behind(damage, start)
 
     def _walk(self, family: Family, start: bytes, end: bytes | None = None) -> CorruptionError | None:
-        """Read a keyspace from ``start`` to ``end`` or its end, or to a damage, which is returned."""
+        """Read a keyspace from ``start`` to ``end``, None for its end; return the first damage, or None."""
         cursor = self._open_cursor(family, end, caching=False)
         try:
             with self._translated:
@@ -325,7 +325,7 @@ class RocksdbEngine(Engine):
 
 
 def _steps(iterator: rocksdict.RdictIter) -> bool:
-    """Advance by some pairs; return whether there may be more."""
+    """Advance by up to `VERIFY_STEPS` pairs; return whether there may be more."""
     for _ in repeat(None, VERIFY_STEPS):
         if not iterator.valid():
             iterator.status()
@@ -335,7 +335,7 @@ def _steps(iterator: rocksdict.RdictIter) -> bool:
 
 
 class RocksdbReader(RocksdbEngine):
-    """A RocksDB database as it was when it was opened, which another process may be writing."""
+    """A read-only engine on a RocksDB database as of its opening; another process may write the database."""
 
     def __init__(self, path: Path, opened: Opened, keyspaces: Sequence[Keyspace[Any]], cache: rocksdict.Cache) -> None:
         database, made = opened
@@ -346,15 +346,15 @@ class RocksdbReader(RocksdbEngine):
         raise ReadOnlyDatabaseError(f"{self._path}: the engine was opened to be read")
 
     def flush_log(self) -> None:
-        """Sync everything that can be read here to disk: the writer may not have synced its log yet."""
+        """Fsync the logs, which the writer may not have done yet, so that everything readable here is durable."""
         with self._translated:
             for log in self._path.glob("*.log"):
                 with suppress(FileNotFoundError):  # the log was written out, so its table is on disk
                     sync(log)
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Leave the disk space to the writer."""
+        """Do nothing: only the writer reclaims disk space."""
 
     def checkpoint(self, path: Path) -> None:
-        """Raise `UnsupportedError`: RocksDB makes checkpoints only of databases that are open for writing."""
+        """Raise `UnsupportedError`: RocksDB makes checkpoints only of databases opened for writing."""
         raise UnsupportedError("RocksDB makes no checkpoint of what is only read")

@@ -20,7 +20,7 @@ _RECOVERY_HINT = (
 )
 
 _EARLIER = re.compile(r"IO error: Writer has previous error\.?\s*")
-"""Matches RocksDB's words for a log whose writer's first error it has already reported."""
+"""Matches RocksDB's message for a log whose writer's first error RocksDB has already reported."""
 _HELD = re.compile(r"LOCK: (?:No locks available|Resource temporarily unavailable)")
 
 

@@ -12,7 +12,7 @@ __all__ = ["Family"]
 
 
 class Family:
-    """A keyspace's column family, and how its keys become bytes and back."""
+    """A keyspace's column family, with the encoding of its keys."""
 
     __slots__ = ("data", "decode", "encode", "encode_all", "handle", "name")
 

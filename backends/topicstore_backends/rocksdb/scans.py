@@ -18,7 +18,7 @@ from .families import Family
 
 __all__ = ["Cursor", "RocksdbSnapshot", "Scan"]
 
-# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these sizes.
+# A scan's first list is small, so that a seek costs microseconds; the next ones grow to these sizes.
 FIRST_PAIRS, MOST_PAIRS = 16, 4096
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 20
 GROWTH = 4
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Cursor:
-    """The only holder of a RocksDB iterator, so that closing can find and drop it."""
+    """The only owner of a RocksDB iterator, so that closing the engine can find and drop the iterator."""
 
     __slots__ = ("__weakref__", "bound", "bounded", "iterator", "lock", "standing")
 
@@ -66,7 +66,7 @@ class Cursor:
                 raise
 
     def values_of(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """Seek to one key after the other; return the values."""
+        """Seek to each key in turn; return the values, None where there is none."""
         return self.use(lambda iterator: self._values_of(iterator, keys))
 
     def _values_of(self, iterator: rocksdict.RdictIter, keys: Iterable[bytes]) -> list[bytes | None]:
@@ -87,7 +87,7 @@ class Cursor:
 
 
 class Scan(Iterator[list[tuple[K, bytes]]]):
-    """The pairs of one range, a list at a time."""
+    """An iterator over the pairs of one range, a list at a time."""
 
     def __init__(
         self,
@@ -131,18 +131,18 @@ class Scan(Iterator[list[tuple[K, bytes]]]):
         return chunk
 
     def close(self) -> None:
-        """End the scan. Dropping it does the same."""
+        """End the scan and release its iterator. Dropping the scan does the same."""
         self._done = True
         self._cursor = None
 
     def _far_end(self) -> Callable[[bytes], bool] | None:
-        """Return a function that says whether a key lies past the range in the direction of the scan."""
+        """Return a predicate for keys past the range in the scan's direction, or None if the range is open there."""
         if self._reverse:
             return None if self._start is None else self._start.__gt__
         return None if self._end is None else self._end.__le__
 
     def _advance(self, cursor: Cursor, iterator: rocksdict.RdictIter) -> list[tuple[K, bytes]]:
-        """Take the next list, starting where the last one ended."""
+        """Return the next list, which begins where the last list ended."""
         if cursor.standing is not self._token:
             self._seek(iterator)
             cursor.standing = self._token
@@ -215,7 +215,7 @@ class Scan(Iterator[list[tuple[K, bytes]]]):
 
 
 class RocksdbSnapshot(Snapshot):
-    """One open iterator per keyspace. Each sees the state in which it was made."""
+    """A snapshot: one open iterator per keyspace, all made from the same state."""
 
     def __init__(self, translated: Translated, cursors: ByKeyspace[tuple[Family, Cursor]]) -> None:
         self._translated = translated
@@ -247,6 +247,6 @@ class RocksdbSnapshot(Snapshot):
         return Scan(self._translated, family, lambda _family, _end: cursor, span, reverse, limit)
 
     def close(self) -> None:
-        """Drop the iterators. Scans end. May be called twice."""
+        """Drop the iterators, which ends the scans. Idempotent."""
         for _, cursor in self._cursors.values():
             cursor.close()

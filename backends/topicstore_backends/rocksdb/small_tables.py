@@ -1,6 +1,6 @@
-"""Finds tables that are too small to be worth a file each, and that RocksDB leaves as they are.
+"""Detection of small tables that RocksDB doesn't merge by itself.
 
-Each session of a program writes its messages out as a table when it ends. If their keys follow all others, RocksDB
+Each session of a program flushes its messages into a table when it ends. If their keys follow all others, RocksDB
 moves the table down to the last level as it is, and merges it with none (https://github.com/facebook/rocksdb/issues/9540).
 """
 
@@ -18,13 +18,13 @@ from .families import Family
 __all__ = ["REWRITING", "small_runs"]
 
 SMALL_BYTES = 1 << 20
-"""Tables below this size are small. So many sessions cost one rewriting of about as many bytes."""
+"""The size, in bytes, below which a table is small."""
 FEWEST = 16
-"""The number of small tables side by side from which on they are merged."""
+"""The least number of adjacent small tables that are merged."""
 MOST_BYTES = 16 << 20
-"""The bytes that are merged at a time: opening a database must not take long."""
+"""The most bytes of tables that are merged at a time: opening a database must not take long."""
 REWRITING = rocksdict.CompactOptions()
-"""Merges tables of the last level too, which are otherwise left as they are."""
+"""The options of a compaction that also merges tables of the last level."""
 REWRITING.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
 _LISTED = re.compile(r"^ (\d+):\d+\[", re.MULTILINE)
 """The number of a table in RocksDB's own list of them: `` 47:1171[1 .. 1]['key' seq:1, type:1 .. ``…"""

@@ -1,4 +1,4 @@
-"""Merging blocks into segments: how much is done and when, and what comes of names, payloads and damage."""
+"""Tests of compaction: when and how much it merges, long names, large payloads, and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPICS = ["a", "b", "a/b", "a/c", "$x/a", "$y/a", "/", "//", LONG, *(f"t/{n}/{k}
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """Open a database that merges only when it is told to."""
+    """Open a database that compacts only on request."""
     with ts.open(tmp_path / "db", backend="memory", auto_compact=False) as opened:
         yield opened
 
@@ -41,12 +41,12 @@ def segments_of(db: ts.Database, generation: int = 1) -> list[Segment]:
 
 
 def numbered(start: int, rows: int, topics: list[str] = TOPICS, size: int = 8) -> list[Message]:
-    """Return messages whose payloads count up."""
+    """Return messages whose payloads are consecutive numbers."""
     return [Message(topic_of(n, topics), n.to_bytes(size, "big"), "c") for n in range(start, start + rows)]
 
 
 def topic_of(number: int, topics: list[str]) -> str:
-    """Return the topic of a numbered message: all come, in an order that doesn't repeat soon."""
+    """Return the topic of a numbered message; all topics occur, in an order that doesn't repeat soon."""
     return topics[(number * number + number // 5) % len(topics)]
 
 
@@ -55,13 +55,13 @@ def numbers(messages: list[Message]) -> list[int]:
 
 
 def everything(db: ts.Database) -> list[int]:
-    """Return the numbers of all messages in order of position, those that begin with ``$`` too."""
+    """Return the sorted numbers of all messages, including those whose topics begin with ``$``."""
     cursor = db.storage.begin(0, db.storage.shards[0].generations.current, 0, ts.TopicFilter("#"), 0)
     found = [message for _, message in drain(db, cursor)[0]]
     return sorted(numbers([*found, *db.replay("$x/#"), *db.replay("$y/#")]))
 
 
-# --- how much is done, and when ------------------------------------------------------
+# --- when and how much is merged -----------------------------------------------------
 
 
 def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
@@ -74,7 +74,7 @@ def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_nothing_is_done_for_little(db: ts.Database) -> None:
-    """Unless it is asked for: then all is merged, and the next time there is nothing to do."""
+    """A few messages are merged only if the compaction is ``whole``, and the next one finds nothing to do."""
     assert 0 == db.storage.shards[0].rewriter.compact(whole=False) == db.compact().messages
     db.store(numbered(0, 24, ["a"]))
     assert 0 == db.storage.shards[0].rewriter.compact(whole=False)
@@ -85,7 +85,7 @@ def test_nothing_is_done_for_little(db: ts.Database) -> None:
     db.store(numbered(44, 5, ["a"]))
     assert 49 == db.storage.shards[0].rewriter.compact(
         whole=False
-    )  # with the segment that there is, because both fit into one
+    )  # the existing segment is merged too, because both fit into one
     db.store(numbered(49, 26, ["a"]))
     assert 26 == db.storage.shards[0].rewriter.compact(whole=False)
     assert [49, 26] == [segment.messages for segment in segments_of(db)]
@@ -100,7 +100,7 @@ def test_nothing_is_done_for_little(db: ts.Database) -> None:
 def test_each_message_is_rewritten_a_few_times(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, most: int, size: int, blocks: int, times: float
 ) -> None:
-    """However long storing goes on: twice at most, but where batches are so small that a step can't take enough."""
+    """Each message is rewritten at most twice, unless batches are so small that a step takes too few messages."""
     monkeypatch.setattr(compaction, "MOST_BLOCKS", blocks)
     source, stored, rewritten = random.Random(most), 0, 0
     while stored < 1_500:
@@ -115,7 +115,7 @@ def test_each_message_is_rewritten_a_few_times(
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
-    """What came before it is merged though it is little, and it is a segment by itself."""
+    """A payload larger than a segment becomes a segment of its own, and the messages before it are merged."""
     for number in range(12):
         db.store(numbered(number, 1, ["a"], size=210_000 if number % 3 == 2 else 8))
     assert 12 - 0 == db.storage.shards[0].rewriter.compact(whole=False)
@@ -125,7 +125,7 @@ def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
-    """Neighbours, as many as fit into one; and once they are, that is that."""
+    """A whole compaction joins adjacent segments that deletes made small, and the next one changes nothing."""
     for start in range(0, 400, 10):
         db.store(numbered(start, 10))
     db.compact()
@@ -146,7 +146,7 @@ def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
 
 
 def grouped(sizes: list[int]) -> list[int]:
-    """Join neighbours from the left as long as they fit."""
+    """Join adjacent sizes from the left as long as they fit into a segment."""
     groups: list[int] = []
     for size in sizes:
         if groups and groups[-1] + size <= compaction.SEGMENT_ROWS:
@@ -158,7 +158,7 @@ def grouped(sizes: list[int]) -> list[int]:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_emptied_segments_are_gone(db: ts.Database) -> None:
-    """With all that they had, whether one by one or at once; what is stored later is merged as ever."""
+    """A segment whose messages were all deleted leaves nothing stored, and later messages are merged as usual."""
     db.store(numbered(0, 200))
     db.compact()
     for topic in ("t/#", "#", "$x/#", "$y/#"):
@@ -174,7 +174,7 @@ def test_emptied_segments_are_gone(db: ts.Database) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
-    """And the next one begins anew."""
+    """A sealed generation is compacted as well, separately from the current one."""
     db.store(numbered(0, 70))
     db.add_generation()
     db.store(numbered(70, 70))
@@ -189,7 +189,7 @@ def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("first", range(40, 51))
 def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
-    """Also not where it has a block of one stream, and others behind that: segments don't overlap."""
+    """Compaction never splits a batch, so that segments don't overlap, even if the batch has several blocks."""
     db.store(numbered(0, first, ["a"]))
     db.store([*numbered(first, 4, ["b"]), *numbered(first + 4, 20, ["c", "d"])])
     db.storage.shards[0].rewriter.compact(whole=False)
@@ -201,7 +201,7 @@ def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
 
 @pytest.mark.slow
 def test_steps_of_many_small_batches(db: ts.Database) -> None:
-    """Ten thousand batches of one message take a few steps, each of a bounded number of blocks."""
+    """Ten thousand batches of one message are merged in a few steps, each of a bounded number of blocks."""
     for start in range(10_000):
         db.store(numbered(start, 1))
     assert [compaction.MOST_BLOCKS, 10_000] == [step.messages for step in steps_of(db, whole=True)]
@@ -210,7 +210,7 @@ def test_steps_of_many_small_batches(db: ts.Database) -> None:
 
 
 def test_steps_of_large_payloads(db: ts.Database) -> None:
-    """A step holds so many bytes, or one message; frames are as small as the messages allow."""
+    """A step merges a bounded number of bytes or a single message, and frames of large payloads have few rows."""
     source = random.Random(1)
     sizes = [5 << 20] * 14 + [40 << 20] + [1 << 20] * 9 + [100_000] * 60
     for number, size in enumerate(sizes):
@@ -225,7 +225,7 @@ def test_steps_of_large_payloads(db: ts.Database) -> None:
 
 
 def test_steps_of_long_names(db: ts.Database) -> None:
-    """Names count as payloads do, where each is another; where they come again, they count once."""
+    """Long names count towards the bytes of a segment, and a repeated name counts once."""
     padding = "x" * 60_000
     for start in range(0, 800, 20):
         db.store([Message(f"{n}/{padding}", b"", "c") for n in range(start, start + 20)])
@@ -243,7 +243,7 @@ def test_steps_of_long_names(db: ts.Database) -> None:
 
 @pytest.mark.slow
 def test_200000_topics(tmp_path: Path) -> None:
-    """A third has numbers, the others are texts; each is found, by itself and by a filter, before merging and after."""
+    """Topics beyond the dictionary's capacity are found by name and by filter, before and after a compaction."""
     topics = [f"f/{number % 50}/{number}" for number in range(200_000)]
     with ts.open(tmp_path / "db", backend="memory", auto_compact=False) as db:
         for start in range(0, len(topics), 8_000):
@@ -268,7 +268,7 @@ def check_topics(db: ts.Database, topics: list[str]) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_an_exact_topic_that_was_never_stored(db: ts.Database) -> None:
-    """Nothing is read for it as long as it would have a number; then it may be among the texts."""
+    """A literal topic that was never stored costs no read, until it could be among those stored as text."""
     db.store([Message("t/1/u", b""), Message("t/1/v", b"")])
     assert (0, 1) == (covered(db, "t/1/w"), covered(db, "t/1/u"))
     db.store([Message(LONG, b"1")])
@@ -286,12 +286,12 @@ def covered(db: ts.Database, text: str) -> int:
     return len(slab_of(db).cover(ts.TopicFilter(text)))
 
 
-# --- what breaks off -----------------------------------------------------------------
+# --- merges that fail ----------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
-    """It stops there, and has changed nothing; what it could not read is not passed over later either."""
+    """A merge that finds damage raises an error and changes nothing, and readers still report the damage."""
     for start in range(0, 40, 10):
         db.store(numbered(start, 10, ["a"]))
     shard = db.storage.shards[0]

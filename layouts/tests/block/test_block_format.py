@@ -1,4 +1,4 @@
-"""Blocks as bytes: what goes in comes out, and nothing else does, whatever happens to the bytes."""
+"""Tests of the stored form of blocks: round trips, and detection of damage and hostile bytes."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def rows_of(columns: Columns) -> dict[str, list[Any]]:
 
 
 def encoded(columns: Columns, codec: str = "none", *, stream: int = 5, gap: int = 0, above: int = 0) -> bytes:
-    """Return a block whose batch began ``gap`` positions before it and whose key ends ``above`` higher."""
+    """Return a block; its batch began ``gap`` positions earlier, and its key is ``above`` the last position."""
     base, last = int(columns.positions[0]) - gap, int(columns.positions[-1]) + above
     return encode_block(columns, stream, base, block_seed(last, SLAB), Compressor(codec, 3))
 
 
 def opened(value: bytes, last: int) -> Block:
-    """Open a block under its key."""
+    """Decode a block under the key that ends in ``last``."""
     return Block(value, last, block_seed(last, SLAB))
 
 
@@ -81,7 +81,7 @@ def columns_of(payloads: list[bytes], first: int = 1 << 60, **other: Any) -> Col
 
 @st.composite
 def formed(draw: st.DrawFn, source: random.Random, rows: int, highest: int, *, kind: type = int) -> Any:
-    """Make a column of numbers up to ``highest``, in any form: a constant, an array or a list."""
+    """Return a column of numbers up to ``highest`` in any form: constant, array or list."""
     form = draw(st.sampled_from(["constant", "same", "array", "list"]))
     if form == "constant":
         return Constant(kind(draw(st.integers(0, highest))), rows)
@@ -96,7 +96,7 @@ def formed(draw: st.DrawFn, source: random.Random, rows: int, highest: int, *, k
 
 @st.composite
 def names(draw: st.DrawFn, source: random.Random, rows: int) -> Any:
-    """Make a column of names: as numbers, or as texts, one of them or several."""
+    """Return a column of names in any form: numbers, one text or several texts."""
     form = draw(st.sampled_from(["numbers", "numbers", "text", "texts"]))
     if form == "numbers":
         return draw(formed(source, rows, 2**32 - 1))
@@ -106,7 +106,7 @@ def names(draw: st.DrawFn, source: random.Random, rows: int) -> Any:
 
 @st.composite
 def blocks(draw: st.DrawFn, row_counts: st.SearchStrategy[int]) -> Columns:
-    """Make columns of all forms; a seed drawn by Hypothesis fills them."""
+    """Return columns of all forms, filled from a seed that Hypothesis draws."""
     rows, source = draw(row_counts), random.Random(draw(st.integers(0, 2**32)))
     first = draw(st.sampled_from([0, 1, 1 << 60, MAX_TIME << COUNTER_BITS]))
     most = draw(st.sampled_from([1, 2, 300, 1 << 20, 1 << 40]))
@@ -162,13 +162,13 @@ def check_round_trip(columns: Columns, codec: str, stream: int, gap: int, above:
     st.integers(0, 9),
 )
 def test_what_goes_in_comes_out(columns: Columns, codec: str, stream: int, gap: int, above: int) -> None:
-    """Every form of every column, with a few rows."""
+    """Every form of every column is decoded as it was encoded."""
     check_round_trip(columns, codec, stream, gap, above)
 
 
 @given(blocks(st.integers(1, 20)), codecs, st.randoms(use_true_random=False), st.integers(0, 9))
 def test_frames_keep_any_order(columns: Columns, codec: str, source: random.Random, number: int) -> None:
-    """Rows in order of topic have positions in none, and nothing about them is lost."""
+    """A frame keeps its rows in any order of positions."""
     end = int(columns.positions.max()) + 3
     order = list(range(len(columns.positions)))
     source.shuffle(order)
@@ -182,7 +182,7 @@ def test_frames_keep_any_order(columns: Columns, codec: str, source: random.Rand
 
 
 def test_frames_of_one_run_of_positions_need_none() -> None:
-    """One topic, stored without a break: its positions count up, and take no room."""
+    """Consecutive positions take no space in a frame."""
     columns = columns_of([b"x"] * 1_000, topics=Constant("a/b", 1_000))
     seed = frame_seed(1 << 61, 0, SLAB)
     value = encode_frame(columns, 1, 1, seed, Compressor("none", 0))
@@ -191,7 +191,7 @@ def test_frames_of_one_run_of_positions_need_none() -> None:
 
 
 def test_texts_of_a_block_are_those_it_needs() -> None:
-    """A part of a batch keeps none of the other parts' names."""
+    """A block of a part of a batch holds only the names of its own rows."""
     columns = columns_of([b""] * 100, topics=coded([f"topic/{number}" for number in range(100)]))
     few = opened(encoded(columns.window(3, 5)), (1 << 60) + 4).topics()
     assert ["topic/3", "topic/4"] == few.texts.values.tolist() == to_list(few)
@@ -201,12 +201,12 @@ def test_texts_of_a_block_are_those_it_needs() -> None:
 @settings(max_examples=36)
 @given(blocks(st.sampled_from([1, 15, 16, 255, 256, 8_192, 9_000])), codecs)
 def test_many_rows(columns: Columns, codec: str) -> None:
-    """Around the sizes at which msgpack's prefixes change and beyond the most rows that a block gets."""
+    """Blocks are decoded correctly around the row counts at which msgpack's prefixes change, and with many rows."""
     check_round_trip(columns, codec, 1, 0, 0)
 
 
 def test_more_rows_than_a_short_array_has() -> None:
-    """From 65,536 on msgpack's array has a longer head; payloads are still found by their sizes."""
+    """Payloads are found by their sizes also from 65,536 rows on, where msgpack's array header is longer."""
     for rows in (65_535, 65_536):
         payloads = [bytes((number & 0xFF,)) * (number % 3) for number in range(rows)]
         columns = columns_of(payloads)
@@ -219,19 +219,19 @@ def test_more_rows_than_a_short_array_has() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, memoryview, bytearray])
 def test_any_kind_of_bytes_can_be_read(kind: Callable[[bytes], bytes]) -> None:
-    """Engines may give views of memory of their own."""
+    """A block can be decoded from bytes, a memory view or a bytearray, which engines may return."""
     columns = columns_of([b"a" * 200, b"b"])
     assert rows_of(columns) == rows_of(opened(kind(encoded(columns)), int(columns.positions[-1])).columns())
 
 
 def test_constant_columns_take_no_room() -> None:
-    """A thousand rows with one topic and consecutive positions cost their payloads and little more."""
+    """A thousand rows with one topic and consecutive positions take little more than their payloads."""
     columns = columns_of([b"x"] * 1_000, topics=Constant(70_000, 1_000), qos=[1] * 1_000)
     assert len(encoded(columns)) < BODY + 3 + 3 * 1_000 + 30
 
 
 def test_rows_that_compress_badly_are_left_as_they_are() -> None:
-    """No codec makes a block larger than none."""
+    """A block that doesn't compress is stored uncompressed, so that no codec enlarges it."""
     columns = columns_of([random.Random(1).randbytes(4_000)])
     for codec in CODECS:
         value = encoded(columns, codec)
@@ -241,14 +241,14 @@ def test_rows_that_compress_badly_are_left_as_they_are() -> None:
 
 @every_codec
 def test_the_codec_is_used(codec: str) -> None:
-    """Sections that shrink are stored as the codec's number says."""
+    """A section that compresses is stored with the chosen codec's number."""
     columns = columns_of([b"payload" * 10] * 200, topics=np.arange(200) % 2)
     number = {"none": 0, "zstd": 1, "lz4": 2}[codec]
     assert (number, number) == HEADER.unpack_from(encoded(columns, codec))[HEAD_CODEC : PAYLOAD_CODEC + 1]
 
 
 def test_codecs_are_those_of_the_options() -> None:
-    """Each can be chosen, and no other."""
+    """The options accept each supported codec and no other."""
     assert list(CODECS) == [BlockOptions(compression=codec).compression for codec in CODECS]
     with pytest.raises(ValueError, match="compression"):
         BlockOptions(compression="gzip")  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_codecs_are_those_of_the_options() -> None:
 
 @given(blocks(st.integers(1, 40)), st.data())
 def test_columns_are_cut_and_picked(columns: Columns, data: st.DataObject) -> None:
-    """`Columns.take` and `Columns.window` keep rows together."""
+    """`Columns.take` and `Columns.window` select the same rows from every column."""
     rows = len(columns.positions)
     start = data.draw(st.integers(0, rows))
     stop = data.draw(st.integers(start, rows))
@@ -287,7 +287,7 @@ def sample() -> Columns:
 
 
 def restamp(fields: list[int], body: bytes, last: int) -> bytes:
-    """Return a block with this header and a checksum that is right."""
+    """Return a block with this header and body and a correct checksum."""
     header = HEADER.pack(*fields)
     return header + xxhash.xxh3_64_intdigest(header + body, seed=block_seed(last, SLAB)).to_bytes(8, "little") + body
 
@@ -298,7 +298,7 @@ def take_apart(value: bytes) -> tuple[list[int], bytes]:
 
 @every_codec
 def test_every_flipped_bit_and_truncation_is_found(codec: str) -> None:
-    """The checksum covers all of a block; only the version byte may say that it is newer."""
+    """Every flipped bit and truncation of a block is detected; a changed version byte may count as a newer version."""
     columns = sample()
     value, last = encoded(columns, codec), int(columns.positions[-1])
     assert rows_of(columns) == rows_of(opened(value, last).columns())
@@ -308,7 +308,7 @@ def test_every_flipped_bit_and_truncation_is_found(codec: str) -> None:
 
 
 def test_a_block_is_bound_to_its_key() -> None:
-    """Under another position it is damage: the engine mixed up its values."""
+    """A block under another position, generation or shard has a wrong checksum."""
     columns = sample()
     value, last = encoded(columns), int(columns.positions[-1])
     for wrong in (0, last - 1, last + 1, 2**64 - 1):
@@ -320,7 +320,7 @@ def test_a_block_is_bound_to_its_key() -> None:
 
 
 def test_seeds_differ() -> None:
-    """A block, the frames of a segment and those of its neighbours in other slabs are never taken for each other."""
+    """Blocks, frames and indexes of nearby positions and slabs have different checksum seeds."""
     ends = [*range(20), FIRST_END, FIRST_END + 1, 2**64 - 1]
     slabs = [0, 1, 2, 1 << 32, SLAB]
     seeds = [block_seed(end, slab) for end in ends for slab in slabs]
@@ -330,7 +330,7 @@ def test_seeds_differ() -> None:
 
 
 def test_flags_of_a_later_version() -> None:
-    """They are refused by name, not passed over."""
+    """Unknown flags raise `NewerFormatError` with their value."""
     columns = sample()
     fields, body = take_apart(encoded(columns))
     for flags in (2, 3, 255):
@@ -340,7 +340,7 @@ def test_flags_of_a_later_version() -> None:
 
 
 def test_a_newer_block_says_so() -> None:
-    """Any higher version; a lower one was never written."""
+    """A higher version raises `NewerFormatError`; a lower one, which was never written, is damage."""
     for version in (2, 3, 255):
         with pytest.raises(NewerFormatError, match=f"version {version}"):
             opened(bytes((version,)) + encoded(sample())[1:], 1)
@@ -352,7 +352,7 @@ def test_a_newer_block_says_so() -> None:
 @every_codec
 @pytest.mark.parametrize("field", [ROWS, HEAD_SIZE, RAW_HEAD, RAW_PAYLOADS, HEAD_CODEC, PAYLOAD_CODEC])
 def test_hostile_sizes(codec: str, field: int) -> None:
-    """Even with a right checksum a header's sizes get no more memory than the block is worth, and no rows."""
+    """A header with wrong sizes and a correct checksum raises an error, without large allocations."""
     columns = sample()
     value, last = encoded(columns, codec), int(columns.positions[-1])
     fields, body = take_apart(value)
@@ -368,7 +368,7 @@ def test_hostile_sizes(codec: str, field: int) -> None:
 
 
 def test_a_frame_that_says_more_than_the_header() -> None:
-    """A zstd frame carries a size of its own, which must not decide how much memory is taken."""
+    """The size in a zstd frame doesn't determine how much memory is allocated."""
     huge = bytes.fromhex("28b52ffde0") + (1 << 50).to_bytes(8, "little") + b"\1\0\0"
     for stored in (huge, zstandard.compress(b"a" * 100_000), b"", b"(\xb5/\xfd"):
         with pytest.raises(CorruptionError):
@@ -376,7 +376,7 @@ def test_a_frame_that_says_more_than_the_header() -> None:
 
 
 def test_lz4_can_only_make_so_much() -> None:
-    """A raw lz4 block doesn't say how much it makes: the header's word is checked against what is possible."""
+    """A size that an lz4 block can't decompress to raises an error, because raw lz4 doesn't store its size."""
     stored = pa.compress(b"a" * 1_000, "lz4_raw", asbytes=True)
     assert b"a" * 1_000 == bytes(decompress(2, memoryview(stored), 1_000))
     for size in (0, 1, 999, 255 * len(stored) + 1, 2**32 - 1):
@@ -385,7 +385,7 @@ def test_lz4_can_only_make_so_much() -> None:
 
 
 def test_an_unknown_codec() -> None:
-    """It is named."""
+    """An unknown codec number raises an error that names it."""
     with pytest.raises(CorruptionError, match="no codec 3"):
         decompress(3, memoryview(b"abc"), 3)
 
@@ -409,7 +409,7 @@ heads = st.tuples(
 @settings(max_examples=400)
 @given(heads | st.binary(max_size=20), st.booleans())
 def test_a_hostile_head(head: tuple[Any, ...] | bytes, frame: bool) -> None:
-    """A head that somebody made up either gives three rows or is damage; nothing else is raised."""
+    """A fabricated head with a correct checksum either decodes to three rows or raises `CorruptionError`."""
     columns = columns_of([b"a", b"", b"b" * 300])
     fields, body = take_apart(encoded(columns))
     payloads = body[fields[HEAD_SIZE] :]
@@ -427,7 +427,7 @@ def test_a_hostile_head(head: tuple[Any, ...] | bytes, frame: bool) -> None:
 
 
 def test_a_head_that_is_not_utf_8() -> None:
-    """Texts of properties are decoded too."""
+    """Text in properties that is not UTF-8 raises `CorruptionError`."""
     columns = columns_of([b"a"], properties=[Properties(content_type="\x01\x02\x03")])
     fields, body = take_apart(encoded(columns))
     assert 1 == body.count(b"\1\2\3")
@@ -439,7 +439,7 @@ def test_a_head_that_is_not_utf_8() -> None:
 
 
 def packed(payloads: list[bytes], view: Callable[[bytes], Any] = bytes, *, even: bool = False) -> PackedPayloads:
-    """Return payloads as a block has them."""
+    """Return payloads in their stored form; with ``even`` their size is a constant."""
     sizes: Any = np.array(list(map(len, payloads)), dtype=np.uint32)
     if even:
         sizes = Constant(len(payloads[0]), len(payloads))
@@ -466,14 +466,14 @@ views = pytest.mark.parametrize(
 
 
 def evenly(payloads: list[bytes]) -> list[bool]:
-    """Say in which forms the sizes of payloads may come."""
+    """Return the values of ``even`` that these payloads allow."""
     return [False, True] if len(set(map(len, payloads))) == 1 else [False]
 
 
 @every_shape
 @views
 def test_payloads_agree_in_every_form(shape: str, view: Callable[[bytes], Any]) -> None:
-    """As a list, picked a few or many in any order, and as Arrow."""
+    """Payloads are the same as a list, as an Arrow array, and picked in any number and order."""
     payloads, source = SHAPES[shape], random.Random(1)
     rows = len(payloads)
     for even in evenly(payloads):
@@ -494,14 +494,14 @@ def test_payloads_agree_in_every_form(shape: str, view: Callable[[bytes], Any]) 
 
 
 def test_the_list_is_the_same_each_time() -> None:
-    """Decoded once."""
+    """The list of payloads is decoded only once."""
     column = packed([b"a", b"b"])
     assert column.tolist() is column.tolist()
 
 
 @every_shape
 def test_lengths_that_lie(shape: str) -> None:
-    """Wrong lengths never make Arrow or a pick read elsewhere: what adds up to another size is damage."""
+    """Wrong lengths of payloads never make a read return other bytes: it is correct or raises `CorruptionError`."""
     payloads = SHAPES[shape]
     raw = msgspec.msgpack.encode(payloads)
     rows = len(payloads)
@@ -518,7 +518,7 @@ def test_lengths_that_lie(shape: str) -> None:
 
 
 def test_a_list_of_another_length() -> None:
-    """As many payloads as there are rows, or damage."""
+    """A number of payloads that differs from the number of rows raises `CorruptionError`."""
     raw = msgspec.msgpack.encode([b"a", b"b"])
     for rows in (1, 3):
         with pytest.raises(CorruptionError, match="2 payloads"):

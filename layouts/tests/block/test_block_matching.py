@@ -1,4 +1,4 @@
-"""Which topics a filter wants: every short cut says what `TopicFilter.matches` says of each topic by itself."""
+"""Tests that every way to match topics agrees with `TopicFilter.matches` of each topic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table() -> NameTable:
 
 
 def listed(found: Any, rows: int) -> list[bool]:
-    """Return what a matcher says as one verdict a row, and check that a mask is only given where it is needed."""
+    """Return a matcher's result as one verdict per row, after checking that a mask is neither all true nor false."""
     if isinstance(found, bool):
         return [found] * rows
     verdicts: list[bool] = found.tolist()
@@ -43,7 +43,7 @@ def listed(found: Any, rows: int) -> list[bool]:
 
 @pytest.mark.parametrize("text", ["#", "t/+", "t/7", "t/never", "$x/#", "+/7/#"])
 def test_verdicts(text: str) -> None:
-    """Whatever came before: numbers in any order, constant or not, topics that are new since."""
+    """A matcher judges topic numbers in any order and form, including topics added after its creation."""
     names = table()
     matcher, matches = Matcher(TopicFilter(text), names), TopicFilter(text).matches
     topics = [f"{'$x' if n % 3 == 0 else 't'}/{n}" for n in range(300)]
@@ -57,7 +57,7 @@ def test_verdicts(text: str) -> None:
 
 
 def test_an_unknown_topic_number_is_damage() -> None:
-    """A filter can't judge a name that nobody has; it is not passed over."""
+    """A topic number without a name raises `CorruptionError`."""
     names = table()
     names.encode(["a", "b"])
     matcher = Matcher(TopicFilter("+"), names)
@@ -67,7 +67,7 @@ def test_an_unknown_topic_number_is_damage() -> None:
 
 
 def test_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there is room for, and not fewer."""
+    """The matchers of the filters used last are cached, as many as the limit allows."""
     monkeypatch.setattr(matching, "_KEPT_BYTES", 64)
     monkeypatch.setattr(matching, "_LEAST_BYTES", 8)
     matchers = Matchers(table())
@@ -91,7 +91,7 @@ some_topics = st.lists(strategies.topics() | st.sampled_from(ODD), min_size=1, m
 @settings(max_examples=200)
 @given(some_topics, st.data())
 def test_texts(topics: list[str], data: st.DataObject) -> None:
-    """A few are judged one by one and many by one expression, with the same result, whatever characters they have."""
+    """A few texts, judged one by one, and many, judged by one expression, get correct verdicts for any characters."""
     text = data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics))
     matcher, matches = Matcher(TopicFilter(text), table()), TopicFilter(text).matches
     many = list(dict.fromkeys([*topics, *ODD, *(f"{topic[:99]}/{n}" for n in range(40) for topic in topics[:1])]))
@@ -109,7 +109,7 @@ def test_texts(topics: list[str], data: st.DataObject) -> None:
 @pytest.mark.parametrize("length", [990, 1_000, 1_001, 65_535])
 @pytest.mark.parametrize("level", ["\U0001f68c", "x", "-", "+"])
 def test_long_filters(level: str, length: int) -> None:
-    """None is too long for the way it is judged."""
+    """Filters of any length are matched correctly, whether they become an expression or not."""
     levels = length // 2 if level == "+" else 1
     text = "/".join([level] * levels) if level == "+" else level * (length // len(level.encode()))
     topic = text.replace("+", "a")
@@ -118,11 +118,11 @@ def test_long_filters(level: str, length: int) -> None:
     assert [True] + [False] * 41 == listed(matcher.rows(coded(topics)), 42)
 
 
-# --- where topics lie ---------------------------------------------------------------
+# --- ranges of topics ---------------------------------------------------------------
 
 
 def learned(topics: list[str], capacity: int = 1 << 16) -> LearnedTopics:
-    """Return a trie that learns quickly, and has learned these."""
+    """Return a trie with low thresholds that has learned these topics."""
     trie = LearnedTopics(1, (2, 1), capacity)
     trie.learn_all(topics)
     return trie
@@ -148,7 +148,7 @@ def learned(topics: list[str], capacity: int = 1 << 16) -> LearnedTopics:
     ],
 )
 def test_ranges(levels: str, text: str, expected: tuple[str, str | None]) -> None:
-    """Up to the first level that neither the stream nor the filter knows."""
+    """A range is as narrow as the levels before the first one that neither the stream nor the filter fixes."""
     assert expected == topic_range(tuple(levels.split("/")), TopicFilter(text))
 
 
@@ -156,7 +156,7 @@ def test_ranges(levels: str, text: str, expected: tuple[str, str | None]) -> Non
 @given(learned_topics, st.data())
 @example(["$x/1", "$x/2", "$y/2"], None)
 def test_what_is_wanted(topics: list[str], data: st.DataObject | None) -> None:
-    """Every matching topic lies in a range of its stream; where all of a stream or of everything is wanted, it is."""
+    """Every matching topic lies in the range of its stream, and a covered stream has only matching topics."""
     filters = strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics)
     text = "#" if data is None else data.draw(filters)
     capacity = 1 << 16 if data is None else data.draw(st.sampled_from([4, 1 << 16]))
@@ -186,7 +186,7 @@ def assert_between(topic: str, between: tuple[str, str | None]) -> None:
 
 
 def test_what_covers() -> None:
-    """A stream is wanted whole where each of its levels is asked for as it is, or as any."""
+    """A stream is covered if each of its levels equals that of the filter, or is a wildcard in the filter."""
     trie = learned(["a/1/x", "a/2/x", "b", "$x/1", "$x/2", "c/1/2"])
     patterns = {trie.pattern(stream): stream for stream in range(1, len(trie) + 1)}
     assert ["a/1/x", "a/+/x", "b", "$x/1", "$x/+", "+/1/2"] == list(patterns)
@@ -208,7 +208,7 @@ def test_what_covers() -> None:
 
 
 def test_what_is_wanted_changes_when_a_stream_is_new() -> None:
-    """And is kept as long as there is none."""
+    """A filter's ranges are cached until the trie has a new stream, and then computed again."""
     trie = learned(["a/1"])
     streams = StreamRangesCache(trie)
     before = streams.of(TopicFilter("a/#"), None)
@@ -222,7 +222,7 @@ def test_what_is_wanted_changes_when_a_stream_is_new() -> None:
 
 
 def test_the_filters_used_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not many more."""
+    """The ranges of the filters used last are cached, and older ones are evicted."""
     monkeypatch.setattr(wanted, "_KEPT", 4)
     streams = StreamRangesCache(learned(["a"]))
     made = [streams.of(TopicFilter(f"{n}"), None) for n in range(4)]
@@ -235,7 +235,7 @@ def test_the_filters_used_last_are_known(monkeypatch: pytest.MonkeyPatch) -> Non
 @settings(max_examples=200)
 @given(learned_topics, st.integers(0, 2**32), st.data())
 def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None:
-    """Of a stream's topics in order only those in its range are looked at, and that is enough."""
+    """Judging only the sorted topics within a stream's range gives the same verdicts as judging all of them."""
     trie, source = learned(topics), random.Random(seed)
     topic_filter = TopicFilter(data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics)))
     matcher, found = Matcher(topic_filter, table()), StreamRangesCache(trie).of(topic_filter, None)
@@ -252,7 +252,7 @@ def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None
 
 
 def test_what_filters_want_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest is kept whatever its size; of the others as many as there is room for."""
+    """The cached ranges of filters take bounded memory; only the newest may exceed the limit."""
     trie = LearnedTopics(1, (10**6,))
     trie.learn_all(f"{'x' * 50}/{number}" for number in range(1_000))
     monkeypatch.setattr(wanted, "_KEPT_BYTES", 3_000_000)

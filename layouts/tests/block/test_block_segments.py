@@ -1,4 +1,4 @@
-"""Segments: their indexes say where to look, and whatever is damaged is found, named, and never passed over."""
+"""Tests of segments: the selection of frames by their indexes, and detection of damage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def segments(engine: Engine | None = None, generation: int = GENERATION) -> Segm
 
 
 def made(spans: Sequence[tuple[int, int, int, Span, Span]], small: int, base: int = 10, end: int = 40) -> Segment:
-    """Return an index of frames with these rows, lowest and highest positions, first and last topics."""
+    """Return an index of frames with these rows, lowest and highest positions, and first and last topics."""
     rows, lowest, highest, first, last = map(list, zip(*spans, strict=True)) if spans else ([], [], [], [], [])
     topics = sorted({topic for _, topic in [*first, *last]})
     places = [
@@ -95,7 +95,7 @@ def same(one: Segment, other: Segment) -> bool:
 
 
 def test_an_index_comes_back() -> None:
-    """Every field, from the engine and from memory."""
+    """Every field of an index is read back, first from the engine and then from the cache."""
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     for end in (900, 2_000, 2**64 - 1):
         segments(engine).put(segment_of(end, end - 500), [b"", None, b"x"], write)
@@ -116,7 +116,7 @@ def test_an_index_comes_back() -> None:
 
 
 def test_which_segments_a_range_touches() -> None:
-    """Those whose positions may lie in it; none of another generation's."""
+    """`between` returns exactly the segments of its generation that may hold positions of a range."""
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     for generation in (GENERATION - 1, GENERATION, GENERATION + 1):
         for end in (200, 300, 500):
@@ -135,7 +135,7 @@ Row = tuple[int, str, int]
 
 @st.composite
 def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
-    """Make sorted rows of large and of small streams, cut into frames, some of which lost their rows since."""
+    """Return an index and sorted rows of large and small streams in frames, some of which lost all rows to a delete."""
     frames: list[list[Row]] = []
     small = 0
     for streams in (st.sampled_from([1, 4, 6]), st.sampled_from([2, 3, 5, 9])):
@@ -156,7 +156,7 @@ def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
 @settings(max_examples=300)
 @given(framed(), st.data())
 def test_frames_are_selected_by_what_they_span(drawn: tuple[Segment, list[list[Row]]], data: st.DataObject) -> None:
-    """All that hold a wanted row, and no other than those whose spans might."""
+    """Exactly the frames are selected whose spans overlap a wanted range, so none with a matching row is missed."""
     segment, frames = drawn
     bounds = st.tuples(st.sampled_from(TOPICS), st.sampled_from([*TOPICS, None]))
     by_stream = dict(sorted(data.draw(st.dictionaries(st.integers(1, 10), bounds, max_size=4)).items()))
@@ -196,7 +196,7 @@ def stored_index(end: int = 900) -> tuple[MemoryEngine, bytes]:
 
 
 def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
-    """The checksum covers all of it; only the version byte may say that it is newer."""
+    """Every flipped bit and truncation of an index is detected; a changed version byte may count as a newer version."""
     _, value = stored_index()
     mine = segments()
     assert same(segment_of(), mine.open(900, value))
@@ -205,11 +205,11 @@ def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
         with pytest.raises(error, match="segment that ends at position 900"):
             segments().open(900, bad)
     with pytest.raises(CorruptionError):
-        mine.open(900, value + b"\0")  # though a good one is known
+        mine.open(900, value + b"\0")  # although the correct index is cached
 
 
 def test_an_index_is_bound_to_its_key() -> None:
-    """Under another end, in another generation or shard, it is damage."""
+    """An index under another end, generation or shard has a wrong checksum."""
     engine, value = stored_index()
     for other, end in (
         (segments(), 901),
@@ -232,7 +232,7 @@ bodies = st.tuples(
 @settings(max_examples=400)
 @given(bodies | st.binary(max_size=20), st.sampled_from([0, 0, 0, -1, 1, 2**31]))
 def test_a_hostile_index(body: tuple[object, ...] | bytes, more: int) -> None:
-    """One that somebody made up is damage, or fits together; nothing else is raised."""
+    """A fabricated index with a correct checksum is either consistent or raises `CorruptionError`."""
     raw = body if isinstance(body, bytes) else msgspec.msgpack.encode(body)
     rest = ((len(raw) + more) % 2**32).to_bytes(4, "big") + zstandard.compress(raw)
     seed = frame_seed(900, 2**32 - 1, SHARD << 32 | GENERATION)
@@ -251,7 +251,7 @@ def test_a_hostile_index(body: tuple[object, ...] | bytes, more: int) -> None:
 
 
 def test_an_index_gets_no_more_memory_than_its_size_says() -> None:
-    """A zstd frame has a size of its own, which decides nothing."""
+    """The size in an index's zstd frame doesn't determine how much memory is allocated."""
     huge = bytes.fromhex("28b52ffde0") + (1 << 50).to_bytes(8, "little") + b"\1\0\0"
     for size in (10, 2**28 + 1, 2**32 - 1):
         rest = size.to_bytes(4, "big") + huge
@@ -266,7 +266,7 @@ def test_an_index_gets_no_more_memory_than_its_size_says() -> None:
 
 @attrs.define
 class Merged:
-    """A database of three segments of sixty messages, and two batches behind them."""
+    """A database of three segments of sixty messages each, followed by two unmerged batches."""
 
     db: ts.Database
 
@@ -288,19 +288,19 @@ class Merged:
         put(self.engine, keyspace, {key: value})
 
     def put_index(self, segment: Segment) -> None:
-        """Put an index whose checksum is right, whatever it says."""
+        """Store an index with a correct checksum and any content."""
         write = WriteBatch()
         Segments(self.engine, 0, 1).put(segment, [], write)
         self.engine.write(write)
 
     def verified(self) -> tuple[int, list[str]]:
-        """Return the number of good messages, and the damaged places."""
+        """Return the number of intact messages, and the places of damage."""
         report = self.db.verify()
         assert all(damage.place.startswith(PLACE) for damage in report.damages)
         return report.messages, [damage.place.removeprefix(PLACE) for damage in report.damages]
 
     def read(self, first: int = 0) -> tuple[list[Message], str]:
-        """Read everything from a position on, with a small limit; return also the place that stopped it."""
+        """Read everything from a position on with a small limit; return the messages, and the damaged place, if any."""
         cursor = self.db.storage.begin(0, 1, 0, ts.TopicFilter("#"), first)
         rows: list[Message] = []
         caught_up = False
@@ -324,7 +324,7 @@ SENT = [
 
 @pytest.fixture
 def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
-    """Make segments of eight frames: three of each large stream, two that the small ones share."""
+    """Make segments of eight frames: three for each of two large streams, and two that small streams share."""
     for name, value in {"SEGMENT_ROWS": 60, "FRAME_ROWS": 10}.items():
         monkeypatch.setattr(compaction, name, value)
     with ts.open(tmp_path / "db", backend="memory", auto_compact=False, clock=lambda: START) as db:
@@ -342,13 +342,13 @@ def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
 
 
 def named(segment: Segment, *numbers: int) -> list[str]:
-    """Return the places of frames, or that of the index."""
+    """Return the places of frames in error messages, or that of the index if no frame is given."""
     place = f"segment that ends at position {segment.end}"
     return [f"{place}, frame {number}" for number in numbers] or [place]
 
 
 def check_stopped(merged: Merged, place: str) -> None:
-    """A reader of everything is stopped in the second segment; what lies before and behind it is there."""
+    """Check that a damage in the second segment stops a reader, and that all other segments are readable."""
     segment = merged.segments[1] if "frame" in place else None
     end = int(place.split()[5].rstrip(","))
     assert segment is None or segment.end == end
@@ -359,7 +359,7 @@ def check_stopped(merged: Merged, place: str) -> None:
 @pytest.mark.parametrize("number", [0, 7])
 @pytest.mark.parametrize("at", [1, 47, -1])
 def test_a_damaged_frame(merged: Merged, number: int, at: int) -> None:
-    """It is named, and is not passed over; verify counts everything else."""
+    """Readers and deletes report a damaged frame, and verification counts all other messages as intact."""
     segment = merged.segments[1]
     key = (1, segment.end, number)
     value = merged.get(DATA, key)
@@ -377,7 +377,7 @@ def flipped(value: bytes, at: int) -> bytes:
 
 
 def test_a_frame_of_a_newer_version(merged: Merged) -> None:
-    """Readers say that it is newer; verify goes on behind it."""
+    """A frame of a newer version raises `NewerFormatError`, and verification continues after it."""
     segment = merged.segments[1]
     merged.put(DATA, (1, segment.end, 2), b"\2" + merged.get(DATA, (1, segment.end, 2))[1:])
     with pytest.raises(NewerFormatError, match="version 2") as told:
@@ -387,7 +387,7 @@ def test_a_frame_of_a_newer_version(merged: Merged) -> None:
 
 
 def test_missing_frames(merged: Merged) -> None:
-    """One, and all of a segment, whether a reader looks for a few of them or for most."""
+    """Readers and verification report missing frames, one or all of a segment, however they look them up."""
     segment = merged.segments[1]
     merged.put(DATA, (1, segment.end, 4), None)
     assert (200 - segment.rows[4], named(segment, 4)) == merged.verified()
@@ -403,7 +403,7 @@ def test_missing_frames(merged: Merged) -> None:
 
 @pytest.mark.parametrize("at", [1, 9, -1])
 def test_a_damaged_index(merged: Merged, at: int) -> None:
-    """It is named, and its segment is not passed over; the segments and blocks behind it are verified."""
+    """Readers and deletes report a damaged index, and verification continues with later segments and blocks."""
     segment = merged.segments[1]
     key = (1, segment.end, 0)
     value = merged.get(INDEX, key)
@@ -418,7 +418,7 @@ def test_a_damaged_index(merged: Merged, at: int) -> None:
 
 @pytest.mark.parametrize("text", ["#", "big/0", "none/+"])
 def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, text: str) -> None:
-    """Whether it found something before or not."""
+    """A read up to a bound doesn't fail for damage after the bound."""
     first, second, _ = merged.segments
     merged.put(INDEX, (1, second.end, 0), b"")
     slab = merged.db.storage.shards[0].generations.slab(1)
@@ -429,13 +429,13 @@ def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, t
 
 
 def test_a_missing_index(merged: Merged) -> None:
-    """Nobody would miss its messages, but for the number that there should be."""
+    """Verification reports a missing index by the stored total number of messages."""
     merged.put(INDEX, (1, merged.segments[1].end, 0), None)
     assert (140, [TOTAL]) == merged.verified()
 
 
 def changed(segment: Segment, **more: int) -> Segment:
-    """Return an index with another number for frame 1."""
+    """Return an index with differences added to fields of frame 1."""
     values = {name: getattr(segment, name).copy() for name in more}
     for name, difference in more.items():
         values[name][1] = int(values[name][1]) + difference
@@ -443,12 +443,12 @@ def changed(segment: Segment, **more: int) -> Segment:
 
 
 def ends(given: Sequence[Span], number: int, stream: int, topic: str) -> list[Span]:
-    """Return first or last rows, that of one frame another."""
+    """Return first or last rows in which that of one frame is replaced."""
     return [(stream, topic) if n == number else end for n, end in enumerate(given)]
 
 
 def placed(segment: Segment, topic: int, first: int, last: int) -> Segment:
-    """Return an index that has a topic of the directory in other frames."""
+    """Return an index whose directory places a topic in other frames."""
     places = segment.places.copy()
     places[topic] = first, last
     return attrs.evolve(segment, places=places)
@@ -469,19 +469,19 @@ WRONG: dict[str, Wrong] = {
     "topic listed": lambda s: (attrs.evolve(s, directory=["big", *s.directory[1:]]), named(s, 0, 1, 2)),
     "place listed": lambda s: (placed(s, 0, 0, 1), named(s, 2)),
 }
-"""An index that says something else, and the places of which verify can tell."""
+"""Changes of an index, with the places of damage that verification then reports."""
 
 
 @pytest.mark.parametrize("what", list(WRONG))
 def test_verify_checks_what_an_index_says(merged: Merged, what: str) -> None:
-    """An index may be whole and yet not be that of its frames: a reader would trust it, so verify doesn't."""
+    """Verification reports an index with a correct checksum that doesn't describe its frames."""
     index, places = WRONG[what](merged.segments[1])
     merged.put_index(index)
     assert places == merged.verified()[1]
 
 
 def test_verify_checks_what_frames_hold(merged: Merged) -> None:
-    """Rows in another order, of another stream, or with lengths that don't fit."""
+    """Verification reports a frame with rows out of order, of another stream, or with wrong lengths."""
     segment = merged.segments[1]
     segments = Segments(merged.engine, 0, 1)
     blocks = segments.frames(merged.engine, segment, np.arange(8))
@@ -501,7 +501,7 @@ TOTAL_KEY = bytes((0, 0, 0, 1, 0x30))
 
 @pytest.mark.parametrize("change", ["flipped", "cut", "garbled", "wrong"])
 def test_a_damaged_total(merged: Merged, change: str) -> None:
-    """Everything can be read, deleted and merged, whatever it says; verify names it until it is written again."""
+    """With a damaged total, all messages can be read, deleted and merged; verification reports it until a write."""
     value = merged.get(META, TOTAL_KEY)
     assert b"\xcc\xb4" == strip_checksum(TOTAL_KEY, value)
     bad = {
@@ -521,7 +521,7 @@ def test_a_damaged_total(merged: Merged, change: str) -> None:
 
 
 def test_a_damaged_total_and_a_damaged_index(merged: Merged) -> None:
-    """What can be counted is, so that the database opens and whatever is whole is read."""
+    """With a damaged total and index, the database opens, and all other messages are counted and readable."""
     merged.put(META, TOTAL_KEY, b"")
     key = (1, merged.segments[1].end, 0)
     merged.put(INDEX, key, flipped(merged.get(INDEX, key), 30))

@@ -1,4 +1,4 @@
-"""A slab of blocks: how batches become blocks, what reading and deleting them costs, and what verify finds in them."""
+"""Tests of the block slab: how batches become blocks, the cost of reads and deletes, and verification."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def slab_of(stored: Stored) -> BlockSlab:
 
 
 def blocks(stored: Stored) -> list[Block]:
-    """Return the blocks that were not merged."""
+    """Return the blocks that are not merged."""
     return [
         Block(value, last, block_seed(last, SHARD << 32 | generation))
         for chunk in stored.engine.scan(DATA)
@@ -53,12 +53,12 @@ def blocks(stored: Stored) -> list[Block]:
 
 
 def shapes(stored: Stored) -> list[tuple[int, int]]:
-    """Return the stream and the number of rows of each block that was not merged."""
+    """Return the stream and the number of rows of each block that is not merged."""
     return [(block.stream, block.rows) for block in blocks(stored)]
 
 
 def calls(stored: Stored, topic_filter: str = "#", stream: int = ALL, **limits: Any) -> list[int]:
-    """Return the number of rows of each call of a reader."""
+    """Return the number of rows that each call of a reader returned."""
     reader = Reader(stored, stream, topic_filter)
     reader.read(stored.last, **limits)
     return reader.calls[:-1]
@@ -68,7 +68,7 @@ def calls(stored: Stored, topic_filter: str = "#", stream: int = ALL, **limits: 
 
 
 def test_few_streams_with_many_rows_are_split(stored: Stored) -> None:
-    """A block a stream; they interleave on disk and come back in order of position."""
+    """A batch of few streams with many rows becomes a block per stream, and is read in order of position."""
     stored.put(numbered(["a", "b", "c"], 900))
     assert [(1, 300), (2, 300), (3, 300)] == shapes(stored)
     assert {START + 1} == {block.base for block in blocks(stored)}
@@ -78,7 +78,7 @@ def test_few_streams_with_many_rows_are_split(stored: Stored) -> None:
 
 
 def test_many_streams_with_few_rows_share_a_block(stored: Stored) -> None:
-    """A mixed block serves each of its streams."""
+    """Streams with few rows share one block, and each stream can be read from it."""
     stored.put(numbered(["a", "b", "c"], 767))
     assert [(MIXED, 767)] == shapes(stored)
     assert [256, 256, 255] == [len(rows) for rows in stored.streams_of("#").values()]
@@ -87,7 +87,7 @@ def test_many_streams_with_few_rows_share_a_block(stored: Stored) -> None:
 
 
 def test_one_stream_is_never_mixed(stored: Stored) -> None:
-    """Neither one topic nor several topics of one stream."""
+    """A batch of one stream becomes a block of that stream, with one topic or with several."""
     stored.put(numbered(["a/b/1"], 1))
     stored.put(numbered([f"a/b/{number}" for number in range(50)], 50))
     assert {1} == {block.stream for block in blocks(stored)}
@@ -95,7 +95,7 @@ def test_one_stream_is_never_mixed(stored: Stored) -> None:
 
 
 def test_streams_behind_each_other_are_read_apart(stored: Stored) -> None:
-    """A block that nothing of its batch can interleave with is not held back for the rest."""
+    """A block that interleaves with no other block of its batch is read by itself."""
     stored.put([*numbered(["a"], 300), *numbered(["b", "c"], 600)])
     assert [(1, 300), (2, 300), (3, 300)] == shapes(stored)
     Reader(stored, ALL, "#").step(stored.last, limit=300)
@@ -105,7 +105,7 @@ def test_streams_behind_each_other_are_read_apart(stored: Stored) -> None:
 
 
 def test_large_batches_are_cut_by_rows(stored: Stored) -> None:
-    """Parts are batches of their own: the second doesn't interleave with the first."""
+    """A large batch is cut into parts of bounded row counts, which count as batches of their own."""
     stored.put(numbered(["a"], 20_000))
     assert [8_192, 8_192, 3_616] == [block.rows for block in blocks(stored)]
     assert 3 == len({block.base for block in blocks(stored)})
@@ -113,7 +113,7 @@ def test_large_batches_are_cut_by_rows(stored: Stored) -> None:
 
 
 def test_large_batches_are_cut_by_bytes(stored: Stored) -> None:
-    """A block ends before a megabyte of payloads, unless one payload is larger."""
+    """A block has at most a megabyte of payloads, or a single larger payload."""
     sizes = [600_000, 600_000, 400_000, 3_000_000, 1, 1_048_576, 0, 1]
     stored.put([Message("a", bytes(size)) for size in sizes])
     assert [1, 2, 1, 1, 2, 1] == [block.rows for block in blocks(stored)]
@@ -121,7 +121,7 @@ def test_large_batches_are_cut_by_bytes(stored: Stored) -> None:
 
 
 def test_each_part_of_a_cut_batch_is_split_by_itself(stored: Stored) -> None:
-    """Rows that change their streams in the middle of a batch."""
+    """Each part of a cut batch is split by its own streams."""
     stored.put([*numbered(["a", "b"], 8_192), *numbered(["c", "d", "e"], 700)])
     assert [(1, 4_096), (2, 4_096), (MIXED, 700)] == shapes(stored)
     for limit in (1_000, 5_000, 20_000):
@@ -131,7 +131,7 @@ def test_each_part_of_a_cut_batch_is_split_by_itself(stored: Stored) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_every_codec(stored: Stored, compression: str) -> None:
-    """What one option wrote another one reads."""
+    """Blocks that were written with one codec can be read with another one in the options."""
     stored.subject = with_options(compression=compression)
     stored.reopen()
     stored.put(numbered(["a", "b"], 700, 40))
@@ -146,7 +146,7 @@ def test_every_codec(stored: Stored, compression: str) -> None:
 
 
 def test_a_reader_with_a_small_limit_decodes_a_block_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The block it is in the middle of is kept, for every reader."""
+    """A block that small limits cut is decoded once, and cached for all readers."""
     stored.put(numbered(["a", "b"], 600))
     opened = []
 
@@ -165,7 +165,7 @@ def test_a_reader_with_a_small_limit_decodes_a_block_once(stored: Stored, monkey
 
 
 def test_readers_with_small_limits_read_a_segment_once_each(stored: Stored) -> None:
-    """What each of several readers, by turns, has found and not taken yet is kept."""
+    """Several readers with small limits each decode a segment once, because their rows are cached."""
     stored.put(numbered(["a", "b"], 600))
     stored.compact()
     readers = [Reader(stored, ALL, text) for text in ("#", "a", "b")]
@@ -176,7 +176,7 @@ def test_readers_with_small_limits_read_a_segment_once_each(stored: Stored) -> N
 
 
 def test_a_kept_block_is_not_read_after_a_delete(stored: Stored) -> None:
-    """A reader in the middle of a block sees what was deleted from it since."""
+    """A reader in the middle of a block doesn't return rows that were deleted since its last call."""
     stored.put(numbered(["a", "b"], 100))
     reader = Reader(stored, ALL, "#")
     reader.step(stored.last, limit=10)
@@ -185,18 +185,18 @@ def test_a_kept_block_is_not_read_after_a_delete(stored: Stored) -> None:
 
 
 def test_a_reader_of_a_stream_passes_over_the_others(stored: Stored) -> None:
-    """By their headers alone, and the counters say so."""
+    """A reader of one stream skips blocks of other streams by their headers, and the counters show it."""
     for _ in range(5):
         stored.put(numbered(["a", "b"], 600))
     counters = stored.slab.counters
     assert (0, 0, 0, 0) == (counters.seeks, counters.visited, counters.skipped, counters.rows)
     stored.check("b")
     assert (5, 5, 1_500) == (counters.visited, counters.skipped, counters.rows)
-    assert 3 == counters.seeks  # two batches of 300 rows are enough for a call
+    assert 3 == counters.seeks  # a call ends after two batches of 300 rows
 
 
 def test_mixed_blocks_are_skipped_by_their_topics(stored: Stored) -> None:
-    """A block that has no topic for the filter is counted as passed over."""
+    """A mixed block without a topic that matches is counted as skipped."""
     stored.put(numbered(["a", "b"], 10))
     stored.put(numbered(["a", "c"], 10))
     counters = stored.slab.counters
@@ -209,7 +209,7 @@ def test_mixed_blocks_are_skipped_by_their_topics(stored: Stored) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_small_blocks_are_joined_up_to_what_is_enough(stored: Stored) -> None:
-    """One call reads several batches, but not many more rows than it needs to."""
+    """A call joins several small batches, up to a bounded number of rows."""
     for _ in range(10):
         stored.put(numbered(["a"], 4))
     assert [12, 12, 12, 4] == calls(stored)
@@ -218,7 +218,7 @@ def test_small_blocks_are_joined_up_to_what_is_enough(stored: Stored) -> None:
 
 
 def test_a_call_ends_at_its_deadline(stored: Stored) -> None:
-    """Having moved on past one batch at least, whether it held something or not."""
+    """A call whose deadline has passed still advances past one batch, with or without matching rows."""
     for number in range(6):
         stored.put(numbered(["a" if number == 5 else "b"], 2))
     assert [2] * 6 == calls(stored, deadline=0.0)
@@ -229,7 +229,7 @@ def test_a_call_ends_at_its_deadline(stored: Stored) -> None:
 
 @pytest.mark.parametrize("filters", [["#"], ["b"], ["#", "b", "+"]])
 def test_bounds_that_rise_and_fall_within_a_segment(stored: Stored, filters: list[str]) -> None:
-    """What was kept of it for the next call serves only as far as it was read, and from where."""
+    """Cached rows of a segment are used only within the positions that were examined, as bounds rise and fall."""
     stored.put(numbered(["a", "b", "c"], 200))
     stored.compact()
     stored.put(numbered(["a", "b"], 20))
@@ -248,7 +248,7 @@ def test_bounds_that_rise_and_fall_within_a_segment(stored: Stored, filters: lis
 
 
 def test_cover(stored: Stored) -> None:
-    """Nothing for a topic never stored, one stream where one is enough, else one pass over all."""
+    """`cover` returns no stream for a topic never stored, a stream if only one matches, or else that of all."""
     stored.put(numbered(["a/1/x", "a/1/y", "b/1/x"], 9))
     expected = {"#": [ALL], "a/#": [1], "a/1/x": [1], "a/1/never": [], "c": [], "+/1/+": [ALL], "b/+/x": [2]}
     assert expected == {text: stored.slab.cover(TopicFilter(text)) for text in expected}
@@ -256,7 +256,7 @@ def test_cover(stored: Stored) -> None:
 
 
 def test_info(stored: Stored) -> None:
-    """Streams, names and nodes."""
+    """`info` and `backlog` count streams, names, trie nodes and merged messages, also after deletes."""
     stored.put(numbered(["a/1/x", "a/1/y", "b"], 9))
     info = stored.slab.info()
     details = {"topics with numbers": 3, "client ids with numbers": 3, "trie nodes": 2 + 4, "merged messages": 0}
@@ -269,7 +269,7 @@ def test_info(stored: Stored) -> None:
 
 
 def test_picked_rows_are_joined_up_to_the_limit(stored: Stored) -> None:
-    """A narrow filter's call goes on as long as a whole block more would fit, however few rows of each it wants."""
+    """A call for few rows of each block continues as long as a further whole block would fit its limit."""
     for _ in range(20):
         stored.put(numbered(["a", "b", "c", "d"], 400))
     assert [2_000] == calls(stored, "b")
@@ -278,7 +278,7 @@ def test_picked_rows_are_joined_up_to_the_limit(stored: Stored) -> None:
 
 
 def test_picked_rows_count_their_own_bytes(stored: Stored) -> None:
-    """Not those of the blocks they were picked out of."""
+    """A limit of bytes counts the selected rows, and not all rows of their blocks."""
     for _ in range(4):
         stored.put(numbered(["a", "b"], 400, size=100))
     assert [400, 400] == calls(stored, "b", limit_bytes=30_000)
@@ -288,7 +288,7 @@ def test_picked_rows_count_their_own_bytes(stored: Stored) -> None:
 
 
 def test_delete_by_topic(stored: Stored) -> None:
-    """Whole blocks go where a stream has its own, rows where blocks are shared."""
+    """A delete removes whole blocks of a matching stream, and rewrites shared blocks without the matching rows."""
     stored.put(numbered(["a", "b"], 600))
     stored.put(numbered(["a", "b"], 20))
     assert 310 == stored.delete("a")
@@ -297,7 +297,7 @@ def test_delete_by_topic(stored: Stored) -> None:
 
 
 def test_deleted_last_rows_leave_the_key(stored: Stored) -> None:
-    """A block stays under its key, so that readers in the middle of it find it again."""
+    """A block keeps its key when its last rows are deleted, so that readers in the middle of it find it."""
     stored.put(numbered(["a", "b"], 10))
     stored.put(numbered(["a"], 10))
     before = [(block.last, block.base, block.stream) for block in blocks(stored)]
@@ -309,7 +309,7 @@ def test_deleted_last_rows_leave_the_key(stored: Stored) -> None:
 
 
 def test_delete_goes_in_small_steps(stored: Stored) -> None:
-    """Each looks at a few blocks, whether it finds something or not, and may be the last."""
+    """Each step of a delete examines a few blocks, whether any row matches or not."""
     for number in range(150):
         stored.put(numbered(["a", "b"] if number < 100 else ["c"], 10))
     steps = list(stored.slab.delete(TopicFilter("a"), 0, stored.last))
@@ -322,7 +322,7 @@ def test_delete_goes_in_small_steps(stored: Stored) -> None:
 
 @pytest.mark.parametrize("lost", ["names", "learned topics"])
 def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost: str) -> None:
-    """They look for names and streams outside of any block."""
+    """Deletes and merges that need lost names or learned topics raise an error with the slab's place."""
     stored.put(numbered(["a", "b"], 10))
     name = encode_generation(GENERATION) + b"\x10"
     for keyspace, key, _ in stored.learned_pairs():
@@ -330,7 +330,7 @@ def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost:
             stored.replace(keyspace, key, None)
     stored.reopen()
     works: list[Iterator[Any]] = [stored.slab.compact(stored.last, whole=True)]
-    if lost == "names":  # a delete of all streams asks for none
+    if lost == "names":  # a delete in all streams looks up no stream
         works.append(stored.slab.delete(TopicFilter("a"), 0, stored.last))
     for work in works:
         with pytest.raises(CorruptionError) as told:
@@ -339,7 +339,7 @@ def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost:
 
 
 def test_a_block_of_a_newer_version(stored: Stored) -> None:
-    """Readers say that it is newer; verify goes on behind it."""
+    """A block of a newer version raises `NewerFormatError`, and verification continues after it."""
     stored.put(numbered(["a"], 10))
     damaged, ((keyspace, key, value),) = stored.last, stored.pairs()
     stored.replace(keyspace, key, b"\2" + value[1:])
@@ -354,7 +354,7 @@ def test_a_block_of_a_newer_version(stored: Stored) -> None:
 
 @pytest.mark.parametrize("change", ["positions", "topics", "unknown topic", "unknown client", "stream", "overlap"])
 def test_verify_checks_what_blocks_hold(stored: Stored, change: str) -> None:
-    """A block may be whole and yet not be what the slab would have written."""
+    """Verification reports a block with a correct checksum whose content the slab would not have written."""
     stored.put(numbered(["a", "b"], 600))
     block = blocks(stored)[0]
     columns, stream, base = block.columns(), block.stream, block.base
@@ -385,7 +385,7 @@ def replaced(columns: Any, **change: Any) -> Any:
 
 
 def test_verify_checks_names(stored: Stored) -> None:
-    """Topics and client ids, in the engine rather than in memory."""
+    """Verification reads the names of topics and client ids from the engine, and not from memory."""
     stored.put(numbered(["a", "b"], 6))
     for kind in (0x10, 0x20):
         stored.replace(META, encode_generation(GENERATION) + bytes((kind, 0, 0, 0, 1)), bytes(4) + b"other")

@@ -1,4 +1,4 @@
-"""Late readers pass by the streams that end before them, and no others."""
+"""Tests that readers skip exactly the streams that end before their first position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCHES = st.lists(st.lists(_STREAMS, min_size=1, max_size=20), max_size=8)
 
 @given(_BATCHES, _BATCHES, st.integers(0, 200))
 def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], first: int) -> None:
-    """Streams that something was stored in from a position on are kept, whenever it was; the others are not."""
+    """Exactly the streams with a message at or after a position are kept, whether recorded or looked up."""
     latest: dict[int, int] = {}
     asked: list[int] = []
 
@@ -49,7 +49,7 @@ def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], fir
 
 @pytest.mark.parametrize("layout", ["skipstream", "wildcard_optimized"])
 def test_a_late_start_seeks_in_few_streams(tmp_path: Path, layout: str) -> None:
-    """Of hundreds of streams those that end before the start cost no seek, but the first time after an opening."""
+    """Streams that end before the start of a replay cost no seek, except on the first replay after an opening."""
     clock = Clock(START)
     with ts.open(tmp_path / "db", mode="x", backend="rocksdb", layout=layout, clock=clock) as db:
         db.store([Message(f"{number}/x", b"early") for number in range(90)])
@@ -57,7 +57,7 @@ def test_a_late_start_seeks_in_few_streams(tmp_path: Path, layout: str) -> None:
         db.store([Message(f"{number}/x", b"late") for number in range(3)])
         _check_late(db, clock)
     with ts.open(tmp_path / "db", clock=clock) as db:
-        assert [b"late"] * 3 == _late(db, clock)  # looks the others up
+        assert [b"late"] * 3 == _late(db, clock)  # this reads the last positions of the other streams
         _check_late(db, clock)
         db.store([Message("50/x", b"late")])
         assert [b"late"] * 4 == _late(db, clock)

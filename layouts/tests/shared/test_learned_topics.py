@@ -1,4 +1,4 @@
-"""The learned topic structure: which topics share a stream, for good, and which streams a filter needs."""
+"""Tests of the learned topic structure: topics that share a stream permanently, and the streams of a filter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ capacities = st.one_of(st.integers(0, 12), st.just(CAPACITY))
 
 
 def learned(learn: Iterable[str], *limits: int, capacity: int = CAPACITY) -> LearnedTopics:
-    """Return a trie with these thresholds that was taught these topics."""
+    """Return a trie with these thresholds that has learned these topics."""
     trie = LearnedTopics(GENERATION, limits, capacity)
     for topic in learn:
         trie.learn(topic)
@@ -41,7 +41,7 @@ def patterns(trie: LearnedTopics, learn: Iterable[str]) -> list[str]:
 
 
 def save(trie: LearnedTopics, engine: Engine) -> None:
-    """Commit what is not saved, and say so."""
+    """Commit the unsaved entries of a trie, and mark them as saved."""
     write = WriteBatch()
     trie.save(write)
     engine.write(write)
@@ -57,7 +57,7 @@ def u32(number: int) -> bytes:
 
 
 class Model:
-    """What should be learned, in as few words as possible: a list of children a path."""
+    """A simple model of the trie: the list of children of each path."""
 
     def __init__(self, limits: tuple[int, ...], room: int = CAPACITY) -> None:
         self.limits = limits
@@ -65,7 +65,7 @@ class Model:
         self.children: dict[tuple[str, ...], list[str]] = {}
 
     def pattern(self, topic: str) -> str:
-        """Return the pattern of the stream that a topic goes to."""
+        """Return the pattern of a topic's stream, and learn the topic."""
         path: tuple[str, ...] = ("$",) if topic.startswith("$") else ("",)
         for depth, level in enumerate(topic.split("/")):
             children = self.children.setdefault(path, [])
@@ -80,7 +80,7 @@ class Model:
         return "/".join(path[1:])
 
     def grow(self, children: list[str], level: str, depth: int) -> None:
-        """Add the child that a level needs, and `+` with the last one of its own."""
+        """Add the child that a level needs, and also `+` once the threshold is reached."""
         limit = self.limits[min(depth, len(self.limits) - 1)]
         token = "+" if len(children) >= limit else level
         size = 1 + len(token.encode()) // 64
@@ -99,14 +99,14 @@ class Model:
 
 @pytest.mark.parametrize(("shape", "above"), [("fleet/{}", 1), ("fleet/eu/{}/speed", 2), ("$SYS/a/b/c/{}/d", 4)])
 def test_200_topics_make_few_streams(shape: str, above: int) -> None:
-    """With the thresholds that layouts have by default: 20 with a stream each, and one for the rest."""
+    """With the layouts' default thresholds, 200 topics make 20 streams of their own and one for the rest."""
     trie = learned((shape.format(number) for number in range(200)), 100, 20)
     assert 21 == len(trie)
     assert 2 + above + 21 * (len(shape.split("/")) - above) == trie.nodes
 
 
 def test_levels_beyond_the_32nd_are_not_learned() -> None:
-    """They all end in one stream a prefix, and filters of any depth find it."""
+    """Topics with more than 32 levels share one stream per prefix, which filters of any depth find."""
     prefix = "/".join(["a"] * MAX_LEVELS)
     exact, first, second = (f"{prefix}{rest}" for rest in ("", "/b", "/c/d/e"))
     trie = learned([], 9)
@@ -119,7 +119,7 @@ def test_levels_beyond_the_32nd_are_not_learned() -> None:
 
 
 def test_65535_bytes_of_empty_levels() -> None:
-    """The longest topic there is makes 33 nodes, not 65,536."""
+    """The longest possible topic makes 33 nodes and not 65,536."""
     longest = "/" * 65_535
     trie = learned([longest], 9)
     assert ["/" * 32 + "#"] == patterns(trie, [longest])
@@ -131,7 +131,10 @@ def test_65535_bytes_of_empty_levels() -> None:
 
 @given(st.lists(topics() | st.sampled_from(EDGE_TOPICS), max_size=30), thresholds, capacities)
 def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
-    """Whatever the topics, the thresholds and the room; streams are numbered from 1, and their patterns match."""
+    """The trie gives topics the same patterns as a simple model, for any thresholds and capacity.
+
+    Streams are numbered from 1, and their patterns match their topics.
+    """
     trie, model = learned([], *limits, capacity=capacity), Model(limits, capacity)
     numbers: dict[str, int] = {}
     for topic in taught:
@@ -147,7 +150,7 @@ def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[i
 
 
 def describes(pattern: str, topic: str) -> bool:
-    """Say whether a pattern matches a topic; `$+` stands for any first level that begins with `$`."""
+    """Return whether a pattern matches a topic; `$+` stands for any first level that begins with `$`."""
     if topic.startswith("$") and pattern.startswith("$+"):
         pattern, topic = f"x{pattern[2:]}", "/".join(["x", *topic.split("/")[1:]])
     return TopicFilter(pattern).matches(topic)
@@ -157,7 +160,7 @@ def describes(pattern: str, topic: str) -> bool:
 def test_match_finds_every_stream_with_a_matching_topic(
     taught: list[str], limits: tuple[int, ...], capacity: int, asked: list[str], data: st.DataObject
 ) -> None:
-    """For any filter, those made from the topics among them; numbers come sorted, each once."""
+    """`match` returns every stream with a topic that matches the filter, each once and in ascending order."""
     trie = learned(taught, *limits, capacity=capacity)
     for text in [*asked, *(data.draw(filters_of(topic)) for topic in taught[:5])]:
         topic_filter = TopicFilter(text)
@@ -167,11 +170,11 @@ def test_match_finds_every_stream_with_a_matching_topic(
 
 
 def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
-    """Say whether some topic fits both, looking level by level; for filters without `#`."""
+    """Return whether some topic can match both a filter without `#` and a pattern, level by level."""
     mine, theirs = topic_filter.levels, pattern.split("/")
     if theirs[0] == "$+" and mine[0].startswith("$"):
         theirs[0] = mine[0]
-        if pattern == "$+/#":  # maybe of all topics that begin with `$`
+        if pattern == "$+/#":  # the stream may have any topic that begins with `$`
             return True
     if theirs[-1] == "#" and len(mine) >= len(theirs):
         theirs = [*theirs[:-1], *["+"] * (len(mine) - len(theirs) + 1)]
@@ -182,7 +185,7 @@ def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
 def test_match_is_tight_without_rest(
     taught: list[str], limits: tuple[int, ...], capacity: int, data: st.DataObject
 ) -> None:
-    """A filter of levels and `+` gets only streams whose pattern fits it; an exact one gets one at most."""
+    """A filter without `#` gets only streams whose patterns it can match, and a literal topic at most one."""
     trie = learned(taught, *limits, capacity=capacity)
     for topic in taught[:5]:
         topic_filter = TopicFilter(data.draw(filters_of(topic).filter(lambda text: not text.endswith("#"))))
@@ -193,7 +196,7 @@ def test_match_is_tight_without_rest(
 
 @given(st.lists(topics(), max_size=20), thresholds, capacities, st.lists(topics(), max_size=9))
 def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], capacity: int, asked: list[str]) -> None:
-    """It says where a topic is or would go, if there is such a stream."""
+    """`find` returns the stream that a topic has or would get, if it exists, and doesn't change the trie."""
     trie = learned(taught, *limits, capacity=capacity)
     before = len(trie), trie.nodes
     found = {topic: trie.find(topic) for topic in [*taught, *asked, "/".join(["a"] * 40)]}
@@ -206,7 +209,7 @@ def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], capacit
 
 @given(st.lists(topics(), max_size=20), thresholds, capacities)
 def test_levels_say_what_varies(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
-    """They are those of the pattern, with `+` for `$+`; what varies are the indexes of `+`."""
+    """`levels` returns the pattern with `+` for `$+`, and `varying` the indexes of its `+`."""
     trie = learned(taught, *limits, capacity=capacity)
     for topic in taught:
         stream = trie.learn(topic)
@@ -218,10 +221,10 @@ def test_levels_say_what_varies(taught: list[str], limits: tuple[int, ...], capa
 
 @given(st.lists(topics(), max_size=20), thresholds, capacities)
 def test_it_describes_itself(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
-    """Every node once, its parent before it, and every stream with its pattern."""
+    """`describe` yields every node once, parents before children, and every stream with its pattern."""
     trie = learned(taught, *limits, capacity=capacity)
     found = list(trie.describe())
-    above = ("$+", "#") in {node.path for node in found}  # ("$+",) is no node of the trie then
+    above = ("$+", "#") in {node.path for node in found}  # then the trie has no node ("$+",)
     assert trie.nodes - 2 + above == len(found) == len({node.path for node in found})
     before: set[tuple[str, ...]] = {()}
     for node in found:
@@ -233,7 +236,7 @@ def test_it_describes_itself(taught: list[str], limits: tuple[int, ...], capacit
 
 @pytest.mark.parametrize("stream", [-1, 0, 3])
 def test_streams_that_are_not_there(stream: int) -> None:
-    """They have neither pattern nor levels."""
+    """A stream that doesn't exist raises `KeyError` for its pattern, levels and varying levels."""
     trie = learned(["a", "b"], 9)
     assert stream not in trie
     for ask in (trie.pattern, trie.levels, trie.varying):
@@ -246,14 +249,14 @@ def test_streams_that_are_not_there(stream: int) -> None:
 
 @given(st.lists(st.lists(topics(), max_size=20), max_size=4), thresholds, capacities)
 def test_many_are_learned_as_one_by_one(batches: list[list[str]], limits: tuple[int, ...], capacity: int) -> None:
-    """From any iterable, and again from what is remembered."""
+    """`learn_all` returns the same streams as learning one topic at a time, for any iterable and from its cache."""
     one, other = (learned([], *limits, capacity=capacity) for _ in range(2))
     for batch in [*batches, *batches]:
         assert [one.learn(topic) for topic in batch] == other.learn_all(iter(batch))
 
 
 def test_more_topics_than_are_remembered() -> None:
-    """They keep their streams, and take no more memory."""
+    """Topics beyond the cache keep their streams, and take no more memory."""
     trie = learned([], 100, 20)
     first = [f"fleet/region-{number % 3}/bus-{number}/temp" for number in range(70_000)]
     streams = trie.learn_all(first)
@@ -272,7 +275,7 @@ def test_more_topics_than_are_remembered() -> None:
 
 
 def test_what_has_no_room_ends_in_rest_whatever_follows() -> None:
-    """A filter finds the `#` of each node that it passes, not that of the one it ends at."""
+    """Topics without room end in the `#` of their parent, and filters find the `#` of each node on their way."""
     trie = learned([], 9, capacity=2)
     assert ["a/b", "a/#", "a/#", "#", "$+/#"] == patterns(trie, ["a/b", "a/c", "a/d/e", "x", "$SYS/x"])
     exact, below, other, dollar = 1, 2, 3, 4
@@ -299,7 +302,7 @@ def test_what_has_no_room_ends_in_rest_whatever_follows() -> None:
 
 
 def test_a_flood_stops_at_the_room_there_is() -> None:
-    """Beyond it there is one node more for each that has it, and no stream beyond that."""
+    """A flood of topics makes at most twice as many nodes as the capacity, and then no further nodes or streams."""
     known = ["/".join(levels) for levels in itertools.product(map(str, range(30)), repeat=3)]
     trie = learned(known, 100, capacity=1_000)
     streams = {topic: trie.find(topic) for topic in known[:900]}
@@ -315,15 +318,16 @@ def test_a_flood_stops_at_the_room_there_is() -> None:
 
 
 def test_long_tokens_take_more_room() -> None:
-    """One more for every 64 bytes of UTF-8."""
+    """A node counts once more for every 64 bytes of its token in UTF-8."""
     trie = learned([], 9, capacity=10)
-    assert [text := "é" * 100, "#"] == patterns(trie, [text, "b" * 384])  # 1 + 3, and 7 of the 6 that are left
+    # The first token takes 1 + 3 of 10, and the second one needs 7 of the 6 that remain.
+    assert [text := "é" * 100, "#"] == patterns(trie, [text, "b" * 384])
     trie = learned([], 9, capacity=10)
     assert [text, "b" * 383, "#"] == patterns(trie, [text, "b" * 383, "c"])
 
 
 def test_the_longest_tokens_take_bounded_memory() -> None:
-    """65,535 bytes each, in characters of which one makes a token four times as large in memory."""
+    """Tokens of 65,535 bytes take bounded memory, even if Python needs four bytes for each of their characters."""
     tracemalloc.start()
     trie = learned([], 10_000)
     for number in range(500):
@@ -332,12 +336,12 @@ def test_the_longest_tokens_take_bounded_memory() -> None:
     tracemalloc.stop()
     assert "#" == trie.pattern(len(trie))
     assert 65 == len(trie)
-    assert taken < 4 * 65_536 * 64 + 65_536 * 64 + 1e6  # the tokens, and what is to be saved
+    assert taken < 4 * 65_536 * 64 + 65_536 * 64 + 1e6  # the tokens, and the unsaved entries
 
 
 @given(st.lists(topics(), max_size=30), thresholds, capacities, capacities)
 def test_the_room_may_change(taught: list[str], limits: tuple[int, ...], before: int, after: int) -> None:
-    """More or less of it at the next loading: no topic moves, and what comes next finds a stream."""
+    """A trie that is loaded with another capacity keeps the streams of all topics and learns new ones."""
     engine = MemoryEngine(KEYSPACES)
     trie = learned(taught, *limits, capacity=before)
     known = {topic: trie.learn(topic) for topic in taught}
@@ -365,7 +369,7 @@ steps = st.lists(
 
 @given(steps, thresholds, capacities)
 def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[int, ...], capacity: int) -> None:
-    """Whatever is learned, saved, lost and loaded: what was committed with a stream stays in it."""
+    """Any sequence of learning, saving, failed commits and loading keeps every committed topic in its stream."""
     engine = MemoryEngine(KEYSPACES)
     trie = learned([], *limits, capacity=capacity)
     known: dict[str, int] = {}
@@ -381,11 +385,11 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
             trie.save(write)
             engine.write(write)
             committed = dict(known)
-        if step == "save and learn":  # before the first hears that it was committed
+        if step == "save and learn":  # learned before the trie is told of the commit
             known.setdefault(topic, trie.learn(topic))
         if step in ("learn and save", "save and learn"):
             trie.saved()
-        if step == "lose":  # the write fails, and the process lives on
+        if step == "lose":  # the write fails, and the process continues
             trie.save(write)
         assert known == {topic: trie.learn(topic) for topic in known}
     again = LearnedTopics.load(engine, GENERATION, limits, capacity)
@@ -396,7 +400,7 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
 def test_a_loaded_trie_goes_on_as_the_saved_one(
     first: list[str], then: list[str], limits: tuple[int, ...], capacity: int
 ) -> None:
-    """Saved at any point, it learns the same streams from the same topics, and has as much room left."""
+    """A loaded trie learns the same streams and writes the same entries as the trie that was saved."""
     engine = MemoryEngine(KEYSPACES)
     trie = learned(first, *limits, capacity=capacity)
     save(trie, engine)
@@ -412,7 +416,7 @@ def test_a_loaded_trie_goes_on_as_the_saved_one(
 
 
 def test_finding_learns_nothing() -> None:
-    """Readers get the streams of what was stored, and are told where the way to one is lost."""
+    """`find_all` returns the streams of stored topics, and raises an error that names a topic whose stream was lost."""
     trie = learned([], 5)
     topics = ["a/b", "a/c", "$s", "x" * 300]
     streams = trie.learn_all(topics)
@@ -427,7 +431,7 @@ def test_finding_learns_nothing() -> None:
 
 
 def inherited(parent: LearnedTopics, *limits: int) -> LearnedTopics:
-    """Return the child of a trie, as it is after its creation was committed and it was opened."""
+    """Return a trie that inherited from another one, after its entries were committed and loaded."""
     engine = MemoryEngine(KEYSPACES)
     child = LearnedTopics(GENERATION + 1, limits)
     child.inherit(parent)
@@ -436,7 +440,7 @@ def inherited(parent: LearnedTopics, *limits: int) -> LearnedTopics:
 
 
 def test_what_a_flood_left_is_not_inherited() -> None:
-    """Neither its `#`, nor wildcards that need more than half of the room: those of the upper levels go first."""
+    """An heir gets neither `#` nor wildcards beyond half of its room; those of the upper levels come first."""
     parent = learned(["a/b/c", "x", "a/e/f", "a/e/g"], 2, 1, capacity=8)
     described = ["a", "a/b", "a/+", "a/b/c", "a/b/+", "x", "+", "a/+/f", "a/+/#"]
     assert described == ["/".join(node.path) for node in parent.describe()]
@@ -449,7 +453,7 @@ def test_what_a_flood_left_is_not_inherited() -> None:
 def test_half_of_the_room_is_not_inherited(
     taught: list[str], limits: tuple[int, ...], capacity: int, room: int
 ) -> None:
-    """Whatever the parent was; what is inherited are wildcards of it, and nodes on the way to them, but no streams."""
+    """An heir uses at most half of its room, for wildcards of its parent and the nodes above them, without streams."""
     parent = learned(taught, *limits, capacity=capacity)
     child = LearnedTopics(GENERATION + 1, limits, room)
     child.inherit(parent)
@@ -463,7 +467,7 @@ def test_half_of_the_room_is_not_inherited(
 
 @given(st.lists(topics(), max_size=30), thresholds, st.lists(topics(), max_size=10))
 def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int, ...], then: list[str]) -> None:
-    """A topic that shared a level in the parent shares it in the child, from the first message on."""
+    """A level that varies in the parent varies in the heir from the first message on."""
     parent = learned(taught, *limits)
     child = inherited(parent, *limits)
     for before, now in zip(patterns(parent, taught), patterns(child, taught), strict=True):
@@ -473,7 +477,7 @@ def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int,
 
 
 def test_an_heir_of_an_heir() -> None:
-    """Wildcards go down the generations though nobody used them in between."""
+    """A wildcard is inherited over a generation in which no topic used it."""
     first = learned([f"t/{number}" for number in range(5)], 9, 2)
     assert ["t/+"] == patterns(inherited(inherited(first, 9, 2), 9, 2), ["t/0"])
 
@@ -505,7 +509,7 @@ def test_an_heir_of_an_heir() -> None:
     ],
 )
 def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
-    """Nodes without parents, cycles, streams twice or with gaps, broken numbers and texts: none is believed."""
+    """Loading refuses nodes without parents, cycles, duplicate or missing streams, and malformed numbers and texts."""
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b"], 9), engine)
     good = {EDGE + u32(0) + b"a": u32(2), EDGE + u32(2) + b"b": u32(3), LEAF + u32(3): u32(1)}
@@ -517,7 +521,7 @@ def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
 
 @pytest.mark.parametrize(("parent", "token"), [(2, "+"), (4, "x"), (4, "+"), (4, "#")])
 def test_wildcards_that_can_not_be(parent: int, token: str) -> None:
-    """Not two at a node, and nothing below a `#`."""
+    """Loading refuses two wildcards at one node, and any node below a `#`."""
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b", "a/c"], 9, capacity=2), engine)
     assert add_checksum(EDGE + u32(2) + b"#", u32(4)) == engine.get(META, EDGE + u32(2) + b"#")
@@ -528,7 +532,7 @@ def test_wildcards_that_can_not_be(parent: int, token: str) -> None:
 
 
 def test_a_tree_deeper_than_any_that_was_learned() -> None:
-    """Nobody's memory is filled by paths of thousands of levels."""
+    """Loading refuses a trie that is too deep, so that damage can't make it fill the memory with long paths."""
     engine = MemoryEngine(KEYSPACES)
     for parent in (0, *range(2, 40)):
         key = EDGE + u32(parent) + b"a"
@@ -538,7 +542,7 @@ def test_a_tree_deeper_than_any_that_was_learned() -> None:
 
 
 def test_every_flipped_bit_and_truncation_is_found_when_it_is_loaded() -> None:
-    """Of every value; another key's value is refused too."""
+    """Loading detects every flipped bit and truncation of every value, and values stored under another key."""
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b", "c"], 9), engine)
     stored = contents(engine)
@@ -553,7 +557,7 @@ def test_every_flipped_bit_and_truncation_is_found_when_it_is_loaded() -> None:
 
 @pytest.mark.parametrize("key", [EDGE + u32(0) + b"a", LEAF + u32(3)])
 def test_loss_is_found_when_it_is_loaded(key: bytes) -> None:
-    """Without an edge its child hangs in the air, and without a stream the next would get its number."""
+    """Loading detects a missing edge and a missing stream."""
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b", "c"], 9), engine)
     write = WriteBatch()

@@ -1,4 +1,4 @@
-"""One value a message: what goes in comes out, and nothing else does."""
+"""Tests of the stored form of a message as one value: round trips, and detection of damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def at(rows: int, gaps: int = 1) -> Positions:
 
 
 def encoded(messages: Sequence[Message], positions: Positions | None = None) -> list[bytes]:
-    """Return the values of messages, whose times are those of their positions unless they say so."""
+    """Return the values of messages; a message without a timestamp gets the time of its position."""
     batch = MessageBatch.from_messages(messages)
     positions = at(len(batch)) if positions is None else positions
     own = [m.timestamp for m in messages]
@@ -44,14 +44,14 @@ def plain(rows: int) -> list[Message]:
 
 
 def sealed(body: bytes) -> bytes:
-    """Return the value at the start that has these bytes behind its checksum."""
+    """Return a value for the first position: these bytes after their correct checksum."""
     seed = START ^ (SLAB * 0x9E37_79B9_7F4A_7C15 % 2**64)
     return b"\x96\xc4\x08" + xxhash.xxh3_64_digest(body, seed) + body
 
 
 @given(st.lists(strategies.messages(times=times), max_size=12), st.sampled_from([1, 5_000]))
 def test_everything_comes_back(messages: list[Message], gaps: int) -> None:
-    """Every field of every message, with its position and shard."""
+    """Every field of every message is decoded as it was encoded, with its position and shard."""
     positions = at(len(messages), gaps)
     batch = decode_rows(encoded(messages, positions), positions, SHARD, SLAB)
     assert messages == batch.to_messages()
@@ -61,7 +61,7 @@ def test_everything_comes_back(messages: list[Message], gaps: int) -> None:
 
 
 def test_columns_that_say_one_thing() -> None:
-    """Stay one value, however many rows there are."""
+    """A column with equal values in all rows is decoded to a single constant."""
     batch = decode_rows(encoded(plain(50)), at(50), SHARD, SLAB)
     for column, value in ((batch.qos, 1), (batch.retain, False), (batch.properties, None)):
         assert isinstance(column, Constant)
@@ -69,13 +69,13 @@ def test_columns_that_say_one_thing() -> None:
 
 
 def test_times_of_positions_take_no_room() -> None:
-    """Those of their own take nine bytes."""
+    """A timestamp that equals the time in the position is stored in one byte instead of nine."""
     implied, own = encoded([Message("a", b"", timestamp=None)]), encoded([Message("a", b"", timestamp=TIME + 1)])
     assert 8 == len(own[0]) - len(implied[0])
 
 
 def test_choosing_rows() -> None:
-    """Who wants some of the messages takes them before there is a batch."""
+    """A caller can select decoded rows before building a batch from them."""
     positions = at(10)
     rows = read_rows(encoded(plain(10)), positions, SLAB)
     assert [message.topic for message in plain(10)] == [row.topic for row in rows]
@@ -84,7 +84,7 @@ def test_choosing_rows() -> None:
 
 @pytest.mark.parametrize("message", [Message("a/b", b"payload", "c"), Message("a", b"", properties=Properties(1, 2))])
 def test_every_flipped_bit_and_truncation_is_found(message: Message) -> None:
-    """And named by its position, alone and among others."""
+    """Every flipped bit and truncation of a value raises an error with its position, alone and among others."""
     good = encoded([message] * 3)
     positions = at(3)
     value = good[1]
@@ -96,7 +96,7 @@ def test_every_flipped_bit_and_truncation_is_found(message: Message) -> None:
 
 
 def test_values_that_make_up_for_each_other() -> None:
-    """Bytes of one value at the end of the one before decode just as well, and are found out."""
+    """Values whose bytes were shifted between neighbours are detected, although they decode together."""
     one, other, third = encoded(plain(3))
     with pytest.raises(CorruptionError, match=str(START)):
         decode_rows([one + other[:5], other[5:], third], at(3), SHARD, SLAB)
@@ -108,13 +108,13 @@ def test_values_that_make_up_for_each_other() -> None:
     ("position", "slab"), [(START + 1, SLAB), (START, SLAB + 1), (START, SLAB + (1 << 32)), (START ^ 1 << 63, SLAB)]
 )
 def test_a_value_under_another_key(position: int, slab: int) -> None:
-    """The checksum knows where it belongs: position, generation and shard."""
+    """A value under another position, generation or shard has a wrong checksum."""
     with pytest.raises(CorruptionError, match="checksum"):
         decode_rows(encoded(plain(1)), np.array([position], dtype=np.uint64), SHARD, slab)
 
 
 def test_newer_values() -> None:
-    """Of a version not known here, whatever they hold; but not what is merely damaged."""
+    """A value of a later version raises `NewerFormatError`, and a damaged one `CorruptionError`."""
     newer = sealed(b"\x10" + msgspec.msgpack.encode({"a": 1}))
     for values, rows in (([newer], 1), ([newer, *encoded(plain(2))[1:]], 2)):
         with pytest.raises(NewerFormatError, match=f"shard {SHARD}, .* position {START}: .* version 2"):
@@ -125,7 +125,7 @@ def test_newer_values() -> None:
 
 
 def test_the_form_is_frozen() -> None:
-    """What was stored once stays readable."""
+    """Values stored by the first version are encoded and decoded byte for byte."""
     messages = [
         Message("a/é", b"\x00\xff", "client", 1, True, TIME, Properties(1, 60, "t", "r/t", b"c", (("k", "v"),))),
         Message("$SYS", b"", "", 0, False, 5),

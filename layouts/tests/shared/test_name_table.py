@@ -1,4 +1,4 @@
-"""The dictionaries of names: numbers that never change, and a memory that has a bound."""
+"""Tests of dictionaries of names: numbers that never change, and bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table(engine: Engine) -> NameTable:
 
 
 def save(names: NameTable, engine: Engine) -> None:
-    """Commit what is not saved, and say so."""
+    """Commit the unsaved names of a dictionary, and mark them as saved."""
     write = WriteBatch()
     names.save(write)
     engine.write(write)
@@ -44,7 +44,7 @@ def save(names: NameTable, engine: Engine) -> None:
 
 
 def filled(engine: Engine, learn: Iterable[str]) -> NameTable:
-    """Return a table with these names, saved."""
+    """Return a dictionary that has committed these names."""
     names = table(engine)
     names.encode(list(learn))
     save(names, engine)
@@ -52,7 +52,7 @@ def filled(engine: Engine, learn: Iterable[str]) -> NameTable:
 
 
 def put(engine: Engine, key: bytes, value: bytes | None) -> None:
-    """Write around the table, with a checksum that is right."""
+    """Write an entry with a correct checksum, bypassing the dictionary; None deletes the entry."""
     write = WriteBatch()
     if value is None:
         write.delete(META, key)
@@ -76,7 +76,7 @@ def engine() -> MemoryEngine:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let a table take eight names."""
+    """Limit dictionaries to eight names, and return that number."""
     monkeypatch.setattr(name_table, "CAPACITY", 8)
     return 8
 
@@ -85,7 +85,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
-    """A batch of one name costs one look-up."""
+    """A constant column is encoded as one constant number."""
     names = table(engine)
     for expected, name in ((0, "a"), (1, "b"), (0, "a")):
         encoded = names.encode(Constant(name, 5))
@@ -94,7 +94,7 @@ def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
 
 
 def test_the_forms_of_a_column_are_alike(engine: MemoryEngine) -> None:
-    """A list and coded texts get the same numbers."""
+    """A list and a column of coded texts get the same numbers."""
     names = filled(engine, ["a", "b"])
     coded = names.names(array(1, 0, 1))
     assert isinstance(coded, Coded)
@@ -102,7 +102,7 @@ def test_the_forms_of_a_column_are_alike(engine: MemoryEngine) -> None:
 
 
 def test_each_name_has_its_stream(engine: MemoryEngine) -> None:
-    """As it was when the name was met; it is stored with the name."""
+    """A name keeps the stream that it had when it was added, because the stream is stored with it."""
     names = filled(engine, ["a", "bbb"])
     assert [2, 4, 2] == names.streams(array(0, 1, 0)).tolist()
     again = NameTable(engine, GENERATION, KIND, lambda _: 99)
@@ -110,7 +110,7 @@ def test_each_name_has_its_stream(engine: MemoryEngine) -> None:
 
 
 def test_tables_keep_apart(engine: MemoryEngine) -> None:
-    """Kinds and generations have numbers of their own, names that begin like keys among them."""
+    """Dictionaries of different kinds and generations have independent numbers, also for names that look like keys."""
     tables = [NameTable(engine, generation, kind, stream_of) for generation in (1, 7, 8) for kind in (0x10, 0x20)]
     for index, names in enumerate(tables):
         names.encode([f"{index}-{number}" for number in range(index + 1)] + ["\x10", "\xff"])
@@ -129,7 +129,10 @@ def test_tables_keep_apart(engine: MemoryEngine) -> None:
     st.lists(st.tuples(st.sampled_from(["learn", "save", "unheard", "lose", "reopen"]), st.lists(texts, max_size=12)))
 )
 def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> None:
-    """Whatever is learned, saved and loaded, with room for eight names of up to three characters."""
+    """Any sequence of adding, saving, failed commits and loading keeps the number of every committed name.
+
+    The dictionary has room for eight names of up to three characters.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name_table, "CAPACITY", 8)
         patch.setattr(name_table, "LONGEST", 3)
@@ -153,7 +156,7 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
                 committed = dict(known)
             if step == "save":
                 names.saved()
-            if step == "lose":  # the write fails, and the process lives on
+            if step == "lose":  # the write fails, and the process continues
                 names.save(write)
             if step == "reopen":
                 names, known = table(engine), dict(committed)
@@ -171,7 +174,7 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
 
 
 def in_memory(names: NameTable) -> int:
-    """Return how many names are held in memory, and check that all ways to them agree."""
+    """Return the number of names in memory, after checking that all structures hold the same names."""
     texts = names._texts.values
     held = {text: number for number, text in enumerate(texts) if text is not None}
     assert held == names._ids
@@ -181,7 +184,7 @@ def in_memory(names: NameTable) -> int:
 
 @pytest.mark.parametrize("size", [1, 3, 8, 30])
 def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int) -> None:
-    """The first names have numbers, for good; batches with any other stay texts, whole."""
+    """A full dictionary keeps its first names, and batches with any other name stay texts as a whole."""
     names = table(engine)
     learn = [f"n{number}" for number in range(40)]
     for start in range(0, len(learn), size):
@@ -202,7 +205,7 @@ def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int)
 
 
 def test_texts_in_every_form(engine: MemoryEngine, small: int) -> None:
-    """A constant stays one, and the texts of a batch are listed once each."""
+    """Without room, a constant column stays a constant text, and other columns list each distinct text once."""
     filled(engine, [f"n{number}" for number in range(small)])
     names = table(engine)
     encoded = names.encode(Constant("new", 3))
@@ -218,7 +221,7 @@ def test_texts_in_every_form(engine: MemoryEngine, small: int) -> None:
 
 
 def test_long_names_get_no_number(engine: MemoryEngine) -> None:
-    """They would make the memory large; the others of their batch get theirs nevertheless."""
+    """A name that is too long gets no number, and the other names of its batch get theirs."""
     names = table(engine)
     fits, long = "\U0001f68c" * LONGEST, "x" * (LONGEST + 1)
     assert [fits, long, "a"] == to_list(names.encode([fits, long, "a"]))
@@ -231,7 +234,7 @@ def test_long_names_get_no_number(engine: MemoryEngine) -> None:
 
 
 def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
-    """A name without a number may be stored as text, if it is long, or came when there was no room."""
+    """`lacks` returns False for a name that may be stored as text, because it is long or the dictionary was full."""
     names = table(engine)
     long = "x" * (LONGEST + 1)
     assert [True, True, False] == [names.lacks(name) for name in ("a", "b", long)]
@@ -246,7 +249,7 @@ def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
 
 
 def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> None:
-    """A batch that was handed out keeps its texts while the table grows."""
+    """A column that was returned keeps its texts while the dictionary grows."""
     names = table(engine)
     columns = []
     for start in range(0, 500, 5):
@@ -257,7 +260,7 @@ def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> Non
 
 @pytest.mark.parametrize("stored", [0, 1, 15, 16, 17, 40])
 def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> None:
-    """Whatever the table held when it was opened."""
+    """A loaded dictionary continues its numbers, however many names it held."""
     filled(engine, [f"n{number}" for number in range(stored)])
     names = table(engine)
     for number in range(stored, stored + 60):
@@ -270,7 +273,7 @@ def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> No
 
 @pytest.mark.slow
 def test_200000_names() -> None:
-    """A third of them gets numbers; the memory stays as it is from then on, after reopening too."""
+    """Of 200,000 names the first 65,536 get numbers, and the memory doesn't grow further, also after loading."""
     engine = MemoryEngine(KEYSPACES)
     learn = [f"fleet/bus-{number}" for number in range(200_000)]
     names = table(engine)
@@ -293,7 +296,7 @@ def test_200000_names() -> None:
 
 @pytest.mark.parametrize("number", [3, 18, 19, 1_000, 2**32 - 1])
 def test_unknown_numbers(engine: MemoryEngine, number: int) -> None:
-    """A number that was never given out is damage, however the name is asked for."""
+    """A number that was never assigned raises `CorruptionError` from every method."""
     names = filled(engine, ["a", "b", "c"])
     for ask in (names.name, names.stream, lambda n: names.names(array(0, n)), lambda n: names.streams(array(n))):
         with pytest.raises(CorruptionError, match=str(number)):
@@ -302,7 +305,7 @@ def test_unknown_numbers(engine: MemoryEngine, number: int) -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"\0\0\0", b"\0\0\0\1\xff"])
 def test_a_damaged_name(engine: MemoryEngine, value: bytes | None) -> None:
-    """Missing, cut or not UTF-8: the names beside it stay readable."""
+    """A missing, truncated or malformed name raises an error, and the names beside it stay readable."""
     filled(engine, ["a", "b", "c"])
     put(engine, FORWARD + u32(1), value)
     names = table(engine)
@@ -315,7 +318,7 @@ def test_a_damaged_name(engine: MemoryEngine, value: bytes | None) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"\0\0\1", u32(3), u32(2**32 - 1), b"\0\0\0\0\1"])
 def test_a_damaged_number(engine: MemoryEngine, value: bytes) -> None:
-    """It is refused when it is read, not used for new messages."""
+    """A damaged number raises an error when it is read, and is not used for new messages."""
     filled(engine, ["a", "b", "c"])
     put(engine, BACK + b"b", value)
     names = table(engine)
@@ -341,7 +344,7 @@ def test_a_damaged_number(engine: MemoryEngine, value: bytes) -> None:
     ],
 )
 def test_verify_finds_tampering(engine: MemoryEngine, key: bytes, value: bytes | None) -> None:
-    """Whichever of the two ways was changed, though memory still knows better."""
+    """Verification finds a changed entry of either direction, even if memory holds the correct one."""
     names = filled(engine, ["a", "b", "c"])
     assert [] == list(names.verify(stream_of))
     put(engine, key, value)
@@ -350,7 +353,7 @@ def test_verify_finds_tampering(engine: MemoryEngine, key: bytes, value: bytes |
 
 
 def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None:
-    """Of either way; another key's value is refused too."""
+    """Every flipped bit and truncation of either entry is detected, and so is another key's value."""
     filled(engine, ["a", "bb"])
     forward, back = FORWARD + u32(1), BACK + b"bb"
     for key, other in ((forward, FORWARD + u32(0)), (back, BACK + b"a")):
@@ -370,7 +373,7 @@ def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None
 
 
 def test_readers_run_beside_the_writer(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read what is committed, load names into the memory, and break nothing of it, also when it gets full."""
+    """Readers that load names beside the writer get correct names, also while the dictionary becomes full."""
     monkeypatch.setattr(name_table, "CAPACITY", 300)
     learn = [f"n{number}" for number in range(400)]
     committed = 200

@@ -1,4 +1,4 @@
-"""Skipstream: which messages the index leads to, what finding them costs, and what verify says of entries."""
+"""Tests of skipstream: the messages that the index finds, the cost of reads, and verification of the index."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from topicstore_layouts.skipstream.postings import Postings, common
 from topicstore_layouts.skipstream.slab import SkipstreamSlab
 
 CHUNK = 128
-"""What the memory backend reads at least."""
+"""The number of pairs in a chunk of the memory backend."""
 
 
 @attrs.frozen
 class Limited(SkipstreamLayout):
-    """Hashes to few values, and learns little."""
+    """A skipstream layout with hashes of few bits and a small trie."""
 
     options: SkipstreamOptions
     hash_bits: int
@@ -54,7 +54,7 @@ def trie_of(stored: Stored) -> LearnedTopics:
 
 
 def cost(stored: Stored, text: str) -> ReadCounters:
-    """Check a replay and return what it cost."""
+    """Check a replay against the expected rows, and return the counters of its cost."""
     stored.slab.counters = ReadCounters()
     stored.check(text)
     return stored.slab.counters
@@ -69,11 +69,11 @@ def message(topic: str, number: int = 0) -> Message:
     return Message(topic, b"%d " % number * 3, "c", 1)
 
 
-# --- which messages it leads to ---
+# --- messages that the index finds ---
 
 
 def test_limits_of_bytes() -> None:
-    """A call ends with the message whose value reaches the limit."""
+    """A read ends with the message whose value reaches the limit of bytes."""
     stored = made(0)
     stored.put([message("ab"[n % 2]) for n in range(10)])
     size = len(pairs(stored, 1)[0][1])
@@ -84,7 +84,7 @@ def test_limits_of_bytes() -> None:
 
 
 def test_a_deadline_ends_a_long_search() -> None:
-    """A call moves on by what it looked at, though it found nothing."""
+    """A read that has found nothing at its deadline ends, and the next one continues after the examined messages."""
     stored = made(0, hash_bits=1)
     stored.put([message(f"{n}") for n in range(2_000)])
     entries, reader = Entries(trie_of(stored), 1), Reader(stored, 1, "1999")
@@ -94,18 +94,18 @@ def test_a_deadline_ends_a_long_search() -> None:
 
 
 def test_a_stream_that_the_filter_does_not_touch() -> None:
-    """Gives nothing, rather than what it holds."""
+    """A read returns nothing from a stream that has no topic for the filter."""
     stored = made()
     stored.put([message("a/b"), message("c/d")])
     for text in ("a/b/c", "c/+", "+", "c/b", "$SYS/#"):
         assert [] == Reader(stored, 1, text).read(stored.last)
 
 
-# --- what it costs ---
+# --- cost of reads ---
 
 
 def test_a_narrow_filter_reads_what_it_returns() -> None:
-    """One vehicle among many, by itself and with a line that has many messages."""
+    """A filter for one vehicle among many reads little more than the messages that match."""
     stored = made(1, 0)
     stored.put([message(f"t/{n % 3}/{n}/x") for n in range(6_000)] + [message("t/1/4000/x"), message("t/2/4000/x")])
     for text, rows in (("t/+/4000/x", 3), ("t/1/4000/x", 2), ("t/+/4000/#", 3)):
@@ -116,7 +116,7 @@ def test_a_narrow_filter_reads_what_it_returns() -> None:
 
 
 def test_entries_rule_out_messages() -> None:
-    """Where two levels have as many entries but few in common, messages of only one of them are not read."""
+    """A read skips messages that match only one of two levels, if few messages match both."""
     stored = made(0)
     stored.put([message(f"{'a' if n % 2 else 'b'}/{'a' if n % 4 < 2 else 'c'}/{n % 64}") for n in range(4_096)])
     found = cost(stored, "a/a/1")
@@ -130,7 +130,7 @@ def test_entries_rule_out_messages() -> None:
 
 
 def test_lists_that_do_not_overlap() -> None:
-    """Are leapt over: a vehicle that changed its line, and a line whose vehicles changed."""
+    """A read seeks past the parts of index lists that don't overlap."""
     stored = made(0)
     stored.put([message("a/x")] * 10_000)
     stored.put([message("b/y")] * 10_000)
@@ -141,16 +141,16 @@ def test_lists_that_do_not_overlap() -> None:
 
 
 def test_dense_matches_are_read_in_passing() -> None:
-    """Half of a stream is not fetched message by message, each by its key."""
+    """A filter that matches half of a stream scans it instead of fetching each message by key."""
     stored = made(0)
     stored.put([message(f"{n % 2}/{n}") for n in range(8_000)])
     found = cost(stored, "1/+")
     assert 4_000 == found.rows
-    assert found.visited > 11_000  # half of them entries
+    assert found.visited > 11_000  # these include index entries
 
 
 def test_levels_behind_the_last_learned() -> None:
-    """The first eight have entries; topics that differ only behind them are told apart all the same."""
+    """Of the levels below a `#` the first eight have entries; topics that differ only later are told apart by name."""
     stored = made(capacity=0)
     deep = "/".join("abcdefgh")
     stored.put([message(f"{n}/{deep}"[: 2 * n]) for n in range(3, 9)])
@@ -168,7 +168,7 @@ def test_levels_behind_the_last_learned() -> None:
 
 @st.composite
 def _lists(draw: st.DrawFn) -> list[list[int]]:
-    """Two or three lists of positions, in clusters that may or may not meet."""
+    """Two or three lists of positions in clusters that may overlap."""
     count = draw(st.integers(2, 3))
     clusters = st.tuples(st.integers(0, 3_000), st.integers(1, 300), st.integers(1, 7))
     lists = []
@@ -180,7 +180,7 @@ def _lists(draw: st.DrawFn) -> list[list[int]]:
 
 @given(_lists(), st.integers(0, 4_000), st.integers(0, 6_000))
 def test_common_positions(lists: list[list[int]], first: int, bound: int) -> None:
-    """Every common position is a candidate once, in order, and every candidate is of one list at least."""
+    """Every common position is yielded once and in order as a candidate, and each candidate is in a list."""
     engine, keys, write = MemoryEngine(KEYSPACES), entry_keys(GENERATION), WriteBatch()
     for number, positions in enumerate(lists):
         for key in keys.many(number, np.array(positions, dtype=np.uint64)):
@@ -204,7 +204,7 @@ def test_common_positions(lists: list[list[int]], first: int, bound: int) -> Non
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)), min_size=1, max_size=9),
 )
 def test_keys(generation: int, parts: list[tuple[int, int]]) -> None:
-    """One by one or many, of bytes that are in the order of their numbers, and back."""
+    """Keys are the same one by one or many at once, sort like their numbers, and decode to these numbers."""
     numbers, positions = (np.array(column, dtype=np.uint64) for column in zip(*parts, strict=True))
     for keys in (message_keys(generation), entry_keys(generation)):
         made = keys.many(numbers, positions)
@@ -228,7 +228,7 @@ def _positions(positions: Positions) -> list[int]:
 
 
 def test_a_message_that_lies_in_another_stream() -> None:
-    """Is told, with its entry, which leads nowhere."""
+    """Verification reports a message that is stored under another stream than its topic's."""
     stored = made(9)
     stored.put([message("a"), message("b")])
     (key, value), _ = pairs(stored, 1)
@@ -242,7 +242,7 @@ def test_a_message_that_lies_in_another_stream() -> None:
 
 @pytest.mark.parametrize("damaged", [1, 500])
 def test_missing_entries(damaged: int) -> None:
-    """Are told with the messages that can't be found by them; of very many, some are."""
+    """Verification reports messages whose index entries are missing, and at least some of very many."""
     stored = made(0)
     stored.put([message(f"{n % 7}/{n}") for n in range(1_000)])
     gone = random.Random(3).sample(pairs(stored, 2), damaged)
@@ -258,7 +258,7 @@ def test_missing_entries(damaged: int) -> None:
 
 
 def test_dangling_entries() -> None:
-    """Are told with their keys, up to the bound."""
+    """Verification reports index entries without a message, up to the bound."""
     stored = made(0)
     stored.put([message(f"{n}") for n in range(100)])
     entries = entry_keys(GENERATION)
@@ -272,7 +272,7 @@ def test_dangling_entries() -> None:
 
 
 def test_verification_sees_one_moment() -> None:
-    """What is stored and deleted while it runs makes no difference to it."""
+    """Verification reads one snapshot, which concurrent stores and deletes don't change."""
     stored = made(0)
     stored.put([message(f"{n}") for n in range(6_000)])
     rows, found = len(stored.rows), stored.slab.verify(stored.last)

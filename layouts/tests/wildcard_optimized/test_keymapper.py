@@ -1,4 +1,4 @@
-"""Bit-field keys: there and back, in order, and the next one that a filter lets through, against brute force."""
+"""Tests of bit-field keys against brute force: round trips, order, and the next key that a filter accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore_layouts.wildcard_optimized.keymapper import KeyFilter, KeyMapper
 
 @st.composite
 def mappers(draw: st.DrawFn, most_bits: int = 11, most_size: int = 4) -> KeyMapper:
-    """Return a mapper whose dimensions are cut into sources of any sizes, mixed at random."""
+    """Return a mapper whose dimensions are divided into sources of random sizes, in random order."""
     parts_of_one = st.lists(st.integers(1, most_size), min_size=1, max_size=3).filter(lambda parts: sum(parts) <= 64)
     sizes = draw(st.lists(parts_of_one, min_size=1, max_size=3))
     queues, total = [], 0
@@ -28,7 +28,7 @@ def mappers(draw: st.DrawFn, most_bits: int = 11, most_size: int = 4) -> KeyMapp
 
 
 def spaces(mapper: KeyMapper) -> list[int]:
-    """Return how many values each dimension has."""
+    """Return the number of values of each dimension."""
     bits = [0] * mapper.dimensions
     for source in mapper.sources:
         bits[source.dimension] = max(bits[source.dimension], source.offset + source.size)
@@ -40,13 +40,13 @@ def vectors(mapper: KeyMapper) -> st.SearchStrategy[list[int]]:
 
 
 def all_keys(mapper: KeyMapper) -> range:
-    """Return every key: the zero bits at the end are no part of them."""
+    """Return every key as a number; the zero bits at the end don't vary."""
     return range(0, 1 << mapper.bits, 1 << mapper.shifts[-1])
 
 
 @st.composite
 def filtered(draw: st.DrawFn) -> tuple[KeyMapper, list[tuple[int, int]]]:
-    """Return a mapper and a span for each of its sources: one value, all, or some."""
+    """Return a mapper and a span for each of its sources: one value, all values, or some."""
     mapper = draw(mappers())
     spans = []
     for source in mapper.sources:
@@ -58,7 +58,7 @@ def filtered(draw: st.DrawFn) -> tuple[KeyMapper, list[tuple[int, int]]]:
 
 
 def let_through(mapper: KeyMapper, spans: list[tuple[int, int]]) -> list[int]:
-    """Return the keys whose fields all lie in their spans, the plain way."""
+    """Return by brute force the keys whose fields all lie in their spans."""
     found = []
     for key in all_keys(mapper):
         fields = [key >> shift & source.full for source, shift in zip(mapper.sources, mapper.shifts, strict=True)]
@@ -72,7 +72,7 @@ def let_through(mapper: KeyMapper, spans: list[tuple[int, int]]) -> list[int]:
 
 @given(st.data())
 def test_there_and_back(data: st.DataObject) -> None:
-    """A vector becomes a key of whole bytes, and the key that vector."""
+    """A vector is encoded to a key of whole bytes, which decodes to the same vector."""
     mapper = data.draw(mappers())
     vector = data.draw(vectors(mapper))
     key = mapper.encode(vector)
@@ -84,7 +84,7 @@ def test_there_and_back(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_keys_are_ordered_by_their_sources(data: st.DataObject) -> None:
-    """The first source counts most, and what it leaves equal the next one decides."""
+    """Keys are ordered by their sources, of which the first is the most significant."""
     mapper = data.draw(mappers())
     one, other = data.draw(vectors(mapper)), data.draw(vectors(mapper))
 
@@ -96,7 +96,7 @@ def test_keys_are_ordered_by_their_sources(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_many_at_once(data: st.DataObject) -> None:
-    """Whole columns are packed to the same bytes as one by one, and unpacked to the same numbers."""
+    """Packing and unpacking whole columns gives the same keys and numbers as one vector at a time."""
     mapper = data.draw(mappers(most_bits=576, most_size=64))
     rows = data.draw(st.lists(vectors(mapper), min_size=1, max_size=5))
     columns = np.array(rows, dtype=np.uint64).T
@@ -107,7 +107,7 @@ def test_many_at_once(data: st.DataObject) -> None:
 
 
 def test_bits_that_no_source_holds_are_lost() -> None:
-    """A key keeps what its sources hold, in whole bytes."""
+    """A key holds only the bits of its sources, padded to whole bytes."""
     mapper = KeyMapper([Source(1, 4, 4), Source(0, 0, 3)])
     assert (1, 2, 8) == (mapper.width, mapper.dimensions, mapper.bits)
     assert 0b1010_101_0 == mapper.encode([0b101, 0b1010_1111])
@@ -119,7 +119,7 @@ def test_bits_that_no_source_holds_are_lost() -> None:
 
 @given(filtered())
 def test_ratchet_finds_the_next_key(case: tuple[KeyMapper, list[tuple[int, int]]]) -> None:
-    """From every number on, the lowest key at or above it that gets through; None above the last."""
+    """`ratchet` returns the lowest accepted key at or above any number, and None if there is none."""
     mapper, spans = case
     good, through = let_through(mapper, spans), KeyFilter(mapper, spans)
     expected: int | None = None
@@ -133,7 +133,7 @@ def test_ratchet_finds_the_next_key(case: tuple[KeyMapper, list[tuple[int, int]]
 
 @given(filtered(), st.binary(max_size=3))
 def test_mask_and_spans_say_the_same(case: tuple[KeyMapper, list[tuple[int, int]]], front: bytes) -> None:
-    """A key is judged alike by itself, among others, and with other bytes in front."""
+    """`select` accepts exactly the keys within the spans, also with additional bytes before each key."""
     mapper, spans = case
     good, through = set(let_through(mapper, spans)), KeyFilter(mapper, spans)
     keys = list(all_keys(mapper))
@@ -144,9 +144,9 @@ def test_mask_and_spans_say_the_same(case: tuple[KeyMapper, list[tuple[int, int]
 
 @given(st.data())
 def test_a_filter_of_ranges(data: st.DataObject) -> None:
-    """Every vector within the ranges gets through; no other does where each range is of aligned blocks.
+    """A filter accepts every vector within its ranges, and no other if each range consists of aligned blocks.
 
-    A filter that lets everything through says so: then no key needs to be looked at.
+    A filter that accepts every key says so in `free`, so that no key need be checked.
     """
     mapper = data.draw(mappers())
     ranges = [sorted(data.draw(st.tuples(*[st.integers(0, space - 1)] * 2))) for space in spaces(mapper)]
@@ -164,7 +164,7 @@ def is_within(vector: list[int], ranges: list[list[int]]) -> bool:
 
 
 def aligned(dimension: int, limits: list[int], mapper: KeyMapper) -> bool:
-    """Say whether, behind the first source in which a range's ends differ, it leaves all bits free."""
+    """Return whether a range is free in all sources of a dimension after the first in which its ends differ."""
     lowest, highest = limits
     differ = False
     for source in mapper.sources:

@@ -1,4 +1,4 @@
-"""Keys of bit fields: which are made, what leaps over them cost, what places hold, and what verify says of keys."""
+"""Tests of wildcard_optimized: its keys, the cost of reads, the places of readers, and verification."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPICS = [f"f/{place}/{device}/{what}" for place in ("x", "y", "z") for device i
 
 
 def made(**options: Any) -> Stored:
-    """Return an empty slab, by default with epochs of 2,048 positions, and levels that vary from their second topic."""
+    """Return an empty slab, by default with epochs of 2,048 positions and levels that vary from the second topic on."""
     layout = WildcardOptimizedLayout(WildcardOptimizedOptions(**{"epoch_bits": 0, "thresholds": (1,), **options}))
     stored = Stored(LayoutSubject(make=lambda: layout), MemoryEngine(KEYSPACES))
     stored.create()
@@ -35,7 +35,7 @@ def made(**options: Any) -> Stored:
 
 @pytest.fixture
 def filled() -> Stored:
-    """Eleven epochs of 81 topics, with hashes of which some collide."""
+    """A slab with eleven epochs of 81 topics, of which some hashes collide."""
     stored = made(bits_per_topic_level=7)
     for _ in range(5):
         stored.put(numbered(TOPICS, 500), 9)
@@ -60,7 +60,7 @@ def keys(stored: Stored) -> list[bytes]:
 
 
 def test_few_streams_and_short_keys() -> None:
-    """The learned structure makes the streams; a key has a hash for each varying level, in whole bytes."""
+    """A slab has the streams of the learned structure, and a key has a hash for each level that varies."""
     stored = made(bits_per_topic_level=7, topic_index_bytes=2)
     stored.put(numbered(["a", "b", "c", "d/x", "e/x", "e/y", "e/z"], 70))
     assert ["+", "+/+", "+/x", "a"] == sorted(info.pattern for info in stored.slab.streams(TopicFilter("#")))
@@ -72,7 +72,7 @@ def test_few_streams_and_short_keys() -> None:
 
 
 def test_one_key_is_known() -> None:
-    """The fields are where the stored form says."""
+    """The bit fields of a key are at the offsets of the documented stored form."""
     stored = made(bits_per_topic_level=8, topic_index_bytes=1, epoch_bits=4)
     stored.put(numbered(["a", "b"], 2))
     position = START + 2
@@ -82,7 +82,7 @@ def test_one_key_is_known() -> None:
 
 
 def test_ten_levels_have_bits() -> None:
-    """Further ones, and what lies beyond the levels that are learned, are told apart by the topic."""
+    """Only ten varying levels have hashes in the keys; topics that differ in other levels are told apart by name."""
     stored = made(thresholds=(0,))
     deep = ["/".join([level] * 40) for level in "ab"]
     wide = ["/".join([*"123456789", level, other]) for level in "ab" for other in "xy"]
@@ -94,7 +94,7 @@ def test_ten_levels_have_bits() -> None:
 
 
 def test_streams_without_an_index_share_the_last() -> None:
-    """Nothing is lost when indexes run out, on either side of it."""
+    """When the stream numbers of the keys run out, all further streams share the last one and lose nothing."""
     stored = made(topic_index_bytes=1, thresholds=(1000, 2))
     topics = [f"t{number}/{level}" for number in range(100) for level in "abcd"]
     stored.put(numbered(topics, 900), 5)
@@ -116,11 +116,11 @@ def test_streams_without_an_index_share_the_last() -> None:
         stored.slab.begin(256, TopicFilter("#"), 0)
 
 
-# --- what it costs -----------------------------------------------------------------
+# --- cost of reads -----------------------------------------------------------------
 
 
 def test_a_filter_leaps() -> None:
-    """What lies between the keys that can match is not looked at."""
+    """A narrow filter seeks from one matching key to the next, and examines few keys in between."""
     stored = made(epoch_bits=10, thresholds=(5, 2))
     for _ in range(4):
         stored.put(numbered([f"t/{device}/{what}" for device in range(1_000) for what in range(4)], 4_000), 500)
@@ -136,7 +136,7 @@ def test_a_filter_leaps() -> None:
 
 
 def test_a_reader_of_everything_walks() -> None:
-    """One scan a call, and no key is passed over."""
+    """A read of all messages needs one scan a call, and skips no key."""
     stored = made()
     stored.put(numbered(TOPICS, 4_000), 3)
     stored.reopen()
@@ -147,7 +147,7 @@ def test_a_reader_of_everything_walks() -> None:
 
 
 def test_a_late_start_seeks() -> None:
-    """What is before it is not looked at, but in its own epoch."""
+    """A read that starts late examines no keys of earlier epochs."""
     stored = made()
     stored.put(numbered(TOPICS, 5_000), 20)
     stored.reopen()
@@ -156,7 +156,7 @@ def test_a_late_start_seeks() -> None:
 
 
 def test_limits_of_bytes(filled: Stored) -> None:
-    """A call ends with the row that reaches them."""
+    """A read ends with the message that reaches the limit of bytes."""
     filled.put(numbered(["big"], 20, size=1_000))
     filled.end_epoch()
     for limit_bytes, expected in ((1, [1] * 20), (2_500, [3] * 6 + [2])):
@@ -166,7 +166,7 @@ def test_limits_of_bytes(filled: Stored) -> None:
 
 
 def test_a_step_of_a_delete_is_bounded(filled: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at so many keys and a list more, and may find nothing."""
+    """A step of a delete examines a bounded number of keys, even if none matches."""
     monkeypatch.setattr(slab_module, "_LOOKED_AT", 40)
     looked_at, total = [], 0
     for step in filled.slab.delete(TopicFilter("f/+/4/+"), 0, filled.last):
@@ -179,7 +179,7 @@ def test_a_step_of_a_delete_is_bounded(filled: Stored, monkeypatch: pytest.Monke
 
 
 def test_more_topics_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory begins anew; one batch may have more than it holds."""
+    """A full cache of topics is emptied, and one batch may have more topics than the cache holds."""
     monkeypatch.setattr(streams_module, "_CACHED", 10)
     stored = made()
     remembered = []
@@ -195,7 +195,7 @@ def test_more_topics_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_places_that_are_none(filled: Stored) -> None:
-    """What no call returned is refused, and so is another stream's place."""
+    """Bytes that are no place of a stream raise `ValueError`, and so does another stream's place."""
     slab, topic_filter = filled.slab, TopicFilter("f/+/+/+")
     narrow, wide = stream_of(filled, TOPICS[0]), stream_of(filled, TOPICS[-1])
     place = slab.begin(wide, topic_filter, START + 77)
@@ -216,7 +216,7 @@ def test_places_that_are_none(filled: Stored) -> None:
 
 
 def test_what_is_visible() -> None:
-    """Streams in which a level varies hide the epoch that goes on; the others hide nothing."""
+    """The current epoch is hidden in streams in which a level varies, and visible in the others."""
     stored = made()
     stored.put(numbered(["a", "b", "c"], 30))
     ordered, hashed = stream_of(stored, "a"), stream_of(stored, "b")
@@ -229,8 +229,8 @@ def test_what_is_visible() -> None:
 
 @given(st.data())
 def test_a_staircase_is_what_was_read(data: st.DataObject) -> None:
-    """After any bounds and stops, the steps hold exactly the keys and positions that were read."""
-    epochs = Epochs(3, 5)  # two bits of hash before the three of the position
+    """After any sequence of bounds and stops, a place represents exactly the keys and positions that were read."""
+    epochs = Epochs(3, 5)  # two bits of hash before three bits of position
     keys = sorted((hashed << 3 | position, position) for hashed in range(4) for position in range(8))
     first = data.draw(st.integers(0, 7))
     place = Place.before(epochs, 7 << 3 | first)
@@ -251,12 +251,12 @@ def test_a_staircase_is_what_was_read(data: st.DataObject) -> None:
 
 
 def in_span(key: int, position: int, span: Span) -> bool:
-    """Say whether a span asks for the message of a key and position below the seventh epoch."""
+    """Return whether a span contains a key and position, given relative to epoch 7."""
     return span.start <= 7 << 5 | key < span.end and (span.whole or span.first <= 7 << 3 | position <= span.last)
 
 
 def test_too_many_lower_bounds_are_refused() -> None:
-    """A place has a bounded number of steps; one more is told, and a higher bound leads on."""
+    """A place that would need more than its maximum of steps raises an error, and a higher bound continues."""
     stored = made(thresholds=(0,))
     stored.put(numbered([f"t{number}" for number in range(200)], 1_000))
     reader = Reader(stored, 1, "#")
@@ -273,7 +273,7 @@ def test_too_many_lower_bounds_are_refused() -> None:
 
 @pytest.mark.parametrize("change", ["position", "hash", "stream", "unknown stream", "length", "padding"])
 def test_verify_checks_keys(change: str) -> None:
-    """A whole value under a key that the slab would not have made."""
+    """Verification reports an intact value under a key that is not the key of its topic and position."""
     stored = made(bits_per_topic_level=3)
     stored.put(numbered(["a", "b", "c/d", "c/e"], 100))
     key = next(key for key in keys(stored) if key[7] == stream_of(stored, "b"))
@@ -307,7 +307,7 @@ def test_verify_checks_keys(change: str) -> None:
     ],
 )
 def test_options(name: str, good: list[Any], bad: list[Any]) -> None:
-    """At their limits they work, beyond they are refused."""
+    """Options at their limits work, and values beyond the limits are refused."""
     for value in good:
         stored = made(**{name: value})
         stored.put(numbered(TOPICS, 200), 9)

@@ -1,7 +1,7 @@
 """Blocks as they were written: one per batch, or one per stream where a batch touches few streams.
 
-They are stored in order of position, whatever their streams. Blocks of one batch may interleave; they
-are read together.
+They are stored in order of position, not of stream. The positions of one batch's blocks may interleave, so
+these blocks are read together.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class BatchBlocks:
         return encode_block(columns, stream, base, block_seed(last, self._slab), self._compress)
 
     def decode(self, last: int, value: bytes) -> Block:
-        """Return a block, its header checked. Raises `CorruptionError` or `NewerFormatError`, which name it."""
+        """Check and decode a block's header. Raises `CorruptionError` or `NewerFormatError` that names the block."""
         try:
             return Block(value, last, block_seed(last, self._slab))
         except (CorruptionError, NewerFormatError) as bad:
             raise type(bad)(bad.reason, self.place(last)) from bad
 
     def place(self, last: int) -> str:
-        """Return a description of a block's place, for messages."""
+        """Return a description of a block's place, for error messages."""
         return f"shard {self._shard}, generation {self._generation}, block that ends at position {last}"
 
     def batches(self, reader: Reader, first: int, bound: int) -> Iterator[list[Block]]:
@@ -64,7 +64,7 @@ class BatchBlocks:
             if block.base > bound:
                 return
             together.append(block)
-            if block.rows == block.last - block.base + 1:  # the whole batch: no other block of it follows
+            if block.rows == block.last - block.base + 1:  # the block is the whole batch
                 yield together
                 together = []
         if together:

@@ -1,4 +1,4 @@
-"""Keeps blocks that readers with small limits have begun, so that each block is decoded once."""
+"""A cache of blocks that readers have read in part, so that the next call doesn't decode them again."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _KEPT = 8
 
 
 class BlockCache:
-    """The last decoded blocks that a reader's limit cut, at most eight. Any thread may use it.
+    """The last eight decoded blocks that a reader's limit cut short. Thread-safe.
 
-    A block is reused only for exactly the bytes it was decoded from, so deletes need not invalidate it.
+    A block is reused only for the stored bytes from which it was decoded, so deletes need not invalidate it.
     """
 
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}
 
     def get(self, last: int, value: bytes) -> Block | None:
-        """Return the decoded block of a value whose key ends in ``last``, None if it isn't kept."""
+        """Return the decoded block of a value whose key ends in ``last``, or None if it isn't cached."""
         block = self._blocks.get(last)
         return block if block is not None and block.holds(value) else None
 
     def keep(self, blocks: Sequence[Block]) -> None:
-        """Keep blocks, and drop the oldest ones."""
+        """Cache blocks, and evict the oldest ones."""
         kept = dict(self._blocks)
         for block in blocks:
             block.keep_payloads()

@@ -38,13 +38,13 @@ FRAME_ROWS = 1_024
 FRAME_BYTES = 256 << 10
 """Payload bytes after which a frame ends: a reader of one message may have to decompress all of them."""
 WORTH_ROWS = 65_536
-"""Rows from which on a merge that isn't ``whole`` is made: half a segment, so that a row is merged twice at most."""
+"""The least rows of a merge that isn't ``whole``: half a segment, so that a row is merged twice at most."""
 MOST_BLOCKS = 8_192
 """The most blocks that one step merges, however small they are."""
 
 
 class Compaction:
-    """Merges the blocks and segments of one slab."""
+    """The compaction of one slab's blocks and segments."""
 
     def __init__(self, engine: Engine, reading: Reading, compress: Compressor) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Compaction:
                 yield self._merge(group, [])
 
     def _neighbours(self, first: int, bound: int) -> list[Segment]:
-        """Return the next segments that fit into one. Deletes may run between steps, so they are read again."""
+        """Return the next segments that fit into one. Deletes may run between steps, so the indexes are read again."""
         group: list[Segment] = []
         rows = size = 0
         for segment in self._segments.between(self._engine, first, bound):

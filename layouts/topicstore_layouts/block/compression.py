@@ -1,6 +1,6 @@
 """Compression of the sections of a block.
 
-A section is stored compressed if that is smaller; its codec number says so.
+A section is stored compressed only if that is smaller; its codec number records the choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _threads = threading.local()
 
 
 class Compressor:
-    """Compresses sections with one codec. Only one thread at a time may use it."""
+    """A compressor of sections with one codec. Not thread-safe."""
 
     def __init__(self, codec: str, level: int) -> None:
         self._compress: Callable[[bytes], bytes] | None = None
@@ -52,7 +52,7 @@ class Compressor:
 
 
 def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
-    """Return the ``size`` bytes of a section. Never allocates more. Raises `CorruptionError`."""
+    """Return the ``size`` bytes of a section, without allocating more. Raises `CorruptionError`."""
     try:
         if codec == RAW:
             raw: bytes | memoryview = stored

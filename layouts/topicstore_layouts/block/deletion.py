@@ -22,7 +22,7 @@ _LOOKED_AT = 16
 
 
 class Deletion:
-    """Deletes from one slab."""
+    """The deletion of messages from one slab."""
 
     def __init__(self, engine: Engine, reading: Reading, compress_merged: Compressor) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class Deletion:
     def steps(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter]
     ) -> Iterator[DeleteStep]:
-        """Yield the steps of a delete."""
+        """Yield the writes that delete matching messages, first from segments and then from blocks."""
         at, choice = first, _Choice(self._reading, topic_filter, spare, first, last)
         while (segment := next(self._segments.between(self._engine, at, last), None)) is not None:
             yield from self._in_segment(segment, choice)
@@ -43,7 +43,8 @@ class Deletion:
 
     def _in_segment(self, segment: Segment, choice: _Choice) -> Iterator[DeleteStep]:
         numbers = self._reading.select(segment, ALL, choice.topic_filter, choice.first, choice.last)
-        for start in range(0, max(len(numbers), 1), _LOOKED_AT):  # at least one step, so that others get a turn
+        # At least one step a segment, so that the caller can let other threads run.
+        for start in range(0, max(len(numbers), 1), _LOOKED_AT):
             step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], choice)
             yield step
             self._reading.deletes += 1
@@ -95,7 +96,7 @@ class Deletion:
 
 
 class _Choice:
-    """What one delete takes."""
+    """The rows that one delete removes: those that match a filter, except spared ones, in a range of positions."""
 
     def __init__(
         self, reading: Reading, topic_filter: TopicFilter, spare: Sequence[TopicFilter], first: int, last: int
@@ -107,7 +108,7 @@ class _Choice:
         self.last = last
 
     def others(self, block: Block) -> Indices | None:
-        """Return the rows of a block that stay; None if all do."""
+        """Return the indexes of the rows that remain in a block; None if all remain."""
         gone = self._rows(block, self.topic_filter)
         for one in self._spare:
             if len(gone):

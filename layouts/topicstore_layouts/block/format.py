@@ -14,7 +14,7 @@ little-endian)::
     checksum  xxh3 of 64 bits of everything but the checksum; its seed is the last position, or for
               a frame the end of its segment plus 0xC2B2AE3D27D4EB4F times (number + 1), plus
               0x9E3779B97F4A7C15 times (shard << 32 | generation), modulo 2 ** 64
-    codec     0 as it is, 1 zstd, 2 lz4 (a raw block)
+    codec     0 uncompressed, 1 zstd, 2 lz4 (a raw block)
     head      msgpack array [positions, topics, client ids, qos, retain, timestamps,
               properties, lengths]
     payloads  msgpack array of the payloads
@@ -61,7 +61,7 @@ from .compression import Compressor, decompress
 from .payloads import PackedPayloads
 
 N = TypeVar("N", bound=Column, covariant=True)
-"""In which form names are."""
+"""The type of the columns of topics and client ids."""
 
 __all__ = ["MIXED", "Block", "Columns", "block_seed", "encode_block", "encode_frame", "frame_seed"]
 
@@ -105,9 +105,9 @@ _HEADS = msgspec.msgpack.Decoder(_Head)
 
 
 class Columns(msgspec.Struct, Generic[N], frozen=True, gc=False):
-    """What goes into a block: the columns of a batch, with names as numbers where they have some.
+    """The columns of a block. Topics and client ids are numbers of the slab's dictionaries, or texts.
 
-    Its type says in which form the names are: ``Columns[Coded]``, or any with ``Columns[Column]``.
+    The type parameter is their form: ``Columns[Coded]`` has texts only, ``Columns[Column]`` either.
     """
 
     positions: Positions
@@ -142,7 +142,7 @@ def frame_seed(end: int, number: int, slab: int) -> int:
 
 
 def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
-    """Return the value of a block."""
+    """Return the stored value of a block, whose rows are in order of position; ``seed`` is its `block_seed`."""
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
     consecutive = int(positions[-1]) - first == rows - 1
@@ -151,7 +151,7 @@ def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, co
 
 
 def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
-    """Return the value of a frame."""
+    """Return the stored value of a frame, whose rows are in any order; ``seed`` is its `frame_seed`."""
     positions = columns.positions
     first = positions.min()
     steps = np.diff(positions, prepend=first)
@@ -300,7 +300,7 @@ class Block:
         return self._value == value
 
     def keep_payloads(self) -> None:
-        """Keep the payloads decompressed, for a reader that will ask for more of them."""
+        """Cache the decompressed payloads, for a reader that will return more of them."""
         self._payloads = self.payloads()
 
     @property

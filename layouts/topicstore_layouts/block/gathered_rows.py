@@ -22,7 +22,7 @@ Rows = Indices | None
 
 
 class _Payloads(LazyColumn):
-    """Payloads of rows of several blocks, in the order of ``order``. Its windows share the decoded payloads."""
+    """Payloads of rows of several blocks, in the order of ``order``. Slices share the decoded payloads."""
 
     def __init__(self, parts: _Parts, order: Indices) -> None:
         self._parts = parts

@@ -34,7 +34,7 @@ class BlockOptions:
 
 
 class BlockLayout(Layout):
-    """Makes block slabs."""
+    """A layout of compressed columnar blocks, one per batch, and of sorted segments merged from them."""
 
     Options = BlockOptions
     options: BlockOptions

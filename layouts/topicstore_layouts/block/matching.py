@@ -1,6 +1,6 @@
-"""Which topics a filter matches: one verdict per topic, looked up for all rows of a block at once.
+"""Matching of topics with a filter: one verdict per topic, looked up for all rows of a block at once.
 
-For rows sorted by topic it also gives the range of texts in which the matching topics of a stream lie.
+For rows sorted by topic, `topic_range` returns the range of texts that holds all matching topics of a stream.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from topicstore_layouts.shared.name_table import NameTable
 __all__ = ["Mask", "Matcher", "Matchers", "Range", "topic_range"]
 
 _KEPT_BYTES = 16 << 20
-"""The most bytes of verdicts kept for filters that were used, one byte per topic and filter."""
+"""The most bytes of cached verdicts, one byte per topic and filter."""
 _LEAST_BYTES = 1 << 10
-"""The least bytes that a kept filter counts as."""
+"""The least bytes that a cached filter counts as."""
 _WORTH_A_PATTERN = 32
-"""The number of texts from which on a regular expression is cheaper than splitting each text."""
+"""The least number of texts for which a regular expression is cheaper than splitting each text."""
 _LONGEST_PATTERN = 1_000
-"""The most characters of a filter that is made an expression: RE2 may refuse a longer one as too large."""
+"""The most characters of a filter that becomes an expression: RE2 may refuse a longer one as too large."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
 
 
 class Matcher:
-    """One filter over the topic numbers of one dictionary; remembers one verdict, a byte, per topic.
+    """A filter over the topic numbers of one dictionary, with a cached verdict of one byte per topic.
 
-    A filter without wildcards needs no verdicts: it matches one number. Threads may share a matcher: a
-    verdict never changes, so at worst it is found twice.
+    A filter without wildcards needs no verdicts: it matches one number. Thread-safe: a verdict never changes, so at
+    worst two threads compute the same one.
     """
 
     def __init__(self, topic_filter: TopicFilter, topics: NameTable) -> None:
@@ -49,7 +49,7 @@ class Matcher:
         self._ends = _ends(topic_filter)
 
     def rows(self, topics: Column) -> Mask | bool:
-        """Return which rows match: True for all, False for none, else a mask.
+        """Return True if all rows match, False if none do, else a mask of the matching rows.
 
         ``topics`` are numbers (`Constant` or array) or texts (`Constant` or `Coded`).
         """
@@ -67,7 +67,7 @@ class Matcher:
         return bool(verdict == _YES if verdict else self._judge(np.array([topic]))[0])
 
     def sorted_rows(self, topics: Column, low: str, high: str | None) -> Mask | bool:
-        """Return which rows match, like `rows`, for sorted texts that match only from ``low`` to ``high``."""
+        """Return the same as `rows`, for sorted texts of which only those from ``low`` to ``high`` can match."""
         if not isinstance(topics, Coded):
             return self.rows(topics)
         texts: list[str] = topics.texts.values.tolist()
@@ -77,7 +77,7 @@ class Matcher:
         return _simplified(verdicts[topics.codes])
 
     def judge_texts(self, texts: list[str]) -> Mask:
-        """Return for each text whether it matches."""
+        """Return a mask of the texts that match."""
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
             return np.array([self._filter.matches(text) for text in texts], dtype=bool)
         array, (first, last) = pa.array(texts, pa.string()), self._ends
@@ -148,7 +148,7 @@ def _quoted(level: str) -> str:
 
 
 class Matchers:
-    """The matchers of a slab: those of the filters used last, as long as their verdicts take little memory."""
+    """A cache of a slab's matchers for the filters used last, bounded by the memory of their verdicts."""
 
     def __init__(self, topics: NameTable) -> None:
         self._topics = topics

@@ -57,7 +57,7 @@ class PackedPayloads(LazyColumn):
             self._check(int(ends[-1]))
             ends = self._head() + ends[rows]
             starts = ends - sizes[rows]
-        raw = bytes(self._raw)  # this costs nothing if it is bytes already
+        raw = bytes(self._raw)  # no copy if the value is bytes already
         return [raw[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def toarrow(self) -> pa.Array:

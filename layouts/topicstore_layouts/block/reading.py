@@ -27,28 +27,28 @@ from .stream_ranges import StreamRanges, StreamRangesCache
 __all__ = ["ALL", "Piece", "Reading"]
 
 ALL = 0
-"""The stream of every message of the slab, in order of position."""
+"""The number of the stream that holds every message of the slab, in order of position."""
 _FEW_FRAMES = 4
 """Up to this many frames are opened without first looking up which topics they hold."""
 _KEPT = 64
-"""The number of segments that are kept decoded and in order, for readers with small limits that have begun them."""
+"""The number of segments whose sorted rows are cached, for readers that have read them in part."""
 _KEPT_BYTES = 96 << 20
-"""The approximate bytes of memory that these may take. The rows of a single reader may take more."""
+"""The approximate bytes of memory that these rows may take. The rows of a single reader may take more."""
 _ROW_BYTES = 120
 """The approximate bytes of memory that a row takes besides its payload."""
 
 
 class Piece(ABC):
-    """A part of the messages that a reader wants, up to a position."""
+    """A part of the messages that a read returns, up to a position."""
 
     most: int
     """The most rows that the piece can have."""
     bytes: int
-    """The approximate bytes of its payloads, known after it was read."""
+    """The approximate bytes of the payloads, known after `read`."""
     last: int
     """The last position that the piece covers."""
     picked = False
-    """Whether its rows are a selection of those of its blocks, known after it was read."""
+    """Whether the rows are only some of those of the blocks, known after `read`."""
 
     @abstractmethod
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
@@ -57,7 +57,7 @@ class Piece(ABC):
 
 @attrs.frozen
 class _Ask:
-    """The messages that a reader wants: a stream, a filter, and positions."""
+    """A read request: a stream, a filter, and the first and last position."""
 
     stream: int
     topic_filter: TopicFilter
@@ -67,7 +67,7 @@ class _Ask:
 
 @attrs.frozen
 class _Kept:
-    """The rows of a segment that a reader wants, kept from an earlier read."""
+    """The matching rows of a segment, cached for the next read."""
 
     deletes: int
     """The value of `Reading.deletes` before the rows were read."""
@@ -85,11 +85,11 @@ class _Kept:
         return self.bytes(0, len(self.batch)) + _ROW_BYTES * len(self.batch)
 
     def bytes(self, start: int, stop: int) -> int:
-        """Return the bytes of some rows' payloads."""
+        """Return the bytes of the payloads of the rows from ``start`` to before ``stop``."""
         return int(self.sizes[stop - 1]) - self._before(start) if start < stop else 0
 
     def rows_within(self, start: int, size: int) -> int:
-        """Return how many rows from a row on it takes for their payloads to reach this many bytes; at least one."""
+        """Return the number of rows, from row ``start`` on, whose payloads reach ``size`` bytes; at least one."""
         return int(np.searchsorted(self.sizes[start:], self._before(start) + size)) + 1
 
     def _before(self, row: int) -> int:
@@ -105,7 +105,7 @@ class _Kept:
 
 
 class Reading:
-    """Reads one slab. Any number of threads may use it."""
+    """The reader of one slab. Thread-safe."""
 
     def __init__(
         self,
@@ -129,12 +129,12 @@ class Reading:
         self.counters = counters
         self._wanted = StreamRangesCache(trie)
         self.deletes = 0
-        """A counter that changes whenever messages were deleted, which makes kept rows invalid."""
+        """A counter that changes whenever messages were deleted, which invalidates cached rows."""
         self._kept: dict[tuple[int, int, str], _Kept] = {}
         self._matchers = Matchers(self.topics)
 
     def pieces(self, stream: int, topic_filter: TopicFilter, at: int, bound: int) -> Generator[Piece, None, None]:
-        """Yield pieces that together hold what a reader wants, in order of position."""
+        """Yield the pieces that together hold all matching messages, in order of position."""
         if at > bound:
             return
         if at > self.segments.reach:
@@ -169,7 +169,7 @@ class Reading:
             yield BatchPiece(self, blocks, ask)
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
-        """Return the segment that a reader has begun, if its rows are kept."""
+        """Return the piece of a segment that a reader has read in part, or None if its rows aren't cached."""
         for (end, stream, text), kept in self._kept.items():
             same = (stream, text) == (ask.stream, ask.topic_filter.text) and kept.deletes == self.deletes
             if same and kept.first <= ask.at <= end and min(ask.bound, end) <= kept.last:
@@ -177,7 +177,7 @@ class Reading:
         return None
 
     def _find(self, view: Reader, deletes: int, segment: Segment, ask: _Ask) -> _Kept:
-        """Read the wanted rows of a segment, in a view that includes the deletes counted by ``deletes``."""
+        """Read the matching rows of a segment, in a view that includes the deletes counted by ``deletes``."""
         numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
         found: list[tuple[Block, Rows]] = []
         for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
@@ -191,7 +191,7 @@ class Reading:
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
     def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
-        """Keep the rows found, and drop the least recently used ones if there are too many."""
+        """Cache rows, and evict the least recently used ones if there are too many."""
         others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
         room, held = _KEPT_BYTES - kept.memory, [(key, kept)]
         for other, each in reversed(others[-_KEPT + 1 :]):
@@ -202,14 +202,14 @@ class Reading:
         self._kept = dict(reversed(held))
 
     def forget(self, key: tuple[int, int, str]) -> None:
-        """Drop rows that a reader has finished."""
+        """Drop the cached rows of a segment that a reader has read to its end."""
         if key in self._kept:
             self._kept = {other: kept for other, kept in self._kept.items() if other != key}
 
     # --- frames and rows ---
 
     def select(self, segment: Segment, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Indices:
-        """Return the numbers of the frames that may hold wanted rows."""
+        """Return the numbers of the frames that may hold matching rows."""
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         numbers = segment.select(wanted, first, bound)
         if segment.directory and len(numbers) > _FEW_FRAMES and not wanted.everything:
@@ -219,7 +219,7 @@ class Reading:
         return numbers
 
     def match(self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Rows | bool:
-        """Return the rows of a block that a reader wants: None for all, False for none."""
+        """Return the indexes of the matching rows of a block: None for all, False for none."""
         if stream not in (ALL, block.stream) and block.stream != MIXED:
             self.counters.skipped += 1
             return False
@@ -282,7 +282,7 @@ class Reading:
 
     @staticmethod
     def texts(table: NameTable, names: Column) -> Constant[str] | Coded:
-        """Return names as texts, whichever form the block has."""
+        """Return names as texts, whether the block has texts or numbers."""
         if isinstance(names, Constant):
             return names if isinstance(names.value, str) else Constant(table.name(names.value), len(names))
         return names if isinstance(names, Coded) else table.names(np.asarray(names))
@@ -300,7 +300,7 @@ class BatchPiece(Piece):
         self._ask = ask
 
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
-        """Decode what matches."""
+        """Decode the matching rows of all blocks, and return them in order of position."""
         reading, ask = self._reading, self._ask
         parts = []
         for block in self._blocks:
@@ -327,7 +327,7 @@ class BatchPiece(Piece):
 
 
 class SegmentPiece(Piece):
-    """A segment that ends at ``last``; ``find`` returns its wanted rows."""
+    """A segment that ends at position ``last``; ``find`` returns its matching rows."""
 
     def __init__(self, reading: Reading, ask: _Ask, last: int, most: int, find: Callable[[], _Kept]) -> None:
         self.last = last
@@ -338,7 +338,7 @@ class SegmentPiece(Piece):
         self._find = find
 
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
-        """Return as many wanted rows as the limits allow, and keep the rest for the next read."""
+        """Return as many matching rows as the limits allow, and cache the rows for the next read if some remain."""
         ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
         kept = self._find()
         start, stop = kept.rows(ask.at, ask.bound)

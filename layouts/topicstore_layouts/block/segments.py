@@ -1,26 +1,26 @@
 """Merged segments: all messages from one position to another, sorted by stream and topic, in frames.
 
 A segment holds up to 131,072 messages. Its rows are cut into frames of about a thousand rows, each
-compressed separately, and an index records the streams, topics and positions that each frame spans: so
-a narrow filter opens few frames, and a late start few segments. A frame holds one stream, except that
-small streams share frames.
+compressed separately, and an index records the streams, topics and positions that each frame spans. So a
+narrow filter opens few frames, and a reader that starts late opens few segments. A frame holds one stream,
+except that small streams share frames.
 
 Stored form, version 1 (integers in keys unsigned)::
 
     data   (generation, end, number) -> frame, see `format`; numbers count from 0
     index  (generation, end, 0)      -> version:u8 = 1, checksum:u64, size:u32, zstd of a msgpack array
-    meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; sealed
+    meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; with checksum
 
 ``end`` is the segment's last position. The array is [base, bytes, rows, lowest, highest, streams,
 topics, small, directory, places]: the first position that could be in the segment; the
 approximate bytes of all payloads and names when it was made; for each frame its rows (u32), its lowest and highest
 position (u64), its first and last stream (u32 each), as bytes of little-endian integers; the first
-and last topic of each; the number of the first frame that small streams share: those come last, and
-only they hold more than one stream; and, if a topic has eight rows or more on
-average and all together are short, all topics in the order of their rows, with the first and the
-last frame of each (u32). The checksum is xxh3 of 64 bits of what follows it, seeded like that of
-the frame with the number 2 ** 32 - 1. A frame whose messages were all deleted is not there, and has
-no rows in the index.
+and last topic of each frame; the number of the first frame that small streams share; all topics in the order
+of their rows, and the first and last frame of each (u32). Shared frames come last, and only they hold more
+than one stream. The list of topics is empty if a topic has fewer than eight rows on average, or if all
+topics together are long. The checksum is xxh3 of 64 bits of the bytes after it, seeded like that of
+the frame with the number 2 ** 32 - 1. A frame whose messages were all deleted has no value, and no rows
+in the index.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROWS_A_TOPIC = 8
 _DIRECTORY_CHARACTERS = 1 << 20
 """The most characters of all topics together for the topics to be listed."""
 _KEPT = 64
-"""The number of indexes that are kept decoded."""
+"""The number of decoded indexes that are cached."""
 _TOTAL = b"\x30"
 
 
@@ -86,7 +86,7 @@ class FrameSpan:
     lowest: int
     highest: int
     first: tuple[int, str]
-    """Stream and topic of its first row."""
+    """The stream and topic of the first row."""
     last: tuple[int, str]
 
 
@@ -116,7 +116,7 @@ class Segment:
         return int(self.rows.sum())
 
     def select(self, wanted: StreamRanges, first: int, bound: int) -> Indices:
-        """Return the numbers of the frames that may hold wanted topics with positions from ``first`` to ``bound``."""
+        """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``."""
         alive = (self.rows > 0) & (self.highest >= np.uint64(first)) & (self.lowest <= np.uint64(bound))
         if not wanted.everything:
             spanned = np.zeros(len(alive), dtype=bool)
@@ -142,7 +142,7 @@ class Segment:
         return {self.directory[topic] for topic in np.flatnonzero(inside).tolist()}
 
     def without(self, rows: dict[int, int]) -> Segment:
-        """Return the index with new numbers of rows for some frames."""
+        """Return a copy of the index with new row counts for some frames, by frame number."""
         left = self.rows.copy()
         for number, count in rows.items():
             left[number] = count
@@ -184,7 +184,7 @@ def _directory(columns: Columns[Coded], rows: list[int]) -> tuple[list[str], Arr
 
 
 class Segments:
-    """The segments of a slab. Reads use the caller's reader, so that they see one moment."""
+    """The segments of a slab. Its methods read from the caller's reader, so that all of them can share one snapshot."""
 
     def __init__(self, engine: Engine, shard: int, generation: int) -> None:
         self._engine = engine
@@ -193,7 +193,7 @@ class Segments:
         self._slab = shard << 32 | generation
         self._kept: dict[int, tuple[bytes, Segment]] = {}
         self.reach = self.end(engine)
-        """No segment ends after this position, including one that is being made."""
+        """An upper bound of the last positions of all segments, including one that is being merged."""
 
     # --- keys ---
 
@@ -278,7 +278,7 @@ class Segments:
     # --- indexes ---
 
     def newest(self) -> Segment | None:
-        """Return the last segment."""
+        """Return the index of the last segment, or None if there is none."""
         for chunk in self._engine.scan(INDEX, self.index_key(0), self.behind(), reverse=True, limit=1):
             return self.open(chunk[0][0][1], chunk[0][1])
         return None
@@ -299,7 +299,7 @@ class Segments:
         return len(index) + sum(len(value) for chunk in scan for _, value in chunk)
 
     def open(self, end: int, value: bytes) -> Segment:
-        """Return the segment whose index this is. Raises `CorruptionError` or `NewerFormatError` that names it."""
+        """Decode the index of a segment. Raises `CorruptionError` or `NewerFormatError` that names the segment."""
         kept = self._kept.get(end)
         if kept is not None and kept[0] == value:
             return kept[1]
@@ -311,7 +311,7 @@ class Segments:
         return segment
 
     def place(self, end: int, number: int | None = None) -> str:
-        """Return a description of the place of a segment, or of one of its frames, for messages."""
+        """Return a description of the place of a segment, or of one of its frames, for error messages."""
         frame = "" if number is None else f", frame {number}"
         return f"shard {self._shard}, generation {self._generation}, segment that ends at position {end}{frame}"
 
@@ -375,8 +375,8 @@ class Segments:
     # --- frames ---
 
     def frames(self, reader: Reader, segment: Segment, numbers: Indices) -> list[Block]:
-        """Return frames. Raises `CorruptionError` or `NewerFormatError` that names a frame that can't be read."""
-        if 2 * len(numbers) > len(segment.rows):  # most of it is wanted: a scan is cheaper than looking each up
+        """Return frames by number. Raises `CorruptionError` or `NewerFormatError` that names an unreadable frame."""
+        if 2 * len(numbers) > len(segment.rows):  # for most frames a scan is cheaper than looking each up
             chosen = set(numbers.tolist())
             scan = reader.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
             values = {key[2]: value for chunk in scan for key, value in chunk if key[2] in chosen}

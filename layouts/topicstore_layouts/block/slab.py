@@ -1,8 +1,8 @@
 """A slab of blocks: merged segments first, then blocks as they were written, both in order of position.
 
 Writing adds a block per batch (`writing`, `batch_blocks`). Compaction turns the oldest blocks into a segment,
-sorted by stream and topic (`segments`). Reading goes through the segments, sorting the wanted rows of each
-by position, and then through the blocks. Both are read in one view, so it never matters when a merge commits.
+sorted by stream and topic (`segments`). Reading goes through the segments, sorting the matching rows of each
+by position, and then through the blocks. Both are read in one snapshot, which a concurrent merge doesn't change.
 Stream 0 holds all messages.
 
 A reader's place is the next position, 8 bytes big-endian.
@@ -84,7 +84,7 @@ class BlockSlab(Slab):
         self._writing.store(batch, write)
 
     def committed(self) -> None:
-        """Note that names and learned structure are saved."""
+        """Mark names and learned structure as committed."""
         self._writing.committed()
 
     # --- streams ---
@@ -101,13 +101,13 @@ class BlockSlab(Slab):
         return streams if len(streams) == 1 else [ALL]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place of a position: its 8 bytes."""
+        """Return the place of a reader that starts at a position."""
         if stream != ALL and stream not in self.trie:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
     def reached(self, stream: int, place: bytes) -> int:
-        """Return the position before that of the place."""
+        """Return the last position that a reader at this place has passed."""
         if len(place) != 8:
             raise ValueError(place)
         return int.from_bytes(place, "big") - 1
@@ -115,7 +115,7 @@ class BlockSlab(Slab):
     # --- reading ---
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Read pieces from the place on until there are enough rows."""
+        """Read from the place, block by block or segment by segment, until a limit is reached."""
         if len(place) != 8 or (stream != ALL and stream not in self.trie):
             raise ValueError(place)
         at = int.from_bytes(place, "big")
@@ -152,7 +152,7 @@ class BlockSlab(Slab):
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Rewrite what holds matching messages under the same keys; each step examines a few blocks."""
+        """Rewrite blocks and frames that hold matching messages under their keys; each step examines a few of them."""
         return self._deletion.steps(topic_filter, first, last, spare)
 
     def backlog(self, messages: int) -> int:
@@ -160,7 +160,7 @@ class BlockSlab(Slab):
         return max(messages - self._segments.total(), 0)
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Merge blocks into segments."""
+        """Merge blocks up to position ``bound`` into segments; without ``whole``, only where that is worth its cost."""
         return self._compaction.steps(bound, whole=whole)
 
     def learned(self) -> Iterator[TopicNode]:
@@ -168,7 +168,7 @@ class BlockSlab(Slab):
         return self.trie.describe()
 
     def info(self) -> SlabInfo:
-        """Return the number of streams, and sizes of the dictionaries, the trie and the segments."""
+        """Return the number of streams, and the sizes of the dictionaries, the trie and the segments."""
         return SlabInfo(
             streams=len(self.trie),
             details={

@@ -14,7 +14,7 @@ from .matching import Range, topic_range
 __all__ = ["StreamRanges", "StreamRangesCache"]
 
 _KEPT, _KEPT_BYTES = 64, 16 << 20
-"""The number of filters whose streams are kept, and the approximate bytes for all of them; one alone may take more."""
+"""The number of cached filters, and the approximate bytes for all of them; a single one may take more."""
 _STREAM_BYTES = 400
 """The approximate bytes of memory that a stream takes besides its topics."""
 _WHOLE: Range = ("", None)
@@ -41,7 +41,7 @@ class StreamRanges:
 
 
 class StreamRangesCache:
-    """The ranges of the filters used last. They are computed again when the trie has grown."""
+    """A cache of the ranges of recently used filters. They are computed again when the trie has grown."""
 
     def __init__(self, trie: LearnedTopics) -> None:
         self._trie = trie
@@ -58,7 +58,7 @@ class StreamRangesCache:
         return wanted
 
     def _keep(self, key: tuple[str, int | None], size: int, wanted: StreamRanges) -> None:
-        """Keep the ranges found, and as many earlier ones as there is room for, the newest first."""
+        """Cache these ranges, and keep as many earlier ones as there is room for, the newest first."""
         memory = wanted.memory
         held, room = [(key, (size, wanted, memory))], _KEPT_BYTES - memory
         for other, each in reversed(list(self._kept.items())[-_KEPT + 1 :]):

@@ -18,7 +18,7 @@ __all__ = ["Verification"]
 
 
 class Verification:
-    """Verifies one slab."""
+    """The verification of one slab."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Verification:
         self._trie = reading.trie
 
     def run(self, bound: int) -> Iterator[Damage | int]:
-        """Yield each damage, and the number of good messages since the last value."""
+        """Yield each damage, and the number of messages of each intact block or frame."""
         for table, stream_of in ((self._reading.topics, self._trie.find), (self._reading.clients, lambda _: 0)):
             for sentence in table.verify(stream_of):
                 yield Damage(place=table.place, reason=sentence)
@@ -112,7 +112,7 @@ class Verification:
             raise CorruptionError(f"its batch begins at {block.base}, before the end of the one before, {end_before}")
         if int(positions[0]) < block.base or int(positions[-1]) > block.last or (positions[1:] <= positions[:-1]).any():
             raise CorruptionError("its positions are not in order")
-        self._reading.texts(self._reading.clients, columns.client_ids)  # raises for numbers that no name has
+        self._reading.texts(self._reading.clients, columns.client_ids)  # raises for a number without a name
         streams = set(self._trie.find_all(set(to_list(self._reading.texts(self._reading.topics, columns.topics)))))
         if block.stream != MIXED and streams != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")

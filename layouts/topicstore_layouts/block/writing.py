@@ -25,7 +25,7 @@ _SPLIT_ROWS = 256
 
 
 class Writing:
-    """Writes into one slab. Only one thread at a time may use it."""
+    """The writer of one slab. Not thread-safe."""
 
     def __init__(self, blocks: BatchBlocks, trie: LearnedTopics, names: tuple[NameTable, NameTable]) -> None:
         self._blocks = blocks
@@ -56,7 +56,7 @@ class Writing:
         self._clients.save(write)
 
     def committed(self) -> None:
-        """Note that names and learned structure are saved."""
+        """Mark names and learned structure as committed."""
         self._trie.saved()
         self._topics.saved()
         self._clients.saved()
@@ -73,7 +73,7 @@ class Writing:
         return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
 
     def _streams(self, columns: Columns[Column]) -> int | Array:
-        """Return the stream of each row, or the one of all; topics without a number are learned here."""
+        """Return the stream of each row, or one stream for all rows; topics without a number are learned here."""
         topics = columns.topics
         if isinstance(topics, Constant):
             known = isinstance(topics.value, int)

@@ -1,6 +1,6 @@
 """Parts that several layouts use.
 
 `learned_topics` maps many topics to few streams, `name_table` maps names to numbers, `message_rows` is the
-stored form of one message as one value, `topic_parts` remembers the parts of keys that topics determine, and
-`latest_positions` remembers the last position of each stream.
+stored form of a message as a single value, `topic_parts` caches the parts of keys that depend on the topic only,
+and `latest_positions` caches the last position of each stream.
 """

@@ -1,7 +1,7 @@
-"""The last position of each stream, so that a reader with a late start skips streams that end before it.
+"""The last position of each stream, so that a reader skips streams that end before its first position.
 
-The positions are in memory only: the writer notes those that it stores, and earlier ones are looked up
-when they are first needed, which costs about as much as finding nothing in the stream.
+The positions are kept in memory only. The writer records the positions that it stores. Earlier ones are read
+from the engine on first use, which costs about as much as a read that finds no message in the stream.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ class LatestPositions:
     """Last positions by stream, for one writer and any number of readers.
 
     ``look_up`` returns, for a stream in a view, a position after which it has no messages, or 0 if it is empty.
-    Deletes are not noted: a stream may end before the position given here, but never after it.
+    Deletes are not recorded: a stream may end before the position given here, but never after it.
     """
 
     def __init__(self, engine: Engine, look_up: Callable[[Reader, int], int]) -> None:
         self._engine = engine
         self._look_up = look_up
         self._noted = np.zeros(_LEAST_ROOM, dtype=np.uint64)
-        # Separate from the writer's notes: a reader may record the position it has found after the writer has
-        # noted a later one.
+        # Separate from the writer's records: a reader may store the position it has found after the writer has
+        # recorded a later one.
         self._found: dict[int, int] = {}
 
     def note(self, streams: Numbers, positions: Positions) -> None:
-        """Note messages that are about to be stored, with their streams, in order of position. Only for the writer."""
+        """Record streams and positions of messages before they are stored, in order of position.
+
+        Only the writer may call this.
+        """
         room = int(streams.max()) + 1
         if room > len(self._noted):
             noted = np.zeros(2 * room, dtype=np.uint64)
             noted[: len(self._noted)] = self._noted
             self._noted = noted
-        self._noted[streams] = positions  # the last position of each stream remains
+        self._noted[streams] = positions  # of equal indexes NumPy keeps the last value
 
     def reaching(self, streams: list[int], first: int) -> list[int]:
         """Return those of the streams that may have messages at or after a position, in the same order."""
@@ -61,6 +64,6 @@ class LatestPositions:
     def _stored(self, streams: list[int]) -> list[int]:
         missing = [stream for stream in streams if stream not in self._found]
         if missing:
-            with self._engine.snapshot() as view:  # its scans cost a third of the engine's own
+            with self._engine.snapshot() as view:  # scans of a snapshot cost a third of the engine's
                 self._found.update((stream, self._look_up(view, stream)) for stream in missing)
         return list(map(self._found.__getitem__, streams))

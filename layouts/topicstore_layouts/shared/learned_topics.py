@@ -3,16 +3,16 @@
 The trie has a node for each topic level. Once a node has as many children as the threshold of its
 depth allows, it gets a child ``+``, which takes every token not seen before. A token that
 has a node of its own keeps it, so a topic never moves to another stream. Each node at which
-topics end is a stream. Topics that begin with ``$`` grow from a root of their own, because
-filters that begin with a wildcard must not see them.
+topics end is a stream. Topics that begin with ``$`` have a root of their own, because
+filters that begin with a wildcard must not match them.
 
-Two limits keep the trie small. Levels beyond the 32nd are not learned. And it has room for 65,536
-nodes, where a token counts once more for every 64 bytes of its length. A node beyond the 32nd level,
-or for which there is no room, is not made: its parent gets a child ``#``, at which all topics end that
-are unknown below that parent from then on, whatever their levels. So a flood of unrelated topics makes
-at most twice as many nodes and streams as there is room for. After that, unknown topics share the
-streams of the ``#``. Their results are exact, too, but these streams hold more messages that a narrow
-filter doesn't match. The next generation begins with at least half of the room free.
+Two limits keep the trie small. Levels beyond the 32nd are not learned, and there is room for 65,536 nodes;
+a node counts once more for each 64 bytes of its token. Instead of a node beyond the 32nd level, or one
+without room, the parent gets a child ``#``. From then on all unknown topics below that parent end there,
+however many levels they have. So a flood of unrelated topics makes at most twice as many nodes and
+streams as there is room for. After that, unknown topics share the streams of the ``#``. Reads of these
+streams stay exact, but examine more messages that a narrow filter doesn't match. The next generation
+begins with at least half of the room free.
 
 A node has at most one of ``+`` and ``#``, and gets no other child after it. A token's own node takes
 precedence over ``+`` and ``#``.
@@ -26,8 +26,8 @@ big-endian)::
     generation 0x01 node:u32 token:utf-8 -> child:u32     token is a level, "+" or "#"
     generation 0x02 node:u32             -> stream:u32    topics end at the node
 
-All values have a checksum (see `topicstore.contract.checksums`). Nodes 0 and 1 are the roots, the second that of
-``$``; others and streams count from 2 and 1, without gaps.
+All values have a checksum (see `topicstore.contract.checksums`). Nodes 0 and 1 are the roots; node 1 is that of
+``$``. Other nodes count from 2 and streams from 1, without gaps.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ CAPACITY = 65_536
 _TOKEN_BYTES = 64
 """A node counts once more for each of this many bytes of its token."""
 _MOST_KNOWN = 65_536
-"""The most topics whose streams are remembered."""
+"""The largest number of topics whose streams are cached."""
 _LONGEST_KNOWN = 128
-"""The most characters of a remembered topic: longer topics would take too much memory."""
+"""The most characters of a cached topic: longer topics would take too much memory."""
 _LARGEST_THRESHOLD = (1 << 32) - 1
 
 _EDGE, _LEAF = b"\x01", b"\x02"
@@ -63,7 +63,7 @@ _FIRST_NODE, _FIRST_STREAM = 2, 1
 _PLUS, _REST = "+", "#"
 _DOLLAR_PLUS = "$+"
 _DOLLAR_WILD = {_PLUS: (_DOLLAR_PLUS,), _REST: (_DOLLAR_PLUS, _REST)}
-"""Paths of the wildcards below the root of ``$``, where MQTT has none for the first level."""
+"""Paths of the wildcards below the root of ``$``. MQTT has no wildcard for such a first level."""
 
 
 class _Node:
@@ -80,7 +80,7 @@ class _Node:
         self.children: dict[str, _Node] = {}
         """The children by token. The wildcard child, of which there is at most one, is the last."""
         self.wild: _Node | None = None
-        """The child for tokens without a child of their own. A ``#`` is its own: it takes all further levels."""
+        """The child for tokens without a child of their own. A ``#`` refers to itself: it takes all further levels."""
         self.stream = 0
         """The stream of topics that end here; 0 if none does."""
 
@@ -88,9 +88,9 @@ class _Node:
 class LearnedTopics:
     """The trie of one slab. One writer at a time; readers in any thread.
 
-    ``thresholds``: most children of their own that nodes at each depth get, the last one for all
-    deeper ones; with 0 there is only ``+``. ``capacity``: the room for nodes, which may differ from one
-    loading to the next: no topic moves.
+    ``thresholds`` has, for each depth, the number of children after which a node gets ``+``; the last number is
+    for all deeper levels, and 0 allows only ``+``. ``capacity`` is the number of nodes that there is room for. It
+    may change from one load to the next: no stored topic moves to another stream.
     """
 
     def __init__(self, generation: int, thresholds: Sequence[int], capacity: int = CAPACITY) -> None:
@@ -114,7 +114,7 @@ class LearnedTopics:
     def load(
         cls, reader: Reader, generation: int, thresholds: Sequence[int], capacity: int = CAPACITY
     ) -> LearnedTopics:
-        """Return the trie as it was saved."""
+        """Load the trie of a generation. Raises `CorruptionError` if its entries are damaged or contradictory."""
         trie = cls(generation, thresholds, capacity)
         nodes = dict(enumerate(trie._nodes))
         for number, token, child in _entries(reader, trie._prefix + _EDGE):
@@ -138,20 +138,20 @@ class LearnedTopics:
         return trie
 
     def save(self, write: WriteBatch) -> None:
-        """Add to ``write`` everything that is not known to be saved. Call `saved` after the commit."""
+        """Add all uncommitted entries to ``write``. The caller calls `saved` after the commit."""
         self._saving = len(self._unsaved)
         for key, value in self._unsaved:
             write.put(META, key, add_checksum(key, value))
 
     def saved(self) -> None:
-        """Note that the last `save` was committed."""
+        """Mark the entries of the last `save` as committed."""
         del self._unsaved[: self._saving]
         self._saving = 0
 
     def inherit(self, parent: LearnedTopics) -> None:
         """Copy the learned ``+`` of ``parent``, with only the nodes on their paths, into this empty trie.
 
-        At most half of the room is used: the deepest ones may be left out.
+        At most half of the room is used; the deepest ``+`` are left out if necessary.
         """
         with parent._lock:
             wildcards = [node for node in parent._nodes if node.path and node.path[-1] in (_PLUS, _DOLLAR_PLUS)]
@@ -189,7 +189,7 @@ class LearnedTopics:
         return node
 
     def _add(self, parent: _Node, token: str) -> _Node:
-        """Return a new node, to be saved."""
+        """Add a node to its parent and to the unsaved entries; return the node."""
         node = self._link(parent, token, len(self._nodes))
         self._nodes.append(node)
         key = self._prefix + _EDGE + _U32.pack(parent.number) + token.encode()
@@ -207,7 +207,7 @@ class LearnedTopics:
         return self._streams(topics, self._learn)
 
     def _streams(self, topics: Iterable[str], find: Callable[[str], int]) -> list[int]:
-        """Return the stream of each topic, calling ``find`` for those that are not remembered."""
+        """Return the stream of each topic, calling ``find`` for topics that are not cached."""
         names = list(topics)
         with self._lock:
             known = list(map(self._known.get, names))
@@ -225,7 +225,7 @@ class LearnedTopics:
         return node.stream or self._begin(node)
 
     def _remember(self, topics: list[str], streams: list[int]) -> None:
-        """Remember as many of these topics as allowed, in place of all others if necessary."""
+        """Cache as many of these topics as allowed; evict all others first if necessary."""
         if max(map(len, topics)) > _LONGEST_KNOWN:
             short = [
                 (topic, stream) for topic, stream in zip(topics, streams, strict=True) if len(topic) <= _LONGEST_KNOWN
@@ -323,14 +323,14 @@ class LearnedTopics:
         with self._lock:
             nodes = self._nodes[_FIRST_NODE:]
         for node in nodes:
-            if node.path == _DOLLAR_WILD[_REST]:  # a child of the root, where its path has a level more
+            if node.path == _DOLLAR_WILD[_REST]:  # its parent is the root of `$`, but its path has two levels
                 yield TopicNode(path=(_DOLLAR_PLUS,), stream=None)
             yield TopicNode(path=node.path, stream=node.stream or None)
 
     def match(self, topic_filter: TopicFilter) -> list[int]:
         """Return the streams whose topics may match, in order of their numbers."""
         with self._lock:
-            if topic_filter.text == _REST:  # everything except the tree below `$`, without a walk
+            if topic_filter.text == _REST:  # all streams except those below `$`, without a walk of the rest
                 hidden = {node.stream for node in _below([self._dollar])}
                 return [stream for stream in range(_FIRST_STREAM, len(self) + _FIRST_STREAM) if stream not in hidden]
             return sorted([node.stream for node in self._matching(topic_filter) if node.stream])

@@ -1,9 +1,9 @@
-"""The stored form of one message as one value, shared by the layouts that keep messages so.
+"""The stored form of a message as a single value, which several layouts share.
 
-A value holds everything about its message except its position, which is in its key. Names are texts,
-so no dictionary is needed to read them.
+A value holds everything about its message except its position, which is in its key. Topics and client ids are
+stored as text, so no dictionary is needed to read them.
 
-Stored form, version 1: a msgpack array, the last field only where there are properties::
+Stored form, version 1: a msgpack array, whose last field is left out if there are no properties::
 
     [checksum, kind, topic, payload, client id, timestamp, properties]
 
@@ -81,7 +81,7 @@ def _kinds(qos: Column, retain: Column) -> Column:
 
 
 def _stored_times(times: Column, positions: Positions) -> Column:
-    """Return each time, or None where it is the position's time."""
+    """Return each timestamp, or None where it equals the time in the position."""
     own = to_list(times)
     implied = positions >> np.uint64(COUNTER_BITS)
     same = np.array(own, dtype=np.int64) == implied.astype(np.int64)
@@ -94,7 +94,7 @@ def _stored_times(times: Column, positions: Positions) -> Column:
 
 
 def decode_rows(values: Sequence[bytes], positions: Positions, shard: int, slab: int) -> MessageBatch:
-    """Return the messages of values, each with its position.
+    """Return the messages decoded from values, each with its position.
 
     Raises `CorruptionError`, naming its place, for a value that is damaged or was stored for another
     position or slab, and `NewerFormatError` for one of a later version.
@@ -103,7 +103,7 @@ def decode_rows(values: Sequence[bytes], positions: Positions, shard: int, slab:
 
 
 def read_rows(values: Sequence[bytes], positions: Positions, slab: int) -> list[Row]:
-    """Return values decoded and checked, for readers that select some before they build a batch.
+    """Decode values and check their checksums, for readers that select rows before they build a batch.
 
     Raises like `decode_rows`.
     """
@@ -125,7 +125,7 @@ def _intact(rows: Sequence[Row], bodies: Sequence[bytes], positions: Positions, 
 
 
 def _read_one(value: bytes, position: int, slab: int) -> Row:
-    """Return one value decoded. This is slower, but its errors say what is wrong."""
+    """Return one decoded value. This is slower than decoding many, but its errors name the damage."""
     place = f"shard {slab >> 32}, generation {slab & 0xFFFF_FFFF}, message at position {position}"
     seeds = _seeds(np.array([position], dtype=np.uint64), slab)
     (checksum,) = map(xxhash.xxh3_64_digest, [value[_HEAD:]], seeds)
@@ -187,7 +187,7 @@ def _seeds(positions: Positions, slab: int) -> list[int]:
 
 
 def _without(head: int, values: Sequence[bytes], size: int) -> list[bytes]:
-    """Return values, of about ``size`` bytes in all, without their first ones; large values as views."""
+    """Return values, of about ``size`` bytes in all, without their first ``head`` bytes; large values as views."""
     if size > _LARGE * len(values):
         return [memoryview(value)[head:] for value in values]  # type: ignore[misc]
     return [value[head:] for value in values]

@@ -2,7 +2,7 @@
 
 Numbers count from 0 and are never reused. A dictionary takes the first 65,536 names and is full from
 then on; later names, and those of more than 256 characters, are stored as texts where they are used.
-So its memory is bounded by some megabytes, whatever the topics are. Names are read from the engine on
+This bounds its memory to some megabytes for any topics. Names are read from the engine on
 demand, and all of them once the dictionary is full.
 
 Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
@@ -71,7 +71,7 @@ class NameTable:
         return self._next
 
     def lacks(self, name: str) -> bool:
-        """Return whether a name was certainly never stored, with a number or as text."""
+        """Return True only if a name was never stored, neither with a number nor as text."""
         return self._next < CAPACITY and len(name) <= LONGEST and self.find(name) is None
 
     # --- writing ---
@@ -79,7 +79,7 @@ class NameTable:
     def encode(self, names: Column) -> Ids | Constant[int] | Coded | Constant[str]:
         """Return the names of a batch as numbers; new names get numbers as long as there is room.
 
-        If one of them gets none, all stay texts: `Coded` with their own list, or `Constant`.
+        If there is no room for one of them, all stay texts: `Coded` with their own list, or `Constant`.
         """
         if isinstance(names, Constant):
             known = self._ids.get(names.value)
@@ -135,7 +135,7 @@ class NameTable:
         return number
 
     def save(self, write: WriteBatch) -> None:
-        """Add to ``write`` everything that is not known to be saved. Call `saved` after the commit."""
+        """Add all uncommitted names to ``write``. The caller calls `saved` after the commit."""
         for name, number in self._unsaved.items():
             text, id_ = name.encode(), _U32.pack(number)
             forward, back = self._forward + id_, self._back + text
@@ -143,7 +143,7 @@ class NameTable:
             write.put(META, back, add_checksum(back, id_))
 
     def saved(self) -> None:
-        """Note that the last `save` was committed."""
+        """Mark the names of the last `save` as committed."""
         if self._unsaved:
             self._unsaved = {}
 
@@ -239,7 +239,7 @@ class NameTable:
 
 
 def coded(names: list[str]) -> Coded:
-    """Return texts as numbers into a list of them in the order of their first occurrence."""
+    """Return a `Coded` column: the distinct texts in order of first occurrence, and an index for each row."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     codes = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
     return Coded(codes, Texts.of(list(numbers)))

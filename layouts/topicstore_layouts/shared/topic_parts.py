@@ -1,4 +1,4 @@
-"""The parts of keys that topics determine, remembered by the writer: computing them costs most of storing a message."""
+"""A cache of the parts of keys that depend on the topic only: computing them is most of the cost of a store."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["TopicParts"]
 
 
 class TopicParts:
-    """The bytes of each recently stored topic, for one writer.
+    """A cache of the key bytes of recently stored topics, for one writer.
 
-    ``make`` returns the bytes for a stream and a topic; streams of new topics are learned. At most ``topics`` topics
-    with at most ``characters`` characters together are remembered, unless one batch has more.
+    ``make`` returns the bytes for a stream and a topic; the trie learns the streams of new topics. At most ``topics``
+    topics with at most ``characters`` characters together are cached, unless one batch has more.
     """
 
     def __init__(self, trie: LearnedTopics, make: Callable[[int, str], bytes], topics: int, characters: int) -> None:
@@ -22,7 +22,7 @@ class TopicParts:
         self._most, self._most_characters = topics, characters
         self._known: dict[str, bytes] = {}
         self._characters = 0
-        """The number of characters of all remembered topics."""
+        """The number of characters of all cached topics."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -36,7 +36,7 @@ class TopicParts:
             return list(map(self._known.__getitem__, topics))
 
     def _learn(self, topics: Sequence[str]) -> None:
-        """Remember all of these topics, in place of all others if there are too many."""
+        """Cache all of these topics; evict all others first if there are too many."""
         distinct = dict.fromkeys(topics)
         missing = [topic for topic in distinct if topic not in self._known]
         characters = self._characters + sum(map(len, missing))

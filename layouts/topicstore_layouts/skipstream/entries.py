@@ -24,7 +24,7 @@ from .keys import Numbers
 __all__ = ["Entries"]
 
 _REST_LEVELS = 8
-"""The number of levels that a ``#`` stands for and that have entries."""
+"""The number of levels below a ``#`` that have entries."""
 _WORD = 8
 _KNOWN_TOPICS = 65_536
 _KNOWN_CHARACTERS = 16 << 20
@@ -33,8 +33,8 @@ _KNOWN_CHARACTERS = 16 << 20
 class Entries:
     """The index entries of one slab's topics.
 
-    ``bits``: the bits of a hash that are kept, at most 64. With any number of bits, entries of other levels,
-    tokens and streams may have the same hash, and readers must check the messages.
+    ``bits`` is the number of bits kept of each hash, at most 64. Hashes of other levels, tokens and streams may
+    collide, so readers must check the messages' topics.
     """
 
     def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
@@ -76,7 +76,7 @@ class Entries:
     # --- filters ---
 
     def wanted(self, stream: int, topic_filter: TopicFilter) -> list[int]:
-        """Return the hashes that every matching topic of a stream has."""
+        """Return the hashes that every topic of a stream that matches a filter has."""
         varying = self._varying[stream]
         asked = [(topic_filter.level(d), seed) for d, seed in zip(varying.depths, varying.seeds, strict=True)]
         return [xxh3_64_intdigest(level.encode(), seed) >> self._dropped for level, seed in asked if level != "+"]

@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class Keys:
-    """One kind of keys of one generation. A key has a number and a position."""
+    """The encoding of one kind of keys of one generation. A key has a number and a position."""
 
     def __init__(self, generation: int, kind: int, number_bytes: int) -> None:
         self._head = generation, kind
@@ -33,7 +33,7 @@ class Keys:
         self._fields = np.dtype([("generation", ">u4"), ("kind", "u1"), ("number", number), ("position", ">u8")])
 
     def one(self, number: int, position: int) -> bytes:
-        """Return one key."""
+        """Return the key of a number and a position."""
         key: bytes = self._one.pack(*self._head, number, position)
         return key
 
@@ -71,10 +71,10 @@ class Keys:
 
 
 def message_keys(generation: int) -> Keys:
-    """Return the keys of messages: stream and position."""
+    """Return the encoding of message keys: stream and position."""
     return Keys(generation, 1, 4)
 
 
 def entry_keys(generation: int) -> Keys:
-    """Return the keys of index entries: hash and position."""
+    """Return the encoding of index entry keys: hash and position."""
     return Keys(generation, 2, 8)

@@ -27,7 +27,7 @@ class SkipstreamOptions:
 
 
 class SkipstreamLayout(Layout):
-    """Makes skipstream slabs."""
+    """A layout with one value per message, and an inverted index over the topic levels that vary."""
 
     Options = SkipstreamOptions
     options: SkipstreamOptions

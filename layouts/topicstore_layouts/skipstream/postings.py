@@ -1,7 +1,7 @@
 """Lists of positions from the index, and their intersection.
 
-The lists are read in step, a chunk at a time. Where one list has nothing up to a position, the others leap
-there. Within a stretch the candidates come from the sparsest list, and a denser list is read only if that
+The lists are read in step, a chunk at a time. Where one list has no entry up to a position, the others seek
+there. Within a stretch the candidates come from the sparsest list. A denser list is read only if that
 is cheaper than fetching the messages that it would rule out.
 
 Source of the method: the leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin: A Simple, Worst-Case Optimal
@@ -33,7 +33,7 @@ _NONE: Positions = np.empty(0, dtype=np.uint64)
 
 @attrs.frozen
 class Stretch:
-    """The candidates of one stretch: every common position from ``first`` to ``last`` is among them."""
+    """A superset of the positions from ``first`` to ``last`` that are in all lists."""
 
     positions: Positions
     first: int
@@ -41,7 +41,7 @@ class Stretch:
 
 
 class Postings:
-    """The positions of one hash up to ``bound``, read forward. Those of the current chunks are in memory."""
+    """The posting list of one hash up to position ``bound``, read forward; only the current chunks are in memory."""
 
     def __init__(self, reader: Reader, keys: Keys, hash_: int, bound: int, counters: ReadCounters) -> None:
         self._reader = reader
@@ -51,7 +51,7 @@ class Postings:
         self._counters = counters
         self._chunks: Iterator[list[tuple[bytes, bytes]]] | None = None
         self.positions = _NONE
-        """The positions in memory: all of the list from the first of them up to `last`."""
+        """The positions in memory: all entries of the list from the first of these up to `last`."""
         self.rules_out = _RULED_OUT_FIRST
         """The share of other lists' candidates that this list rules out: an average that weighs recent chunks most."""
         self.last = -1
@@ -107,7 +107,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
             return
         leap = max(int(each.positions[0]) for each in lists)
         if any(each.last < leap for each in lists):
-            yield Stretch(_NONE, at, leap - 1)  # empty, but lets a reader with a deadline stop here
+            yield Stretch(_NONE, at, leap - 1)  # empty, so that a reader with a deadline can stop here
             at = leap
             continue
         driver, *others = sorted(lists, key=lambda each: each.last, reverse=True)
@@ -120,7 +120,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
 
 
 def _ruled_out(found: Positions, other: Postings, last: int) -> Positions:
-    """Return the candidates up to ``last`` that are in another list, too, or all if reading it doesn't pay off."""
+    """Return the candidates up to ``last`` that are also in another list, or all if reading it costs too much."""
     if not len(found):
         return found
     worth = int(_WORTH * other.rules_out * len(found))

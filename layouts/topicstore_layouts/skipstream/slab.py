@@ -50,11 +50,11 @@ from .verification import Verification
 __all__ = ["SkipstreamSlab"]
 
 _QUERIES, _LONGEST_KEPT = 4_096, 256
-"""The most queries that are kept, because each batch of a replay needs its query again, and characters of a filter."""
+"""The most cached queries, which each batch of a replay needs again, and the most characters of their filters."""
 _LEAST_READ = 256
 """The least number of messages that are read at once if not all of them may match."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
-"""The number of messages fetched by key at once, first and at most, and the most bytes, estimated from earlier ones."""
+"""The first and the largest number of messages fetched by key at once, and the most bytes, which are estimated."""
 _LOOKED_AT, _LOOKED_AT_BYTES = 1_000, 8 << 20
 """The most messages, and bytes of values, that one step of a delete examines."""
 _DENSE = 2
@@ -65,7 +65,7 @@ _SAMPLED, _LEAST_SAMPLED = 4, 16
 
 @attrs.frozen
 class _Query:
-    """The messages of a stream that a reader wants."""
+    """A topic filter applied to one stream."""
 
     stream: int
     topic_filter: TopicFilter
@@ -77,7 +77,7 @@ class _Query:
 
 @attrs.frozen
 class _Helping:
-    """Consecutive messages among those that a reader examines."""
+    """A chunk of consecutive messages that a reader examines."""
 
     positions: Positions
     values: Sequence[bytes]
@@ -89,7 +89,7 @@ class _Helping:
 
 @attrs.frozen
 class _Chosen:
-    """The matching messages of a helping."""
+    """The matching messages of a chunk."""
 
     rows: list[Row]
     positions: Positions
@@ -98,7 +98,7 @@ class _Chosen:
     """The number of bytes of the values."""
 
     def only(self, chosen: list[int]) -> _Chosen:
-        """Return some of them, by number."""
+        """Return the messages with these indexes."""
         values = [self.values[number] for number in chosen]
         return _Chosen([self.rows[n] for n in chosen], self.positions[chosen], values, sum(map(len, values)))
 
@@ -147,7 +147,7 @@ class SkipstreamSlab(Slab):
         self.trie.save(write)
 
     def committed(self) -> None:
-        """Note that the learned structure is saved."""
+        """Mark the learned structure as committed."""
         self.trie.saved()
 
     # --- streams ---
@@ -166,13 +166,13 @@ class SkipstreamSlab(Slab):
         return 0
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place of a position: its 8 bytes."""
+        """Return the place of a reader that starts at a position."""
         if stream not in self.trie:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
     def reached(self, stream: int, place: bytes) -> int:
-        """Return the position before that of the place."""
+        """Return the last position that a reader at this place has passed."""
         if len(place) != 8:
             raise ValueError(place)
         return int.from_bytes(place, "big") - 1
@@ -180,7 +180,7 @@ class SkipstreamSlab(Slab):
     # --- reading ---
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Read helpings from the place on until there are enough rows."""
+        """Read chunks of messages from the place until a limit is reached."""
         if stream not in self.trie or len(place) != 8:
             raise ValueError(place)
         query = self._query(stream, topic_filter)
@@ -218,7 +218,7 @@ class SkipstreamSlab(Slab):
         return query
 
     def _helpings(self, query: _Query, first: int, limits: ReadLimits) -> Iterator[_Helping]:
-        """Yield all of a stream's messages from ``first`` to the bound that may match, in order, some at a time."""
+        """Yield chunks of a stream's messages from ``first`` to the bound, in order: at least all that match."""
         last = limits.bound
         most = limits.rows if query.certain else max(limits.rows, _LEAST_READ)
         if not query.hashes:
@@ -234,7 +234,7 @@ class SkipstreamSlab(Slab):
                 yield from self._fetch(query, stretch.positions, stretch.last)
 
     def _scan(self, query: _Query, first: int, last: int, most: int, most_bytes: int) -> Iterator[_Helping]:
-        """Yield all messages of a stretch."""
+        """Yield all messages of a stream from ``first`` to ``last``, in chunks."""
         while first <= last:
             self.counters.seeks += 1
             keys: list[bytes] = []
@@ -260,7 +260,7 @@ class SkipstreamSlab(Slab):
             start += count
             found = self._engine.get_many(KEYS, self._messages.many(query.stream, part))
             values = [value for value in found if value is not None]
-            if len(values) < len(found):  # the others have the same hash by chance, or were deleted meanwhile
+            if len(values) < len(found):  # other streams' messages have the same hash, or a message was deleted
                 part = part[[value is not None for value in found]]
             size = sum(map(len, values))
             yield _Helping(part, values, size, int(positions[start - 1]) if start < len(positions) else last)
@@ -278,12 +278,12 @@ class SkipstreamSlab(Slab):
         self.counters.seeks += 1
         sample = self._engine.scan(KEYS, *self._messages.span(query.stream, first, last), limit=sampled)
         near = self._messages.positions([key for chunk in sample for key, _ in chunk])
-        if len(near) < sampled:  # most candidates are of other streams
+        if len(near) < sampled:  # most candidates are messages of other streams with the same hash
             return True
         return len(near) * (last - first + 1) <= _DENSE * len(positions) * (int(near[-1]) - first + 1)
 
     def _choose(self, query: _Query, helping: _Helping) -> _Chosen:
-        """Return the messages of a helping that match."""
+        """Return the messages of a chunk that match."""
         if not helping.values:
             return _Chosen([], helping.positions, [], 0)
         self.counters.visited += len(helping.values)

@@ -37,16 +37,16 @@ Entry = tuple[int, int]
 
 @attrs.frozen
 class _Read:
-    """Messages that were read, good and damaged ones."""
+    """A chunk of messages, intact and damaged ones."""
 
     good: dict[int, tuple[int, str]]
-    """The stream and topic of each good message, by position."""
+    """The stream and topic of each intact message, by position."""
     damages: dict[int, str]
     """The fault of each damaged message, by position."""
 
 
 class Verification:
-    """One verification of a slab, up to ``bound``, over a view that doesn't change."""
+    """A single verification of a slab up to position ``bound``, in one snapshot."""
 
     def __init__(
         self, view: Reader, shard: int, generation: int, trie: LearnedTopics, entries: Entries, bound: int
@@ -61,10 +61,10 @@ class Verification:
         self._bound = np.uint64(bound)
         self._sums = np.zeros(1 << _SUM_BITS, dtype=np.uint64)
         self._filled: dict[bytes, Damage] = {}
-        """Damages of entries whose value isn't empty, by key."""
+        """The damage of each entry whose value isn't empty, by key."""
 
     def run(self) -> Iterator[Damage | int]:
-        """Yield each damage, and the number of good messages since the last value."""
+        """Yield each damage, and after each chunk the number of its intact messages."""
         for read in self._read_all():
             for position, reason in read.damages.items():
                 yield Damage(place=self._place_of(position), reason=reason)
@@ -101,7 +101,7 @@ class Verification:
         return read
 
     def _topics(self, positions: Positions, values: Sequence[bytes]) -> list[str | CorruptionError | NewerFormatError]:
-        """Return the topic of each message, or what is wrong with it."""
+        """Return the topic of each message, or the error that decoding it raises."""
         try:
             return [row.topic for row in read_rows(values, positions, self._slab)]
         except (CorruptionError, NewerFormatError) as bad:
@@ -132,7 +132,7 @@ class Verification:
             yield hashes[rows], positions[rows]
 
     def _compare(self) -> Iterator[Damage]:
-        """Compare the entries of some of the sums that aren't zero."""
+        """Read the entries of up to 64 nonzero sums again; yield the missing ones and those without a message."""
         suspects = np.flatnonzero(self._sums)
         compared = suspects[:_MOST_COMPARED]
         expected: set[Entry] = set()
@@ -152,7 +152,7 @@ class Verification:
 
 
 def _summed(hashes: Numbers, positions: Positions) -> tuple[npt.NDArray[np.intp], Numbers]:
-    """Return the sum that each entry belongs to, and the number that it adds."""
+    """Return the index of the sum that each entry belongs to, and the number that the entry adds."""
     # The finalizer of splitmix64, in which each input bit changes about half of the output bits (G. L. Steele,
     # D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators", 2014).
     mixed = hashes + positions * np.uint64(0x9E37_79B9_7F4A_7C15)

@@ -29,7 +29,7 @@ _WORD = 64
 
 @attrs.frozen
 class Source:
-    """``size`` bits, 1 to 64, of a dimension, from bit ``offset`` on, counted from the lowest."""
+    """A run of ``size`` bits, 1 to 64, of one dimension, from bit ``offset`` on; bit 0 is the lowest."""
 
     dimension: int
     offset: int
@@ -46,7 +46,7 @@ class Source:
 
 
 class KeyMapper:
-    """Makes keys of vectors, and vectors of keys.
+    """A mapping from vectors of numbers to keys, and back.
 
     A dimension's sources are in order of significance. Bits that no source holds are lost.
     """
@@ -116,9 +116,8 @@ class KeyMapper:
     def filter(self, ranges: Sequence[Range]) -> KeyFilter:
         """Return a filter that accepts at least the keys of the vectors within ``ranges``, one per dimension.
 
-        It accepts no others if in each dimension, for every source that the range restricts, all values of the
-        range agree in the bits of the sources above it: the range lies within an aligned block, or consists of
-        whole blocks.
+        The filter accepts no other keys if each range lies within an aligned block of values, or consists of whole
+        blocks. For every source that a range restricts, all values of the range then agree in the sources above it.
         """
         spans: list[Range] = []
         agreed = [True] * self.dimensions

@@ -37,7 +37,7 @@ class WildcardOptimizedOptions:
 
 
 class WildcardOptimizedLayout(Layout):
-    """Makes slabs of bit-field keys."""
+    """A layout whose keys are bit fields: stream, epoch, and a hash of each topic level that varies."""
 
     Options = WildcardOptimizedOptions
     options: WildcardOptimizedOptions

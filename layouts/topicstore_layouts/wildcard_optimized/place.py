@@ -1,13 +1,13 @@
 """The place of a reader in a stream.
 
-Within an epoch messages are ordered by hash, so a position can't say what a reader has read. And bounds differ
-from call to call, up or down, and may fall into the middle of an epoch. The part of the current epoch that a
+Within an epoch messages are ordered by hash, so a position doesn't define what a reader has read. Also, bounds
+rise or fall from call to call, and may lie in the middle of an epoch. The part of the current epoch that a
 reader has read is a **staircase**: steps ``(key, position)``, keys rising and positions falling. It has read
 every message whose key is below a step's key and whose position is not above that step's position, everything in
 earlier epochs, and nothing in later ones.
 
-Stored form: the epoch, 8 bytes, and for each step the key within its epoch (as many bytes as the bits of such a
-key, and one more bit, take) and the position within its epoch (as many bytes as its bits take); all big-endian.
+Stored form, big-endian: the epoch in 8 bytes, and for each step the key and the position within the epoch. The key
+has as many bytes as `Epochs.key_bits` and one more bit take; the position as many as `Epochs.position_bits` take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Step = tuple[int, int]
 
 @attrs.frozen
 class Epochs:
-    """How a stream's positions and keys are divided into epochs and lower bits."""
+    """The division of a stream's positions and keys into an epoch and lower bits."""
 
     position_bits: int
     """Bits of a position within its epoch; 0 if keys are positions, each of which is its own epoch."""
@@ -51,19 +51,19 @@ class Epochs:
 
 @attrs.frozen
 class Span:
-    """Keys from ``start`` to before ``end``, of which the messages from ``first`` to ``last`` are to be read."""
+    """A range of keys to scan: from ``start`` to before ``end``, for messages at positions ``first`` to ``last``."""
 
     start: int
     end: int
     first: int
     last: int
     whole: bool
-    """Whether all keys of the span are of such messages."""
+    """Whether all keys in the range have such positions."""
 
 
 @attrs.frozen
 class Place:
-    """What a reader has read: all epochs before ``epoch``, and the part of that epoch below the steps."""
+    """The part of a stream that a reader has read: all epochs before ``epoch``, and below the steps in that epoch."""
 
     epochs: Epochs
     epoch: int
@@ -73,7 +73,7 @@ class Place:
 
     @classmethod
     def before(cls, epochs: Epochs, position: int) -> Place:
-        """Return the place of a reader that wants everything from a position on."""
+        """Return the place of a reader that starts at a position."""
         epoch, low = position >> epochs.position_bits, position & epochs.last_position
         return cls(epochs, epoch, ((epochs.end, low - 1),) if low else ())
 
@@ -145,9 +145,9 @@ class Place:
             yield Span(max(start, end), end + epochs.end, first, bound, whole=False)
 
     def moved(self, key: int, bound: int) -> Place:
-        """Return the place after everything below a key, which must be above 0, was read up to a bound.
+        """Return the place of a reader that has read all keys below ``key``, at least 1, up to position ``bound``.
 
-        Raises `ValueError` where that would take more than `MOST_STEPS` steps.
+        Raises `ValueError` if the place would have more than `MOST_STEPS` steps.
         """
         epochs = self.epochs
         epoch = key - 1 >> epochs.key_bits
@@ -164,7 +164,7 @@ class Place:
         return Place(epochs, epoch, steps)
 
     def done(self, bound: int) -> Place:
-        """Return the place after everything up to a bound was read."""
+        """Return the place of a reader that has read everything up to position ``bound``."""
         last_epoch = bound >> self.epochs.position_bits
         return self if last_epoch < self.epoch else self.moved(last_epoch + 1 << self.epochs.key_bits, bound)
 

@@ -1,4 +1,4 @@
-"""A slab of bit-field keys: one value per message, under a key by which a wildcard filter can leap.
+"""A slab of bit-field keys: one value per message, under a key that lets a wildcard filter skip other keys.
 
 Stored form, version 1 (keyspace ``keys``; fields are unsigned, from the most significant bit on)::
 
@@ -13,10 +13,10 @@ those that a pattern's ``#`` stands for, have none. ``epoch`` and ``low`` are th
 the position; zero bits fill up the last byte. The second form is for streams whose pattern
 has no ``+``, and for the highest index, which serves every stream of that number and above.
 
-Rows are as in `topicstore_layouts.shared.message_rows`, and the place of a reader as in `place`.
+The row is defined in `topicstore_layouts.shared.message_rows`, and the place of a reader in `place`.
 
-A read seeks to the lowest key at or above its place that its filter accepts, scans while keys are accepted,
-and then leaps to the next possible key. Hashes may collide, so each message's topic is checked as well.
+A read seeks to the lowest key at or above its place that its filter accepts. It scans while keys are accepted,
+and then seeks to the next possible key. Hashes may collide, so each message's topic is checked as well.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from .streams import KeyOptions, StreamKeys, Streams
 __all__ = ["WildcardSlab"]
 
 _LEAP = 12
-"""The number of rejected keys at the end of a list, with no possible match among them, from which on a leap is
-assumed to be cheaper than scanning. A leap costs as much as scanning about fifty keys."""
+"""The number of rejected keys at the end of a list, with no possible match among them, after which a seek is
+assumed to be cheaper than scanning. A seek costs as much as scanning about fifty keys."""
 _LOOKED_AT = 1_000
-"""The number of keys that one step of a delete examines. It may examine the rest of the last list, too."""
+"""The number of keys that one step of a delete examines, besides the rest of the last list."""
 _DELETED_BYTES = 1 << 20
 """The bytes of values that one step of a delete reads."""
 
@@ -69,7 +69,7 @@ Pair = tuple[bytes, bytes]
 
 @attrs.frozen
 class _Found:
-    """The pairs of a list that may match."""
+    """The pairs of a scanned list whose keys the filter accepts."""
 
     keys: Sequence[bytes]
     """The keys of messages that may match."""
@@ -80,7 +80,7 @@ class _Found:
 
 
 class _Taken:
-    """The amounts that a read has so far."""
+    """The pairs that a read has collected, counted against its limits."""
 
     def __init__(self, limits: ReadLimits, keys: int) -> None:
         self.keys: list[bytes] = []
@@ -89,7 +89,7 @@ class _Taken:
         self._bytes = self._looked_at = 0
 
     def take(self, found: _Found) -> int:
-        """Count the messages that fit the limits, at least one if there are any; return their number."""
+        """Add the pairs that fit the limits, at least one if there are any; return their number."""
         keys, values, size = found.keys, found.values, sum(map(len, found.values))
         rows, bytes_ = self._limits.rows - len(self.values), self._limits.bytes - self._bytes
         if len(values) > rows or size > bytes_:
@@ -151,7 +151,7 @@ class WildcardSlab(Slab):
         self.trie.save(write)
 
     def committed(self) -> None:
-        """Note that the learned structure is saved."""
+        """Mark the learned structure as committed."""
         self.trie.saved()
 
     # --- streams ---
@@ -179,17 +179,17 @@ class WildcardSlab(Slab):
         return watermark if self._streams.is_ordered(stream) else super().visible(stream, watermark)
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place of a reader that wants everything from a position on."""
+        """Return the place of a reader that starts at a position."""
         return Place.before(self._streams.keys(stream).epochs, position).encode()
 
     def reached(self, stream: int, place: bytes) -> int:
-        """Return the highest position of the earlier epochs, or of the steps."""
+        """Return the highest position that a reader at this place may have read."""
         return Place.decode(self._streams.keys(stream).epochs, place).reached
 
     # --- reading ---
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Scan and leap from the place on until there are enough rows."""
+        """Scan from the place, seeking over keys that can't match, until a limit is reached."""
         try:
             keys = self._streams.keys(stream)
         except KeyError as bad:
@@ -209,7 +209,7 @@ class WildcardSlab(Slab):
     ) -> _Read:
         """Read until a limit is reached, ``most_keys`` were examined, or everything up to the bound was read.
 
-        The values count as bytes of payloads, because they are little more.
+        Stored values count as payload bytes, because they are only a little longer.
         """
         taken, keys, bound = _Taken(limits, most_keys), self._streams.keys(stream), limits.bound
         hashes = self._streams.hashes(stream, topic_filter)
@@ -226,7 +226,7 @@ class WildcardSlab(Slab):
         return _Read(taken.keys, taken.values, place.done(bound), exhausted=True)
 
     def _walk(self, keys: StreamKeys, let_through: KeyFilter, span: Span, rows: int) -> Iterator[_Found]:
-        """Yield the keys of a span that a filter accepts, of which at most ``rows`` are wanted."""
+        """Yield the pairs of a span whose keys a filter accepts; the caller takes at most ``rows`` of them."""
         limit = rows if let_through.free else None
         at = let_through.ratchet(span.start)
         while at is not None and at < span.end:
@@ -307,7 +307,7 @@ class WildcardSlab(Slab):
                 yield Damage(place=place, reason=bad.reason)
 
     def _check(self, stream: int, pairs: Iterable[Pair], bound: int) -> int:
-        """Return how many of a stream's messages are up to a bound. Raises `CorruptionError` if one is damaged."""
+        """Return the number of messages up to position ``bound``. Raises `CorruptionError` if one is damaged."""
         stored, values = map(list, zip(*pairs, strict=True))
         try:
             keys = self._streams.keys(stream)
@@ -330,7 +330,7 @@ class WildcardSlab(Slab):
 
 
 def _leap(let_through: KeyFilter, idle: int, after: int, end: int) -> int | None:
-    """Return the key to leap to after rejected keys from ``idle`` on; None if a match is possible among them."""
+    """Return the key to seek to after rejected keys from ``idle`` on; None if one of these keys could match."""
     target = let_through.ratchet(idle)
     if target is None:
         return end

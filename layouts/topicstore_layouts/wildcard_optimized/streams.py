@@ -29,7 +29,7 @@ _HASH_BITS = 64
 _EVERY_POSITION = 0, (1 << _POSITION_BITS) - 1
 _EVERY_HASH = 0, (1 << _HASH_BITS) - 1
 _CACHED, _CACHED_CHARACTERS = 65_536, 1 << 22
-"""The most topics whose parts are remembered, and the most characters of all of them together."""
+"""The most topics whose parts are cached, and the most characters of all of them together."""
 
 _PART_BYTES = 8 * (2 + MOST_LEVELS)
 Parts = npt.NDArray[np.uint64]
@@ -62,12 +62,12 @@ class StreamKeys:
     ) -> None:
         self.epochs = epochs
         self.varying = varying
-        """The indexes of the levels of topics that have bits."""
+        """The indexes of the topic levels that have a hash in the keys."""
         self.pattern = pattern
         """The levels of the topic filter that describes the stream."""
         self.mapper = mapper
         self.head = len(prefix)
-        """The number of bytes in front of those that the mapper makes."""
+        """The number of bytes before those that the mapper encodes."""
         self.width = len(prefix) + mapper.width
         self._first = int.from_bytes(prefix, "big") << mapper.bits
         self._part = stream.to_bytes(8, "big") + len(varying).to_bytes(8, "big")
@@ -77,7 +77,7 @@ class StreamKeys:
         return (self._first + key).to_bytes(self.width, "big")
 
     def decode(self, stored: bytes) -> int:
-        """Return the mapper's key from a stored key."""
+        """Return the mapper's key in a stored key."""
         return int.from_bytes(stored[self.head :], "big")
 
     def positions(self, stored: Sequence[bytes]) -> Positions:
@@ -100,7 +100,7 @@ class StreamKeys:
         """Return whether every topic of the stream matches, so that topics need not be checked."""
         pattern = self.pattern
         if pattern[0] == "#" or (pattern[0][:1] == "$" and topic_filter.levels[0] in ("+", "#")):
-            return False  # some may begin with $, which these wildcards don't match
+            return False  # some topics may begin with $, which these wildcards don't match
         return covers(topic_filter, pattern)
 
 
@@ -205,7 +205,7 @@ class Streams:
         return stored
 
     def learn(self, topics: Column) -> Parts:
-        """Return the topics' parts; streams of new topics are learned. Only for the writer."""
+        """Return the topics' parts, and learn the streams of new topics. Only the writer may call this."""
         names = [topics.value] if isinstance(topics, Constant) else to_list(topics)
         parts = _parts(b"".join(self._topics.of(names)))
         return np.repeat(parts, len(topics), axis=0) if isinstance(topics, Constant) else parts
