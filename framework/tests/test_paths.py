@@ -24,7 +24,7 @@ PRODUCT = tuple(f"{ROOT / place}/" for place in ("framework/topicstore", "backen
 SLACK = 5
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 NOT_BETWEEN = ("database.py", "runtime/", "contract/")
-"""Beginnings of the paths of files that don't lie between the face (`Database`) and the layout."""
+"""Beginnings of the paths of files that don't count as between `Database` and the layout."""
 
 PATHS = {
     "store": (118, 33, 38),
@@ -35,11 +35,11 @@ PATHS = {
     "deliver": (190, 40, 159),
     "open": (270, 76, 147),
 }
-"""Of each path: named functions, their files, and named functions between the face and the layout."""
+"""For each path: numbers of named functions, of their files, and of those functions between `Database` and layout."""
 MQTT = (420, 90)
 """Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber.
 
-Three functions of turns are among them or not, depending on the timing of the threads.
+Whether three functions of `server/turns.py` are among them depends on the timing of the threads.
 """
 MODULES = {"": 5, "runtime": 8, "shard": 14, "storage": 36, "sessions": 55, "pubsub": 17, "server": 150}
 """Modules of each package and its subpackages, without `__init__`; of the root only its own."""
@@ -48,25 +48,24 @@ Called = frozenset[tuple[str, str]]
 
 
 class Trace:
-    """Notes which functions of the product are called in the threads whose profile function `note` is."""
+    """Records which functions of the product are called in the threads whose profile function `note` is."""
 
     def __init__(self) -> None:
         self._called: set[tuple[str, str]] = set()
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call."""
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PRODUCT) and not code.co_qualname.endswith(COMPREHENSIONS):
             self._called.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
 
     def taken(self) -> Called:
-        """Return what was called since this was last asked."""
+        """Return the functions that were called since the last call of this method."""
         called, self._called = self._called, set()
         return frozenset(called)
 
 
 def called(call: Callable[[], object]) -> Called:
-    """Return which functions a call passes through in this thread."""
+    """Return the functions that a call passes through in this thread."""
     trace, profile = Trace(), sys.getprofile()
     sys.setprofile(trace.note)
     try:
@@ -82,7 +81,7 @@ def messages(count: int) -> list[ts.Message]:
 
 
 def paths(directory: Path) -> Iterator[tuple[str, Called]]:
-    """Walk each path; yield its name and the functions that it passes through."""
+    """Run each path; yield its name and the functions that it passes through."""
     with ts.open(directory / "sync", shards=4, durability="sync") as db:
         db.store(messages(1_000))
         yield "store sync", called(lambda: db.store(messages(1_000)))
@@ -160,7 +159,7 @@ def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", MODULES)
 def test_packages_do_not_grow(package: str) -> None:
-    """Each package has no more modules than before."""
+    """Each package has at most the recorded number of modules."""
     folder = FRAMEWORK / package
     files = folder.rglob("*.py") if package else folder.glob("*.py")
     check(package, (sum(not file.stem.startswith("__") for file in files),), (MODULES[package],))
