@@ -347,7 +347,7 @@ def test_live_bytes_are_those_of_messages(tmp_path: Path) -> None:
 
 
 def test_options_of_layouts(tmp_path: Path) -> None:
-    """Options are only for the first layout; a later generation inherits the last options of its layout."""
+    """Options at creation are for the first layout only; a later generation inherits the last ones of its layout."""
     with pytest.raises(ts.InvalidArgumentError, match=r"skipstream.*add_generation"):
         ts.open(tmp_path / "db", mode="x", options={"block": {}, "skipstream": {"thresholds": [1, 1]}})
     with ts.open(tmp_path / "db", mode="x", options={"block": {"level": 5}}) as db:
@@ -394,7 +394,7 @@ def _damage_learned(db: ts.Database, generation: int) -> None:
 
 SHARDS = 200
 FILES = 4_096
-"""The least limit of open files for the test: RocksDB has 11 for each shard, and a reader has some besides."""
+"""The limit of open files that the test needs: RocksDB opens 11 for each shard, and the reader others."""
 MANY = """
 import os, resource
 import topicstore as ts

@@ -84,7 +84,7 @@ def test_programs_in_documents_run(block: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("sh"))
 def test_commands_in_documents_run(block: str, folder: Path) -> None:
-    """Each shell block runs by itself, after the demo."""
+    """Each shell block runs by itself, in a folder with the demo's data."""
     run_shell(block, folder)
 
 

@@ -192,8 +192,8 @@ def _staged(tmp_path: Path) -> Iterator[Callable[[], Scene]]:
         return Scene(db, mine, other, folder)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of subscriptions that were interrupted while being made
-        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were never awaited
+        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
+        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
         yield staged
     signal.signal(signal.SIGINT, before)
 

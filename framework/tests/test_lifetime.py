@@ -154,7 +154,7 @@ def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.Monkey
 def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing stops listeners, notifies plugins, closes shards, joins threads, and releases the lock last.
 
-    So a plugin may wait for a thread of a listener, and may read.
+    A plugin may therefore wait for a listener's thread, and read the database.
     """
     db, done = ts.open(path), []
     shard, hub, storage = db.storage.shards[0], db._hub, db.storage

@@ -86,7 +86,7 @@ def _opened(tmp_path: Path) -> Iterator[Callable[[str], ts.Database]]:
         return db
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of subscriptions that were interrupted while being made
+        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
         yield opened
 
 

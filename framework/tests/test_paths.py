@@ -1,8 +1,7 @@
-"""Ceilings for the functions and files that the main paths pass through, and for the modules of each package.
+"""Ceilings for the numbers of functions and files on the main paths, and of modules in each package.
 
-Each number is a ceiling that only sinks: a test fails above it, and also where the tree has come more than `SLACK`
-below it, so that a change which shortens a path lowers the number too. Comprehensions are not counted, because
-Python 3.12 inlines them.
+A ceiling may only be lowered. A test fails above it, and also more than `SLACK` below it, so that a change that
+shortens a path must lower the ceiling. Comprehensions are not counted, because Python 3.12 inlines them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MQTT = (420, 90)
 Whether three functions of `server/turns.py` are among them depends on the timing of the threads.
 """
 MODULES = {"": 5, "runtime": 8, "shard": 14, "storage": 36, "sessions": 55, "pubsub": 17, "server": 150}
-"""Modules of each package and its subpackages, without `__init__`; of the root only its own."""
+"""Modules of each package and its subpackages, without `__init__`; for the root, without subpackages."""
 
 Called = frozenset[tuple[str, str]]
 
@@ -76,7 +75,7 @@ def called(call: Callable[[], object]) -> Called:
 
 
 def messages(count: int) -> list[ts.Message]:
-    """Return messages for all shards, of both QoS that are stored in the same way."""
+    """Return messages for all shards, with QoS 0 and 1."""
     return [ts.Message(f"a/{i % 7}/b", b"x%d" % i, f"c{i % 5}", qos=i % 2) for i in range(count)]
 
 
@@ -120,7 +119,7 @@ def check(name: str, counts: tuple[int, ...], ceilings: tuple[int, ...], shown: 
 
 
 def test_the_paths_of_a_database_do_not_grow(tmp_path: Path) -> None:
-    """Storing, replaying, reading, publishing, delivering and opening pass through no more functions and files."""
+    """Storing, replaying, reading, publishing, delivering and opening call at most the recorded number of functions."""
     for name, functions in paths(tmp_path):
         between = [
             file
@@ -131,9 +130,9 @@ def test_the_paths_of_a_database_do_not_grow(tmp_path: Path) -> None:
 
 
 def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
-    """An MQTT PUBLISH at QoS 1 passes through no more functions and files, in all threads of a server.
+    """An MQTT PUBLISH at QoS 1 calls at most the recorded number of functions, in all threads of a server.
 
-    What is called for each of eighteen messages counts, so what a timer calls meanwhile doesn't.
+    Only functions that are called for each of eighteen messages count, and so none that only a timer calls.
     """
     trace = Trace()
     threading.setprofile(trace.note)

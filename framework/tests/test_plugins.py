@@ -283,7 +283,7 @@ def test_lifecycle_hooks_are_called_on_the_plugins_of_the_database_only(module, 
 
 
 def test_wrappers_stand_in_the_order_given(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Plugins wrap in the given order: the first sees the batch as passed, the last as stored."""
+    """Plugins wrap in the given order: the first sees the caller's batch, and the last changes what is stored."""
     add = """
 from topicstore import hookimpl
 @hookimpl(wrapper=True)

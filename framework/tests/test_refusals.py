@@ -208,7 +208,7 @@ def test_bad_arguments_of_reading(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), "3", None, True])
 def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
-    """Other limits, and batch sizes, are refused."""
+    """Limits and batch sizes that aren't positive whole numbers are refused."""
     cursor = db.cursor(db.streams("#")[0], "#")
     with pytest.raises(ts.InvalidArgumentError, match="limit is a whole number"):
         db.read(cursor, limit)
@@ -217,7 +217,7 @@ def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
 
 
 def test_bad_state(db: ts.Database) -> None:
-    """Missing shards, reserved keys and what is no `StateWrite` are refused, with the messages beside them."""
+    """Missing shards, reserved keys and objects other than `StateWrite` are refused, together with the messages."""
     wrong: tuple[Any, ...] = (
         *({shard: []} for shard in (-1, 3, "0")),
         *({0: writes} for writes in ({b"k": b"v"}, [b"k"], [("k", b"v")])),

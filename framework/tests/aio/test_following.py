@@ -71,7 +71,7 @@ async def test_following(db: ts.AsyncDatabase) -> None:
 
 
 async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase) -> None:
-    """With `on_dropped="raise"`, an iteration raises an error for a dropped generation, and then goes on."""
+    """With `on_dropped="raise"`, a dropped generation raises an error, and the next call returns the next message."""
     async with db.subscribe("a/+", start=0, on_dropped="raise") as subscription:
         await db.store(numbered(0, 3))
         await db.add_generation()

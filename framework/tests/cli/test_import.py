@@ -481,7 +481,7 @@ def test_a_file_that_differs_in_its_middle_is_another(
 
 
 def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:
-    """A last line that became longer is another row; only its line end may be missing."""
+    """A last line that has become longer is another row, unless only its line end was missing."""
     file = tmp_path / "x.csv"
     for text, new in (("t,1\nt,2", 2), ("t,1\nt,2\n", 0), ("t,1\nt,2\nt,3", 1), ("t,1\nt,2\nt,34", 1)):
         file.write_text(f"topic,payload\n{text}")
@@ -564,7 +564,7 @@ def test_times_in_another_unit(db: Path, tmp_path: Path, timestamp: int, unit: s
 
 
 def test_times_that_are_no_numbers_are_what_they_say(db: Path, tmp_path: Path) -> None:
-    """Rows without a number as their time, or without any, are imported without the check of units."""
+    """Rows without a time, and files without rows, are imported without the check of units."""
     for number, row in enumerate((b'{"topic":"t","payload":"1"}', b"")):
         (tmp_path / f"{number}.jsonl").write_bytes(row)
         assert "" == run("import", db, tmp_path / f"{number}.jsonl").stderr

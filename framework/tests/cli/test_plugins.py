@@ -1,4 +1,4 @@
-"""``topicstore plugins``."""
+"""``topicstore plugins``: warnings about environment variables."""
 
 from __future__ import annotations
 

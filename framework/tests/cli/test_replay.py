@@ -70,7 +70,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path: Path, file_format: str) -> Non
 
 
 def test_by_timestamp(tmp_path: Path) -> None:
-    """`--by timestamp` finds late messages by their own time in every format; `--follow` only goes by positions."""
+    """`--by timestamp` finds late messages by their own time in every format; `--follow` uses positions only."""
     hour, start = 3_600_000_000, 1_700_000_000_000_000
     times = [0, 1, 2, 1, 5]
     with ts.open(tmp_path / "db", layout="block") as db:

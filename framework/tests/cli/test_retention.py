@@ -94,7 +94,7 @@ def test_filters_that_are_none(path: Path, text: str) -> None:
 
 
 def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> None:
-    """`show` says when each generation and filter's messages go; `run` says what it deleted, or why nothing."""
+    """`show` prints when messages will be removed; `run` prints what it removed, or why it removed nothing."""
     path, clock = tmp_path / "db", Clock(START)
     with ts.open(path, clock=clock) as db:
         db.retention.set(max_age=10**9 - 1, filters={"debug/#": 10, "alarms/#": None})

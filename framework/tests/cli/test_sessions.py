@@ -1,4 +1,4 @@
-"""``topicstore sessions``."""
+"""``topicstore sessions``: the lag that it shows."""
 
 from __future__ import annotations
 

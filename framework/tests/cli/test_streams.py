@@ -1,4 +1,4 @@
-"""``topicstore streams``."""
+"""``topicstore streams``: the order of the list."""
 
 from __future__ import annotations
 

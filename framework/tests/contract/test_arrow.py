@@ -411,7 +411,7 @@ def test_bad_user_properties_are_refused_by_their_row(pairs: list[Any], match: s
 )
 @pytest.mark.parametrize("with_schema", [True, False], ids=["arrow schema", "parquet schema"])
 def test_messages_come_back_from_parquet(tmp_path: Path, options: dict[str, Any], with_schema: bool) -> None:
-    """Messages can be read from Parquet, with or without Arrow's schema, with dictionaries, or by some columns."""
+    """Messages can be read from Parquet with or without Arrow's schema, with dictionaries, or with fewer columns."""
     rows = SOME * 100
     path = tmp_path / "messages.parquet"
     pq.write_table(pa.Table.from_batches([MessageBatch.from_messages(rows).to_arrow()]), path, store_schema=with_schema)

@@ -1,4 +1,4 @@
-"""Encoding of keys as bytes in the same order."""
+"""Encoding of keys as bytes that sort like the keys."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> 
     for file in files * 10:
         whole = file.read_bytes()
         flipped = bytearray(whole)
-        flipped[chance.randrange(len(whole) - 1)] ^= 1 << chance.randrange(8)  # the last byte ends a line
+        flipped[chance.randrange(len(whole) - 1)] ^= 1 << chance.randrange(8)  # the last byte is a line feed
         file.write_bytes(flipped)
         assert not db.verify().ok, (file, flipped)
         file.write_bytes(whole)
@@ -76,7 +76,7 @@ def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> 
 
 
 def damage(kind: str, slab: Path) -> None:
-    """Damage a slab's directory in one way."""
+    """Damage a slab's directory; `kind` is one of `KINDS`."""
     part, contents = slab / "part-00000.parquet", slab / "_topicstore_slab.json"
     match kind:
         case "truncated":

@@ -194,7 +194,7 @@ def test_what_can_not_match_is_not_decoded(db: ts.Database, tmp_path: Path, star
 
 
 def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_path: Path) -> None:
-    """If a generation has few topics, their list shows without reading files that none matches."""
+    """A generation with few topics is not read if none of them matches: the export has a list of its topics."""
     db.archives.archive(tmp_path / "export")
     shutil.rmtree(tmp_path / "export" / "shard=0000" / "generation=0001")
     with pytest.raises(ts.CorruptionError):
@@ -439,7 +439,7 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
     assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
     db.add_generation()
     db.archives.archive(tmp_path / "export")
-    db._sessions = None  # as in a new process
+    db._sessions = None  # discards sessions in memory, as a new process would
     again = db.sessions.open("me", receive_maximum=4, expiry_interval=None)
     got: list[bytes] = []
     while deliveries := [one for one in again.deliver() if isinstance(one, Publish)]:
@@ -528,7 +528,7 @@ def test_an_export_ends_with_its_database(db: ts.Database, tmp_path: Path, monke
 
 
 def test_rows_are_exported_as_stored_and_pass_the_plugins_once(tmp_path: Path, reversing: str, fill: Fill) -> None:
-    """Plugins' changes are kept in exports, and such rows can't be imported without the plugin."""
+    """Exports contain payloads as plugins have stored them, and can't be imported without these plugins."""
     with ts.open(tmp_path / "db", plugins=[reversing]) as db:
         fill(db)
         db.add_generation()

@@ -63,7 +63,7 @@ def test_archiving_tells_generations(db: ts.Database, tmp_path: Path) -> None:
 
 
 def test_other_programs_read_every_column_of_every_row(db: ts.Database, tmp_path: Path) -> None:
-    """Other programs read all columns of all rows, and the shard from the path."""
+    """Other programs can read all columns of all rows, and take the shard from the path."""
     report = db.archives.export(tmp_path / "export")
     exported = ds.dataset(tmp_path / "export", partitioning="hive").to_table().sort_by("position")
     stored = pa.concat_tables([rows(db), rows(db, "$SYS/#")]).sort_by("position").slice(0, 200)
@@ -131,7 +131,7 @@ def test_topics_that_begin_with_a_dollar_are_found_where_the_layout_knows_them(t
 
 @pytest.mark.parametrize(("backend", "layout"), [("memory", "reference"), ("duckdb", "table")])
 def test_what_no_filter_finds_is_an_error_not_a_loss(tmp_path: Path, backend: str, layout: str) -> None:
-    """Layouts that learn no topics can't export topics with an unknown beginning with $, which raises an error."""
+    """A layout that learns no topics can't find unknown topics with $, so that an export of them raises an error."""
     with ts.open(tmp_path / "db", backend=backend, layout=layout) as db:
         db.store([ts.Message("$aws/x", b""), ts.Message("$SYS/x", b""), ts.Message("a", b"")])
         db.add_generation()

@@ -77,7 +77,7 @@ def test_what_is_set_while_it_is_first_read_holds(
             """Decode the stored settings, while another thread sets others."""
             older = whole(key, stored)
             setting.append(begin(lambda: db.retention.set(max_age=2.0)))
-            if not owned(db.retention._running):  # the other thread isn't blocked
+            if not owned(db.retention._running):  # nothing blocks the other thread
                 setting[0].result(PATIENCE)
             return older
 
@@ -556,7 +556,7 @@ def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callabl
 def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
-    """Messages that the background hasn't dropped or removed yet exceed the limit by at most half and a batch."""
+    """However far the background lags, the database exceeds `max_bytes` by at most half of it and a batch."""
 
     def held() -> int:
         live = sum(record.live_bytes for shard in db.storage.shards for record in shard.generations.listed())

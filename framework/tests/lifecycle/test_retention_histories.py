@@ -71,7 +71,7 @@ class Row:
     steady: int
     """Time of the store by a monotonic clock, in microseconds."""
     jumped: int
-    """By how much the clock had been set at the time of the store."""
+    """The clock's offset at the time of the store, in microseconds."""
     doubted: bool = False
     """Whether the clock was set later, and a new process, which couldn't know, trusted it."""
     gone: bool = False

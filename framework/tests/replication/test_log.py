@@ -1,4 +1,4 @@
-"""A replicated log with real threads, over a store that loses, repeats and delays requests."""
+"""A replicated log with real threads, on a log store that loses, repeats and delays requests."""
 
 from __future__ import annotations
 

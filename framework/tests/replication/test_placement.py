@@ -24,7 +24,7 @@ def load(replicas: tuple[tuple[str, ...], ...]) -> Counter[str]:
 
 @given(SHARDS, SITES, COUNTS)
 def test_each_shard_has_as_many_sites_as_it_can(shards: int, sites: list[str], count: int) -> None:
-    """Each shard has the possible number of different sites, and no site has more than one above its part."""
+    """Each shard has as many different sites as possible, and each site at most one replica above an even share."""
     found = placed(shards, sites, count)
     assert all(len(set(some)) == len(some) == min(count, len(sites)) for some in found)
     bound = most(shards * min(count, len(sites)), len(sites))
@@ -44,7 +44,7 @@ def test_nothing_moves_if_nothing_has_to(shards: int, sites: list[str], count: i
 def test_for_a_new_site_only_what_others_hold_beyond_their_part_moves(
     shards: int, sites: list[str], count: int
 ) -> None:
-    """A new site gets only shards that others hold beyond their part, or all if there were too few sites."""
+    """A new site gets only shards that others hold above an even share, or all if there were too few sites."""
     found = placed(shards, sites, count)
     after = choose_replicas(found, [*sites, "new"], count)
     bound = most(shards * min(count, len(sites) + 1), len(sites) + 1)
@@ -78,7 +78,7 @@ def test_owners_are_replicas_and_stay(shards: int, sites: list[str], count: int)
 def test_of_an_owner_that_goes_only_its_shards_get_another(
     shards: int, sites: list[str], count: int, which: int
 ) -> None:
-    """If an owner is removed, its shards get new owners; others move only from a replica above its part."""
+    """If an owner is removed, its shards get new owners; others move only from a site above an even share."""
     replicas = placed(shards, sites, count)
     owners = choose_owners([""] * shards, replicas)
     gone = sites[which % len(sites)]
@@ -92,7 +92,7 @@ def test_of_an_owner_that_goes_only_its_shards_get_another(
 
 @pytest.mark.parametrize(("sites", "shards"), [(2, 8), (3, 16), (5, 64)])
 def test_owners_are_spread(sites: int, shards: int) -> None:
-    """Every site owns a shard, and none more than one and a half times its part."""
+    """Every site owns a shard, and none more than one and a half times an even share."""
     replicas = placed(shards, [f"site-{number}" for number in range(sites)], 3)
     owned = Counter(choose_owners([""] * shards, replicas))
     assert sites == len(owned)

@@ -132,7 +132,7 @@ def run(db: ts.Database, operations: list[Any], logs: list[HoldingLog]) -> list[
             found.append(db.add_generation())
         elif name == "delete":
             for log in logs:
-                log.apply_all()  # a delete removes what can be read, and no real log acknowledges what can't be
+                log.apply_all()  # a delete only sees applied writes, and a real log acknowledges no others
             found.append(db.delete(f"a/{arguments[0]}/b"))
         elif logs:
             for log in logs:

@@ -24,7 +24,7 @@ from topicstore_conformance.oracle.checks import drain, replayed
 from topicstore_conformance.subjects.pairs import small_options
 
 LONG, SHORT = 30, 16
-"""Bits of an epoch's length in microseconds: eighteen minutes and 66 milliseconds."""
+"""Base-2 logarithms of the epochs' lengths in microseconds: 18 minutes and 66 milliseconds."""
 LENGTH = 1 << LONG
 BEGIN = START >> LONG << LONG
 """The time at which a long epoch begins, in microseconds."""

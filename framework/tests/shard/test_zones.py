@@ -1,4 +1,4 @@
-"""Zones: few time spans that cover every timestamp, by which a read can skip ranges of positions."""
+"""Time spans of consecutive messages (zones), by which a read can skip ranges of positions."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
 
 
 def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
-    """With positions from the messages' own times, ranges compare these, even for 5,000 in one microsecond."""
+    """With positions from the messages' own times, a range is exact, even with 5,000 messages in one microsecond."""
     path = tmp_path / "db"
     with ts.open(path, timestamps="message") as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=FIRST) for n in range(5_000)])

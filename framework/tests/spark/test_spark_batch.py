@@ -397,7 +397,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
 
 @pytest.mark.slow
 def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
-    """A query beside a writer reads messages committed before it begins, even if planned before, up to ``until``."""
+    """A query reads all messages up to ``until`` that are committed before it begins, even after its planning."""
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
         db.store(numbered(100))
         planned, bounded = load(spark, tmp_path / "db"), load(spark, tmp_path / "db", until=FIRST + 150 * 1_000_000)
@@ -431,7 +431,7 @@ def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: 
 
 @pytest.mark.slow
 def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A job that is repeated with the same name and number is not stored again; a higher number is."""
+    """A writer's batch with a number that is stored already, or a lower one, is not stored again; a higher one is."""
     for batch in (4, 4, 3, 5):
         save(frame(spark, numbered(10, 10 * batch)), tmp_path / "db", writer="job", batch=batch, late="lift")
     save(frame(spark, numbered(10, 90)), tmp_path / "db", writer="another", batch=0)

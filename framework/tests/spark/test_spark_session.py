@@ -23,7 +23,7 @@ print(spark.sparkContext._jvm.System.getProperty("java.home"))
 print(messages.count())
 print(*(len(messages.limit(3).collect()) for _ in range(3)))
 """
-"""Its last step wants fewer rows than fit into the connection between Java and Python, which stays unread."""
+"""The last step stops reading early, so that Python workers can't send the rest of their rows."""
 
 
 @pytest.fixture

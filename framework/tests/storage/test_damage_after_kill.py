@@ -126,7 +126,7 @@ WAYS: list[dict[str, Any]] = [{}, {"mode": "r"}, {"recovery": "salvage"}, {"reco
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("how", list(HARMS))
 def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str, Any]) -> None:
-    """Damaged or missing files are reported with their place, to write, to read, and with both recoveries."""
+    """Damaged or missing files are reported with their place, to write, to read, and with either `recovery`."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), how):
         path = shutil.copytree(killed, tmp_path / "db")
         HARMS[how](path / name)

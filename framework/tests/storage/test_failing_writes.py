@@ -72,7 +72,7 @@ with ts.open(path, auto_compact=False) as db:
 @pytest.mark.parametrize("durability", ["commit", "sync"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_file_system_that_becomes_read_only(tmp_path: Path, backend: str, durability: str) -> None:
-    """If the file system becomes read-only, writes fail with a reason, reads work, and no message is lost."""
+    """If the file system becomes read-only, writes fail with a reason, and all acknowledged messages can be read."""
     need(backend)
     if (reason := faults.why_not() or namespaces.why_not()) is not None:
         pytest.skip(reason)

@@ -122,7 +122,7 @@ def test_they_outlive_generations_and_restarts(tmp_path: Path, backend: str) -> 
 
 
 def test_more_than_one_fetch(db: ts.Database) -> None:
-    """Keyed messages that need several reads come all, in order of keys."""
+    """Keyed messages that need several reads are all returned, in order of keys."""
     keys = [b"w%05d" % n for n in range(3_000)]
     store_under(db.storage, [ts.Message("a", key) for key in keys], keys, shards=[0] * len(keys))
     identity = bytes.fromhex(db.manifest.id)

@@ -197,7 +197,7 @@ def test_what_is_written_out_follows_no_link(tmp_path: Path, victim: Path) -> No
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_names_that_are_never_a_databases_are_in_nobodys_way(tmp_path: Path, victim: Path, backend: str) -> None:
-    """The extra names in a volume's root, and editors' lock links, don't prevent opening."""
+    """Entries such as `lost+found`, and editors' lock links, don't prevent opening."""
     need(backend)
     root = tmp_path / "volume"
     for name in ("lost+found", ".snapshot"):

@@ -1,4 +1,4 @@
-"""Topic counts in memory: right after any change of the database, and updated by reading few messages."""
+"""Topic counts in memory: correct after every change of the database, and updated by reading few messages."""
 
 from __future__ import annotations
 
