@@ -187,7 +187,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: str
 ) -> None:
-    """Messages are stored while a checkpoint prepares and copies; it contains those stored before its snapshot only."""
+    """Messages are stored while a checkpoint prepares and copies; the copy has those stored before its snapshot."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, layout=layout, shards=2) as db:
         db.store([ts.Message("a", b"first", f"c{n}") for n in range(10)])

@@ -186,9 +186,10 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("backend", "layout"), [("rocksdb", "block"), ("leveldb", "block"), ("duckdb", "table")])
 def test_a_fork_takes_nothing_and_closes_nothing(tmp_path: Path, backend: str, layout: str) -> None:
-    """In a forked child every public call is refused, even if other threads held locks; the parent is unaffected.
+    """In a forked child every public call returns, even if other threads of the parent held locks.
 
-    The child can open and use databases of its own.
+    Calls that need the inherited database are refused, and the parent's database is unaffected. The child can open and
+    use databases of its own.
     """
     need(backend)
     done = run(PROGRAM, str(tmp_path / "db"), backend, layout)

@@ -144,7 +144,8 @@ def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeyp
 def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that registers while the database closes is refused, since nothing would wake it later."""
     db = ts.open(path)
-    monkeypatch.setattr(db.storage, "check_may_write", db.close)  # closes it between check and registration
+    # The database is closed after the check whether it is open, and before the registration.
+    monkeypatch.setattr(db.storage, "check_may_write", db.close)
     with pytest.raises(ts.DatabaseClosedError):
         db.subscribe("#")
     with pytest.raises(ts.DatabaseClosedError):

@@ -288,5 +288,6 @@ def test_a_killed_import_goes_on(tmp_path: Path, run_until: Callable[..., object
             resumed.append(db.info().messages)
     assert 0 < resumed[1] < resumed[2] < resumed[3] < 2_000
     told = document("import", tmp_path / "new", tmp_path / "export")
-    assert 0 < sum(one["resumed"] for one in told["sources"]) <= resumed[-1]  # fewer if a batch was stored in part
+    # Fewer rows are skipped than stored if only some shards have stored their part of a batch.
+    assert 0 < sum(one["resumed"] for one in told["sources"]) <= resumed[-1]
     assert everything(tmp_path / "new") == everything(tmp_path / "db")

@@ -309,7 +309,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.archived)
     @rule(seconds=st.sampled_from([0, 250]))
     def unmount(self, seconds: int) -> None:
-        """Remove an archive during a run, which must not recreate it, and restore it."""
+        """Move an archive away during a run, which must not recreate it, and then move it back."""
         place = next(iter(self.archived.values()))
         self.clock.now += seconds * SECOND
         (self.root / place[3:]).rename(self.root / "away")

@@ -226,7 +226,8 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
     with pytest.raises(ShardMovedError):
         a.propose(b"5")
     assert [b"1", b"2", b"3", b"4"] == b.copy.changes == a.follow() == late.follow()
-    assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]  # 2 is a fence in a deleted entry's place
+    # Entry 2 is the fence that was written into the place of a deleted entry.
+    assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]
 
 
 def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: Any) -> None:

@@ -119,7 +119,8 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
                 return GatedWriter(WriteSettings.of(self.options, overwrite=overwrite))
 
         jvm: Any = spark._jvm
-        jvm.SparkSession.setActiveSession(spark._jsparkSession)  # sets it for this thread
+        # Spark otherwise finds no such source in this thread.
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
         spark.dataSource.register(GatedSource)
         rows.write.format(GatedSource.name()).options(**options).mode("append").save(str(tmp_path / "db"))
 

@@ -101,7 +101,8 @@ def test_what_reads_in_a_dropped_generation(db: ts.Database) -> None:
     (stream,) = db.streams("#")
     never = db.cursor(stream, "#")
     once, ended = db.read(never, 1).cursor, db.read(never).cursor
-    replay = db.replay("#", order="any", batch_size=1)  # by time, all may be in memory already
+    # With order="time", all messages may be in memory already.
+    replay = db.replay("#", order="any", batch_size=1)
     assert b"0" == next(replay).payload
     db.add_generation()
     db.store([ts.Message("a", b"new", "c")])
@@ -141,7 +142,8 @@ def test_an_interrupted_addition_is_finished_at_open(tmp_path: Path, done: int) 
         store(db, "before")
         for shard in db.storage.shards[-done:]:
             shard.generations.add("skipstream", {"thresholds": [3, 2]})
-        with pytest.raises(ts.GenerationError, match="the current one"):  # it stays in all while it is current in one
+        # A generation stays in all shards while it is the current one of a shard.
+        with pytest.raises(ts.GenerationError, match="the current one"):
             db.drop_generation(1)
         check(db, "before")
     with ts.open(tmp_path / "db") as db:
