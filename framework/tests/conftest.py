@@ -1,4 +1,4 @@
-"""Processes that are killed at a step that is counted, never when a clock says so; and a plugin that hides payloads."""
+"""Processes that are killed at a counted step, never after a time; and a plugin that transforms payloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROCESSES.set_forkserver_preload(
         "topicstore_conformance.conditions.profiles",
         "topicstore_layouts.block.layout",
     ]
-)  # imported once by the server; children begin within milliseconds
+)  # imported once by the fork server, so that children start within milliseconds
 
 CHILD = """
 import os, traceback
@@ -51,11 +51,11 @@ except BaseException:
 
 
 def run_until(death: tuple[int, str] | None, code: str, *arguments: object) -> list[tuple[Any, ...]]:
-    """Run code in a process that is killed before, within or after one of its steps, counted from 1; None: it isn't.
+    """Run code in a process that is killed before, within or after a step, counted from 1; with None it isn't killed.
 
-    Steps are calls of what the code names by ``counts(owner, name)``, such as ``counts(RocksdbEngine, "write")``, or
-    with a function more, those calls for which it is true. The code finds ``arguments``, and what it hands to
-    ``say(...)`` is returned.
+    Steps are calls that the code registers by ``counts(owner, name)``, such as ``counts(RocksdbEngine, "write")``. With
+    a predicate as third argument, only calls for which it returns true count. The code can use ``arguments``, and what
+    it passes to ``say(...)`` is returned.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
     names = {"code": code, "arguments": arguments, "death": death, "connection": theirs}
@@ -94,7 +94,7 @@ def _reversed(batch: ts.MessageBatch) -> ts.MessageBatch:
 
 @pytest.fixture
 def reversing(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a plugin that stores payloads reversed, and hands them out as they were."""
+    """Return the name of a plugin that stores payloads reversed, and returns them in their original order."""
     monkeypatch.setitem(registry().plugins, "reversing", _Reversing())
     return "reversing"
 

@@ -1,4 +1,4 @@
-"""Threads of ours try again what failed, and end before the interpreter does, though nobody closed the database."""
+"""Background threads retry failed work, and end before the interpreter does, also if the database wasn't closed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ raise SystemExit(7)
 
 
 def run(program: str, *arguments: object, code: int = 7) -> str:
-    """Run a program that ends without closing what it opened; return what it printed."""
+    """Run a program that exits without closing its database; return its standard output."""
     command = [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert code == ended.returncode, ended.stderr
@@ -109,7 +109,7 @@ def run(program: str, *arguments: object, code: int = 7) -> str:
 
 
 def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After twice as long each time, up to a bound, without being woken; the first success begins anew."""
+    """Failed work is retried after doubling pauses up to a maximum, and the first success resets the pause."""
     pauses: list[float | None] = []
     outcomes: list[str | None] = [*"ababb", None, "c", None]
     monkeypatch.setattr(background, "_FIRST_RETRY", 0.001)
@@ -144,27 +144,27 @@ def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_whoever_waits_for_the_end_of_an_epoch_is_let_go(tmp_path: Path) -> None:
-    """It would end in twelve days."""
+    """A thread that waits for the end of an epoch is released when the interpreter exits."""
     run(EPOCH, tmp_path / "db")
 
 
 def test_nothing_begins_to_work_when_the_interpreter_exits(tmp_path: Path) -> None:
-    """Not even for what is stored then, and whatever worked before has ended."""
+    """No background work starts during the interpreter's exit, and all threads have ended."""
     assert "[]\n" == run(WORKING, tmp_path / "db")
 
 
 def test_a_writer_that_nobody_closed_stores_what_it_holds(tmp_path: Path) -> None:
-    """Though the program ended by an error."""
+    """A writer that wasn't closed stores its buffered messages when the interpreter exits."""
     run(WRITER, tmp_path / "db")
     with ts.open(tmp_path / "db") as db:
         assert [b"1"] == [message.payload for message in db.replay("#")]
 
 
 def test_a_fork_ends_no_thread_of_its_parent(tmp_path: Path) -> None:
-    """It has none, and leaves its parent's messages alone."""
+    """A forked child exits without waiting for its parent's threads, and stores none of its parent's messages."""
     run(FORK, tmp_path / "db", code=0)
 
 
 def test_a_fork_ends_though_its_parent_was_exiting() -> None:
-    """Whatever line of the exit handler the parent's main thread was in, the fork of another thread runs its own."""
+    """A child that another thread forks exits normally, whichever line of its exit handler the parent is at."""
     assert "True {3}\n" == run(FORKS_OF_ANOTHER_THREAD)

@@ -1,4 +1,4 @@
-"""`BoundedCache`: small whatever is kept, in any number of threads."""
+"""`BoundedCache`: limited in entries and bytes, and thread-safe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicstore_conformance.faults.threads import together
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 400)), max_size=200))
 def test_what_is_found_is_what_was_kept_and_bounded(kept: list[tuple[str, int]]) -> None:
-    """In number and in bytes; what is too large for the bytes is not kept, and drives out nothing."""
+    """The cache returns kept values within its limits; a value that is too large is not kept, and evicts nothing."""
     cache: BoundedCache[str, int] = BoundedCache(entries=10, size=16_384)
     last: dict[str, int] = {}
     for key, size in kept:
@@ -28,7 +28,7 @@ def test_what_is_found_is_what_was_kept_and_bounded(kept: list[tuple[str, int]])
 
 
 def test_threads_share_a_cache() -> None:
-    """No thread is ever given what belongs to another key, or an error, while others empty the cache."""
+    """While other threads empty the cache, no thread gets another key's value or an error."""
     cache: BoundedCache[tuple[str, str], int] = BoundedCache(entries=50, size=1 << 20)
     wrong: list[object] = []
 

@@ -1,4 +1,4 @@
-"""What a database does when something is unusual: interruptions, damage, copies, Arrow of others, many shards."""
+"""Databases in unusual conditions: interruptions, damage, copies, Arrow from other libraries, many shards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 
 def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path) -> None:
-    """What a layout left half changed in memory never reaches the engine."""
+    """Changes that an interrupted layout left half made in memory are never written to the engine."""
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", b"1")])
         slab = opened.storage.shards[0].generations.slab(1)
@@ -64,7 +64,7 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
 
 
 def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Database) -> None:
-    """Another thread can store afterwards."""
+    """If taking the second shard's lock is interrupted, the first is released, and another thread can store."""
 
     class Interrupted:
         def acquire(self) -> None:
@@ -87,7 +87,7 @@ def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Databas
 
 
 def test_a_clock_out_of_range_counts_as_the_end_of_it(tmp_path: Path) -> None:
-    """What is stored can be read."""
+    """A clock before the allowed range counts as its start, and what is stored then can be read."""
     with ts.open(tmp_path / "db", clock=lambda: -5) as opened:
         opened.store([ts.Message("a", b"1")])
         assert [0] == [message.timestamp for message in opened.replay("#")]
@@ -97,7 +97,7 @@ def test_a_clock_out_of_range_counts_as_the_end_of_it(tmp_path: Path) -> None:
 
 
 def test_directories_that_were_mixed_up_are_noticed(tmp_path: Path) -> None:
-    """Neither another shard nor another database's passes for one's own."""
+    """Opening refuses a shard's directory that was replaced by another shard's or another database's."""
     for name in ("one", "other"):
         with ts.open(tmp_path / name, shards=2) as opened:
             opened.store(messages(4))
@@ -107,7 +107,7 @@ def test_directories_that_were_mixed_up_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "kept").rename(shards[1])
     with pytest.raises(ts.DataLossError, match=r"shard 0 of .* is not as it was closed"):
         ts.open(tmp_path / "one")
-    (tmp_path / "one" / "closed").unlink()  # as if it was killed: their files may have any size
+    (tmp_path / "one" / "closed").unlink()  # without this file, as after a kill, sizes aren't compared
     with pytest.raises(ts.CorruptionError, match="shard 0: its directory holds shard 1"):
         ts.open(tmp_path / "one")
     shutil.rmtree(shards[0])
@@ -117,7 +117,7 @@ def test_directories_that_were_mixed_up_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_newer_form_of_a_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A generation that a later version of the layout wrote is left as it is."""
+    """A generation in a newer format of its layout is refused on opening, and left unchanged."""
     from topicstore_layouts.block.layout import BlockLayout
 
     with monkeypatch.context() as later:
@@ -130,7 +130,10 @@ def test_a_newer_form_of_a_layout_is_refused(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
-    """By shard and generation, by readers and by verify, which counts what is gone; other shards can be read."""
+    """Readers and `verify` report damage by shard and generation.
+
+    `verify` also reports missing messages. Other shards stay readable.
+    """
     db.store(messages(10))
     engine = db.storage.shards[1].writer.open_engine()
     (key, value), *_ = next(engine.scan(DATA, limit=1))
@@ -151,7 +154,7 @@ def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
 
 
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
-    """A failed one leaves no directory; a good one is a database of its own; none goes inside, or where one is."""
+    """A failed checkpoint leaves no directory; a whole one is an independent database; an existing path is refused."""
     db.store(messages(10))
     full = ts.StorageFullError("disk full")
     engine = db.storage.shards[1].writer.engine
@@ -184,13 +187,13 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: str
 ) -> None:
-    """Messages are stored while it prepares and while it copies; the copy has the former and not the latter."""
+    """Messages are stored while a checkpoint prepares and copies; the copy has those stored before its snapshot."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, layout=layout, shards=2) as db:
         db.store([ts.Message("a", b"first", f"c{n}") for n in range(10)])
 
         def store(text: bytes) -> None:
-            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]  # for both shards
+            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]  # at least one for each shard
             begin(lambda: db.store(messages)).result(PATIENCE)
 
         kind: Any = type(db.storage.shards[0].writer.open_engine())
@@ -223,7 +226,7 @@ def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
 
 
 def test_tables_are_taken_like_batches(db: ts.Database) -> None:
-    """Chunks and the order of fields don't matter."""
+    """Tables are stored like batches, with any chunks and any order of fields."""
     batch = ts.MessageBatch.from_messages(messages(6)).to_arrow()
     db.store(pa.Table.from_batches([batch.slice(0, 2), batch.slice(2)]))
     db.store(pa.Table.from_batches([], batch.schema))
@@ -231,7 +234,7 @@ def test_tables_are_taken_like_batches(db: ts.Database) -> None:
 
 
 class Stream:
-    """What hands over Arrow through C and is no class of PyArrow's, as Polars' and pandas' frames."""
+    """An object with only Arrow's C stream interface, like the data frames of Polars and pandas."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -248,7 +251,7 @@ POLARS = pa.schema(
         ("timestamp", pa.timestamp("ns", tz="UTC")),
     ]
 )
-"""Types as other libraries have them."""
+"""The types that Polars and other libraries use for these columns."""
 
 
 def test_whatever_hands_over_arrow_can_be_stored(db: ts.Database) -> None:
@@ -277,7 +280,7 @@ def test_a_bad_row_of_a_stream_is_named_by_its_number_in_all_of_it(db: ts.Databa
 
 
 def test_a_replay_in_arrow_is_a_reader_that_others_take(db: ts.Database, tmp_path: Path) -> None:
-    """Another database, for one; rows and order are those of the replay."""
+    """`replay_arrow` returns a `RecordBatchReader` in the order of the replay, which another database can store."""
     db.store(messages(100))
     reader = db.replay_arrow("#", batch_size=7)
     assert isinstance(reader, pa.RecordBatchReader)
@@ -292,7 +295,7 @@ def test_a_replay_in_arrow_is_a_reader_that_others_take(db: ts.Database, tmp_pat
 
 
 def test_a_replay_is_in_order_of_positions_unless_any_will_do() -> None:
-    """Also over shards and streams."""
+    """A replay yields positions in ascending order over all shards and streams, unless `order="any"`."""
     with ts.open("memory", shards=4, backend="memory", layout="wildcard_optimized") as db:
         for number in range(300):
             db.store([ts.Message(f"a/{number % 7}", b"%d" % number, f"c{number % 11}")])
@@ -305,7 +308,7 @@ def test_a_replay_is_in_order_of_positions_unless_any_will_do() -> None:
 
 
 def test_a_database_that_is_dropped_unclosed_says_so_and_closes(tmp_path: Path) -> None:
-    """Its lock does not stay behind."""
+    """A database that is dropped without being closed warns, and releases its lock."""
     opened: ts.Database | None = ts.open(tmp_path / "db")
     with pytest.warns(ResourceWarning, match="was not closed"):
         opened = None  # noqa: F841
@@ -316,7 +319,10 @@ def test_a_database_that_is_dropped_unclosed_says_so_and_closes(tmp_path: Path) 
 
 
 def test_dropping_a_generation_gives_its_disk_back(tmp_path: Path) -> None:
-    """Without a later write; RocksDB deletes files a moment after it has replaced them."""
+    """Dropping a generation frees its disk space without a later write.
+
+    RocksDB deletes replaced files a little later.
+    """
     source = random.Random(1)
     with ts.open(tmp_path / "db", options={"rocksdb": {"write_buffer_bytes": 1 << 20}}) as opened:
         for _ in range(40):
@@ -329,19 +335,19 @@ def test_dropping_a_generation_gives_its_disk_back(tmp_path: Path) -> None:
 
 
 def test_live_bytes_are_those_of_messages(tmp_path: Path) -> None:
-    """State doesn't count, and what is deleted no longer does."""
+    """`live_bytes` counts neither state nor deleted messages."""
     for layout in ("block", "reference"):
         with ts.open(tmp_path / layout, layout=layout) as opened:
             opened.store(messages(100), state={0: [ts.StateWrite(b"k", bytes(1 << 20))]})
             full = opened.info().live_bytes
             assert 0 < full < 20_000
             assert 100 == opened.delete("#")
-            assert opened.info().live_bytes < full  # what is left are the names of topics and client ids
+            assert opened.info().live_bytes < full  # the names of topics and client ids remain
             assert 0 == opened.info().messages
 
 
 def test_options_of_layouts(tmp_path: Path) -> None:
-    """At creation of the first layout only; later generations remember those that the layout had last."""
+    """Options at creation are for the first layout only; a later generation inherits the last ones of its layout."""
     with pytest.raises(ts.InvalidArgumentError, match=r"skipstream.*add_generation"):
         ts.open(tmp_path / "db", mode="x", options={"block": {}, "skipstream": {"thresholds": [1, 1]}})
     with ts.open(tmp_path / "db", mode="x", options={"block": {"level": 5}}) as db:
@@ -356,7 +362,7 @@ def test_options_of_layouts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
 def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None:
-    """The others are read and written; what needs it is told; it can be dropped, and another begun."""
+    """If a generation can't be opened, calls that need it raise; others work, and it can be dropped."""
     clock = Clock(START)
     path = tmp_path / "db"
     with ts.open(path, mode="x", layout=layout, clock=clock, auto_compact=False) as db:
@@ -388,7 +394,7 @@ def _damage_learned(db: ts.Database, generation: int) -> None:
 
 SHARDS = 200
 FILES = 4_096
-"""More than so many shards have open, of RocksDB 11 each, and of a reader beside them."""
+"""The limit of open files that the test needs: RocksDB opens 11 for each shard, and the reader others."""
 MANY = """
 import os, resource
 import topicstore as ts
@@ -420,7 +426,7 @@ with ts.open(path) as db, ts.open(path, mode="r") as reader:
     resource.getrlimit(resource.RLIMIT_NOFILE)[1] < FILES, reason=f"needs {FILES} open files: ulimit -Hn"
 )
 def test_two_hundred_shards(tmp_path: Path) -> None:
-    """All are written, survive a kill, are verified and read beside their writer, and open again after that."""
+    """Two hundred shards can be written, survive a kill, are verified and read beside the writer, and reopen."""
     need("rocksdb")
     everything, deleted = [8_000, SHARDS], 160
     assert [[*everything, *everything, 8_000, 0, deleted], [8_000 - deleted, SHARDS]] == namespaces.run(

@@ -1,4 +1,4 @@
-"""Digests of messages by topic: which differences they show."""
+"""Digests of messages by topic: which differences a comparison reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def digests(*parts: list[Message], times: bool = True) -> TopicDigests:
     ],
 )
 def test_differences(stored: list[Message], lost: int, doubled: int, changed: list[str]) -> None:
-    """Messages that are lost, doubled or changed in any field, and topics in another order."""
+    """A comparison counts lost and duplicated messages, and names topics whose messages changed or were reordered."""
     source, found = digests(SOME), digests(stored)
     differences = source.differences(found)
     assert (differences.lost, differences.doubled, differences.changed) == (lost, doubled, changed)
@@ -42,14 +42,14 @@ def test_differences(stored: list[Message], lost: int, doubled: int, changed: li
 
 
 def test_times_may_be_left_out() -> None:
-    """For messages whose times the database set."""
+    """Digests may leave out times, for messages whose times the database sets."""
     timeless = [msgspec.structs.replace(message, timestamp=None) for message in SOME]
     assert digests(SOME, times=False).differences(digests(timeless, times=False)).none
     assert not digests(SOME).differences(digests(timeless)).none
 
 
 def test_chains_go_on() -> None:
-    """Messages that are added later extend the chains, also of digests that were kept."""
+    """Messages that are added later extend digests, also digests made from earlier counts and hashes."""
     first = digests(SOME[:5])
     kept = TopicDigests(first.counts, first.hashes)
     kept.add(SOME[5:])
@@ -58,7 +58,7 @@ def test_chains_go_on() -> None:
 
 
 def test_digests_of_the_topics_that_match_a_filter() -> None:
-    """Are those of their messages alone."""
+    """The digests of the topics that match a filter equal the digests of those topics' messages alone."""
     found = digests(SOME).matching("a/1")
     assert {"a/1": 5} == found.counts
     assert digests(SOME[1::2]).digest() == found.digest()

@@ -1,4 +1,4 @@
-"""What the documents show can be run, and what they name is there."""
+"""The programs and commands in the documents run, and the files and names in them exist."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ALL = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for p
 
 
 SERVES = re.compile(r"^(?:\$ )?(topicstore serve\b[^&#\n]*)(?:#.*)?$", re.MULTILINE)
-"""A server that is started in the foreground, so that nothing after it is run before it ends."""
+"""A server that is started in the foreground, so that no later command of the block runs before the server ends."""
 SETTINGS = [ROOT / "framework" / "guides" / f"{name}.md" for name in ("configuration", "http", "server")]
-"""The documents whose blocks in TOML are settings of a server."""
+"""The documents whose TOML blocks are server settings."""
 
 
 def blocks(language: str, documents: list[Path] = DOCUMENTS, *, serving: bool = False) -> list[object]:
     """Return the documents' blocks in a language, each with the name of its document and its number there.
 
-    Those that end with a server are left out, or are the only ones. Those that start Spark or run whole suites are
-    slow.
+    With `serving`, return only blocks that start a server, otherwise only the others. Blocks that start Spark or the
+    conformance suite are marked as slow.
     """
     return [
         pytest.param(
@@ -50,7 +50,7 @@ def blocks(language: str, documents: list[Path] = DOCUMENTS, *, serving: bool = 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as ``make demo`` leaves it, in which a reader tries one block and no other."""
+    """Return a folder as ``make demo`` leaves it, for one block."""
     (tmp_path / "demo-data").mkdir()
     with (tmp_path / "demo-data" / "fleet.jsonl").open("wb") as sample:
         sample.writelines(map(encode_lines, fleet(3_000)))
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run_shell(script: str, folder: Path) -> str:
-    """Run commands as somebody pastes them; fail with what they say if one of them does."""
+    """Run commands as a pasted script, return their output, and fail with it if a command fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -74,7 +74,7 @@ def run_shell(script: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("block", blocks("python"))
 def test_programs_in_documents_run(block: str, folder: Path) -> None:
-    """Each by itself, in an empty folder, without a warning."""
+    """Each Python block runs by itself in a new folder, without a warning."""
     if "spark" in block:
         pytest.importorskip("pyspark", reason='needs Spark: pip install "topicstore[spark]"')
     done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=folder, capture_output=True, text=True)
@@ -84,13 +84,13 @@ def test_programs_in_documents_run(block: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("sh"))
 def test_commands_in_documents_run(block: str, folder: Path) -> None:
-    """Each block by itself, after the demo."""
+    """Each shell block runs by itself, in a folder with the demo's data."""
     run_shell(block, folder)
 
 
 @pytest.mark.parametrize("block", blocks("console"))
 def test_dialogues_in_documents_are_true(block: str, folder: Path) -> None:
-    """What the commands are shown to print is what they print, but for numbers, which depend on the machine."""
+    """Commands print what their console block shows, except for numbers, which depend on the machine."""
     commands = re.findall(r"^\$ (.*)$", block, re.MULTILINE)
     printed = run_shell("\n".join(commands), folder)
     shown = re.sub(r"^\$ .*\n", "", block, flags=re.MULTILINE)
@@ -99,7 +99,7 @@ def test_dialogues_in_documents_are_true(block: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", [*blocks("sh", serving=True), *blocks("console", serving=True)])
 def test_servers_in_documents_start(block: str, folder: Path) -> None:
-    """On free ports here, after the commands before them; they say what is shown, and end in order."""
+    """Each server in a block starts on free ports, prints what the block shows, and ends with code 0."""
     *before, serve = re.findall(r"^\$ (.*)$", block, re.MULTILINE) or block.splitlines()
     run_shell("\n".join(before), folder)
     variables = {f"TOPICSTORE__{name}__LISTEN": "127.0.0.1:0" for name in ("LISTENERS__MQTT", "HTTP")}
@@ -122,20 +122,20 @@ def test_servers_in_documents_start(block: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_toml_in_documents_can_be_read(block: str) -> None:
-    """By every reader of TOML."""
+    """Each TOML block is valid TOML."""
     assert tomllib.loads(block)
 
 
 @pytest.mark.parametrize("block", blocks("toml", SETTINGS))
 def test_settings_in_documents_are_settings(block: str, tmp_path: Path) -> None:
-    """A server takes each block as the whole of a file."""
+    """Each TOML block in the guides of the server is a whole settings file."""
     (tmp_path / "server.toml").write_text(block)
     assert read_settings(tmp_path / "server.toml", {}) != read_settings(None, {})
 
 
 @pytest.mark.parametrize("block", blocks("sql"))
 def test_sql_in_documents_is_understood(block: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By DuckDB, over an export in ``cold``, or over the table of a database."""
+    """DuckDB runs each SQL block, over an export in ``cold`` or over a database's table."""
     duckdb = pytest.importorskip("duckdb", reason='needs DuckDB: pip install "topicstore[duckdb]"')
     monkeypatch.chdir(folder)
     if "read_parquet" in block:
@@ -150,25 +150,25 @@ def test_sql_in_documents_is_understood(block: str, folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_stand_in_blocks_that_are_run(path: Path) -> None:
-    """A block without a language shows what is printed, installs, or asks a server that is there."""
+    """A block without a language has no command to test: it shows output, installs, or asks a server."""
     for block in re.findall(r"^```\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
         assert not re.search(r"^(\$ |topicstore |python |pip )", block, re.MULTILINE), block
 
 
 def test_environment_variables_are_in_the_table() -> None:
-    """The guide names all that are known, and no other."""
+    """The guide's table lists exactly the environment variables that are read."""
     table = (ROOT / "framework" / "guides" / "command_line.md").read_text()
     assert registry().variables == set(re.findall(r"^\| `(TOPICSTORE_[A-Z]\w*)` \|", table, re.MULTILINE))
 
 
 def wording(text: str) -> list[str]:
-    """Return the words of a text: neither numbers nor units, which go with them, nor what a message holds."""
+    """Return the words of a text, without numbers and their units, and without printed messages."""
     text = re.sub(r"^\{.*\}$|, [\d,]+ a second", "", text, flags=re.MULTILINE)
     return re.findall(r"(?<![\w.])[a-zA-Z]{3,}(?![\w.])", text)
 
 
 def test_the_readme_is_short() -> None:
-    """What else there is to say stands in the guides, all of which it names."""
+    """The README has at most 200 lines and links every guide."""
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 200
     assert [] == [guide.name for guide in GUIDES if f"framework/guides/{guide.name}" not in text]
@@ -176,7 +176,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
-    """To a file or folder, and where they name a heading, to one that is there."""
+    """Links lead to existing files, and to existing headings."""
     for target, _, heading in re.findall(r"\]\(([^)#:]*)(#([^)]*))?\)", path.read_text()):
         found = (path.parent / target).resolve() if target else path
         assert found.exists(), target
@@ -187,7 +187,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
 def test_files_that_are_named_are_there(name: str) -> None:
-    """Paths are from the root, or from the package that the document is about."""
+    """Files that are named exist, relative to the root, the framework or the package."""
     named = set(re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml))\b", (ROOT / name).read_text()))
     assert named
     places = (ROOT, ROOT / "framework" / "topicstore", ROOT / "framework")
@@ -196,14 +196,14 @@ def test_files_that_are_named_are_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_modules_that_are_named_are_there(name: str) -> None:
-    """Whatever is written as a dotted name of ours leads to a module, or to a name in one."""
+    """Dotted names of the packages' modules and members resolve."""
     named = set(re.findall(r"`(topicstore(?:_\w+)?(?:\.[a-z_]\w*)+)", (ROOT / name).read_text()))
     folders = {path.parent.name: path.parent for path in ROOT.glob("*/topicstore*/__init__.py")}
     missing = []
     for dotted in sorted(named):
         package, *rest = dotted.split(".")
         if package not in folders or rest[0] in ("commands", "json", "toml"):
-            continue  # an entry-point group, or a file
+            continue  # an entry-point group, or a file name
         at = folders[package]
         for part in rest:
             if (at / part).is_dir():

@@ -1,4 +1,4 @@
-"""What people see while they type: completion, and what objects say of themselves."""
+"""Interactive use: completion of names, and the `repr` of objects."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def test_completion_shows_public_names_only() -> None:
-    """Each of which is there."""
+    """`dir` of the module lists its public names, and each of them exists."""
     assert sorted(ts.__all__) == dir(ts)
     for name in dir(ts):
         assert getattr(ts, name) is not None
 
 
 def test_completion_of_a_database_shows_what_is_for_users(db: ts.Database) -> None:
-    """And all of it is documented."""
+    """`dir` of a database lists the names for users only, and all of them are documented."""
     names = [name for name in dir(db) if not name.startswith("_")]
     assert "storage" not in names
     assert {"store", "replay", "sessions", "path", "read_only", "close"} <= set(names)
@@ -38,7 +38,7 @@ def test_completion_of_a_database_shows_what_is_for_users(db: ts.Database) -> No
 
 
 def test_public_classes_have_a_repr() -> None:
-    """Of their own, which says what an object is."""
+    """Each public class has a `repr` of its own."""
     for module in (ts, topicstore.aio, topicstore.sessions):
         for name in module.__all__:
             found = getattr(module, name)
@@ -50,7 +50,7 @@ def test_public_classes_have_a_repr() -> None:
     ["pass", "ts.Message('a/b', b'1')", "ts.matches('a/+', 'a/b')", "ts.LateMessageError", "ts.aopen('data')"],
 )
 def test_importing_costs_little(program: str) -> None:
-    """Until a database is opened, for asyncio in a thread, no library is loaded that takes long to import."""
+    """No slow library is imported until a database is opened; `aopen` imports them in a thread."""
     script = (
         f"import sys, topicstore as ts; {program}\n"
         "print([m for m in ('numpy', 'pyarrow', 'pluggy', 'attr', 'importlib.metadata') if m in sys.modules])"
@@ -61,7 +61,7 @@ def test_importing_costs_little(program: str) -> None:
 
 @pytest.mark.parametrize("name", ["replay", "store", "publish", "info"])
 def test_what_is_asked_of_the_module_in_place_of_a_database(name: str) -> None:
-    """The error says how to come by one."""
+    """Calling a database's method on the module raises an error that says how to open a database."""
     with pytest.raises(AttributeError, match=rf"{name} is of an open database: with topicstore.open"):
         getattr(ts, name)
     with pytest.raises(AttributeError, match="has no attribute 'rpelay'"):
@@ -69,7 +69,7 @@ def test_what_is_asked_of_the_module_in_place_of_a_database(name: str) -> None:
 
 
 def test_objects_say_what_they_are(db: ts.Database) -> None:
-    """Whatever a program may hold, and print; none shows a mere address."""
+    """The `repr` of every object that a program gets describes it, not only its address."""
     stream = db.streams("#")[0]
     cursor = db.cursor(stream, "#")
     subscription = db.subscribe("a/#")
@@ -102,7 +102,7 @@ def test_objects_say_what_they_are(db: ts.Database) -> None:
 
 
 def test_what_was_closed_still_says_what_it_is(db: ts.Database) -> None:
-    """Looking at it in a debugger raises nothing."""
+    """The `repr` of an object of a closed database raises nothing."""
     held = (db, db.retention, db.archives, db.persistence, db.sessions, db.queues, db.state(0), db.writer())
     db.close()
     assert all(map(repr, held))

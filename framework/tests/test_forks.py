@@ -178,17 +178,18 @@ os._exit(1)  # as if it were killed: nothing is closed
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
-    # From Python 3.12 on, a fork beside the engine's threads is warned of.
+    """Run a program and return its output and exit code."""
+    # Python 3.12 and later warn of a fork in a process with several threads, such as the engine's.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
 
 
 @pytest.mark.parametrize(("backend", "layout"), [("rocksdb", "block"), ("leveldb", "block"), ("duckdb", "table")])
 def test_a_fork_takes_nothing_and_closes_nothing(tmp_path: Path, backend: str, layout: str) -> None:
-    """Whoever holds which lock then: every public call ends, nothing is taken, and the parent's database stays whole.
+    """In a forked child every public call returns, even if other threads of the parent held locks.
 
-    What a child has of its own is not held up either.
+    Calls that need the inherited database are refused, and the parent's database is unaffected. The child can open and
+    use databases of its own.
     """
     need(backend)
     done = run(PROGRAM, str(tmp_path / "db"), backend, layout)
@@ -199,7 +200,7 @@ def test_a_fork_takes_nothing_and_closes_nothing(tmp_path: Path, backend: str, l
 
 
 def test_a_fork_that_outlives_its_parent_keeps_no_lock(tmp_path: Path) -> None:
-    """The database is free as soon as the process that opened it is dead."""
+    """The lock of a database is free once its process has died, even if a forked child still runs."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", LOCK, str(tmp_path / "db")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None
@@ -240,7 +241,7 @@ sys.exit(status)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="needs a C library with on_exit")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_a_fork_ends_with_its_own_status(tmp_path: Path, backend: str) -> None:
-    """Though the engine's library waits for threads at the end of a process; what was printed comes out."""
+    """A forked child exits with its own status and flushes its output, though the engine waits for threads at exit."""
     need(backend)
     done = run(EXIT, str(tmp_path / "db"), backend)
     assert (7, "parent\nchildchild", "") == (done.returncode, done.stdout, done.stderr)
@@ -271,7 +272,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("method", "code"), [("fork", 3), ("forkserver", 0), ("spawn", 0)])
 def test_processes_of_multiprocessing(tmp_path: Path, method: str, code: int) -> None:
-    """Those that are spawned, or forked by a server, use databases of their own; one that is forked is refused."""
+    """Spawned and forkserver processes use databases of their own; a forked process is refused."""
     assert method in multiprocessing.get_all_start_methods()
     script = tmp_path / "script.py"
     script.write_text(METHODS)

@@ -1,4 +1,4 @@
-"""Ctrl-C within calls of the main thread: other threads' calls, and the closing of the database, still finish."""
+"""Ctrl-C within calls of the main thread: other threads' calls, and closing the database, still finish."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from topicstore_conformance.faults.steps import Handler
 from topicstore_conformance.faults.threads import PATIENCE, begin
 
 MESSAGES = [ts.Message(f"a/{number}", b"1", f"c{number}", qos=1) for number in range(4)]
-"""For both shards."""
+"""Messages for both shards."""
 
 
 LEAVING = {"__exit__", "guarded", "leave", "release", "retake", "_release", "_give_back"}
-"""Functions in which a lock or a claim is released, or from which such ones are called."""
+"""Functions that release a lock or a claim, or call functions that do."""
 
 
 @attrs.frozen
 class Scene:
-    """An open database with a session of the main thread and one of another, which both have something to do."""
+    """An open database with a session for the main thread and one for another thread, both with messages to deliver."""
 
     db: ts.Database
     mine: Session
@@ -149,7 +149,7 @@ CALLS = [
 
 
 def others(scene: Scene) -> None:
-    """What other threads do, with all parts of a database. A part that the interrupted call has ended may refuse."""
+    """Use all parts of a database, as other threads do; a part that the interrupted call has ended may refuse."""
     db = scene.db
 
     def serve() -> None:
@@ -192,8 +192,8 @@ def _staged(tmp_path: Path) -> Iterator[Callable[[], Scene]]:
         return Scene(db, mine, other, folder)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of subscriptions that are cut off while they are made
-        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were never awaited
+        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
+        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
         yield staged
     signal.signal(signal.SIGINT, before)
 
@@ -204,7 +204,10 @@ def close(db: ts.Database) -> None:
 
 
 def interrupted_in_a_loop() -> None:
-    """Interrupt while `asyncio.run` has the handler, which cancels the task; before, asyncio itself would be torn."""
+    """Interrupt only while the handler of `asyncio.run`, which cancels the task, is installed.
+
+    Before that, Ctrl-C would interrupt asyncio's own code.
+    """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         signal.raise_signal(signal.SIGINT)
 
@@ -215,9 +218,12 @@ def interrupted_in_a_loop() -> None:
 def test_an_interrupted_call_keeps_nobody_waiting(
     staged: Callable[[], Scene], call: Callable[[Scene], Any], most: int
 ) -> None:
-    """Wherever Ctrl-C came, other threads' calls and the closing of the database finish, and the error is kept."""
+    """Wherever Ctrl-C interrupts a call, other threads' calls and closing the database finish.
+
+    The error is kept meanwhile, as an interactive interpreter keeps it.
+    """
     counting = Handler(lambda: None)
-    for run in (lambda work: work(), counting.run):  # what is done only once is done before
+    for run in (lambda work: work(), counting.run):  # the first run, without a trace, does work that is done only once
         scene = staged()
         run(lambda scene=scene: call(scene))
         close(scene.db)
@@ -229,8 +235,8 @@ def test_an_interrupted_call_keeps_nobody_waiting(
         scene, kept = staged(), None
         try:
             Handler(interrupt, step).run(lambda scene=scene: call(scene))  # type: ignore[misc]
-        except (KeyboardInterrupt, RuntimeError) as error:  # the latter of a `threading.Condition` of Python's own
-            kept = error  # as an interactive interpreter keeps it: what its frames hold is not collected
+        except (KeyboardInterrupt, RuntimeError) as error:  # `threading.Condition` itself may raise the latter
+            kept = error  # so that its frames, and all objects in them, stay alive, as in an interactive interpreter
         begin(lambda scene=scene: others(scene)).result(PATIENCE)  # type: ignore[misc]
         begin(lambda scene=scene: close(scene.db)).result(PATIENCE)  # type: ignore[misc]
         del kept

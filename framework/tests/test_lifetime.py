@@ -1,4 +1,4 @@
-"""Who keeps a database open: whoever still reads in it, though nobody holds the database itself any more."""
+"""A database stays open while an iterator, writer or subscription uses it, even without a reference to the database."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PAYLOADS = [message.payload for message in MESSAGES]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A database that is closed, with ten messages."""
-    with ts.open(tmp_path / "db", backend="leveldb") as db:  # its engine refuses whoever comes second
+    """Return a closed database with ten messages."""
+    with ts.open(tmp_path / "db", backend="leveldb") as db:  # LevelDB refuses a second opening
         db.store(MESSAGES)
     return tmp_path / "db"
 
@@ -50,7 +50,7 @@ READERS = [replay, replay_in_order, replay_arrow, subscription]
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
 def test_who_reads_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[bytes]]) -> None:
-    """Everything comes though only the reader is held; when it is gone, the database is free for the next."""
+    """A database stays open while only a reader refers to it, and closes when the reader is dropped."""
     found = []
     reading = reader(path)
     for payload in reading:
@@ -68,7 +68,7 @@ def test_who_reads_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[b
 
 
 def use_and_drop(path: Path, held: str) -> None:
-    """Open a database, use something of it, and let go of it."""
+    """Open a database, use a part of it, and drop the reference."""
     db = ts.open(path)
     if held == "sessions":
         db.sessions.open("me", expiry_interval=None)
@@ -86,7 +86,7 @@ def use_and_drop(path: Path, held: str) -> None:
 
 @pytest.mark.parametrize("held", ["", "sessions", "retention", "persistence", "queues"])
 def test_dropped_it_says_so_and_is_free(path: Path, held: str) -> None:
-    """Who lets go of an open database, whatever of it was used, is told; no thread, file or lock of it is left."""
+    """Dropping an open database warns, and leaves no thread, file or lock, whichever parts were used."""
     before = set(threading.enumerate())
     with pytest.warns(ResourceWarning, match=r"leveldb.* was not closed"):
         use_and_drop(path, held)
@@ -96,7 +96,7 @@ def test_dropped_it_says_so_and_is_free(path: Path, held: str) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_closed_under_a_reader(path: Path, reader: Callable[[Path], Iterator[bytes]], monkeypatch: Any) -> None:
-    """Closing doesn't wait for readers: the next fetch is told."""
+    """Closing doesn't wait for readers; their next read raises `DatabaseClosedError`."""
     opened = []
     whole = ts.open
     monkeypatch.setattr(ts, "open", lambda path: opened.append(whole(path)) or opened[0])
@@ -111,7 +111,7 @@ def test_closed_under_a_reader(path: Path, reader: Callable[[Path], Iterator[byt
 @pytest.mark.parametrize("holder", ["writer", "subscription"])
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
 def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str) -> None:
-    """Whoever that is; sessions by themselves don't."""
+    """Sessions work while a writer or a subscription keeps the database open, but don't keep it open themselves."""
     db = ts.open(path)
     session = db.sessions.open("me", expiry_interval=None)
     held: Any = db.writer() if holder == "writer" else db.subscribe("#")
@@ -129,7 +129,7 @@ def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str
 
 
 def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the error, and with it all frames that it passed, is still held."""
+    """If opening fails after the files were opened, they are closed, even while the error and its frames are kept."""
 
     def fail(_: object) -> None:
         raise ts.CorruptionError("a segment can't be read", "shard 0")
@@ -142,9 +142,10 @@ def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeyp
 
 
 def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also who asked before it was closed, and comes to it after: nothing would ever wake it."""
+    """A listener that registers while the database closes is refused, since nothing would wake it later."""
     db = ts.open(path)
-    monkeypatch.setattr(db.storage, "check_may_write", db.close)  # it is closed between the question and the answer
+    # The database is closed after the check whether it is open, and before the registration.
+    monkeypatch.setattr(db.storage, "check_may_write", db.close)
     with pytest.raises(ts.DatabaseClosedError):
         db.subscribe("#")
     with pytest.raises(ts.DatabaseClosedError):
@@ -152,7 +153,10 @@ def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.Monkey
 
 
 def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a plugin may wait for somebody who listens, and read; the lock is given back when nothing runs any more."""
+    """Closing stops listeners, notifies plugins, closes shards, joins threads, and releases the lock last.
+
+    A plugin may therefore wait for a listener's thread, and read the database.
+    """
     db, done = ts.open(path), []
     shard, hub, storage = db.storage.shards[0], db._hub, db.storage
     close = shard.close

@@ -1,4 +1,4 @@
-"""What `make` installs for each target. Nothing is installed here: make is asked what it would do."""
+"""Packages that `make` installs for each target, from dry runs: nothing is installed here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEMO, REST = "--editable '.[demo]'", "--editable '.[all]' --group dev"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with all that make looks at."""
+    """Return a folder with the files that the Makefile depends on."""
     if shutil.which("make") is None:
         pytest.skip("needs make: apt-get install make")
     (tmp_path / ".ci").mkdir()
@@ -36,7 +36,7 @@ def planned(checkout: Path, target: str) -> str:
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_targets_in_documents_are_there(checkout: Path, name: str) -> None:
-    """With their variables; what they run is tested elsewhere, as it takes long."""
+    """`make` has each target that the documents name; what the targets run is tested elsewhere."""
     commands = re.findall(r"^make .*?(?= *#|$)", (ROOT / name).read_text(), re.MULTILINE)
     assert len(commands) >= 3
     for _, *arguments in map(shlex.split, commands):
@@ -44,7 +44,7 @@ def test_targets_in_documents_are_there(checkout: Path, name: str) -> None:
 
 
 def test_the_demo_installs_what_it_needs(checkout: Path) -> None:
-    """Neither Spark nor what tests need; it says how much that is before it begins."""
+    """The demo installs neither Spark nor the tests' packages, and first prints the size of its download."""
     commands = planned(checkout, "demo")
     assert DEMO in commands
     assert REST not in commands
@@ -53,7 +53,7 @@ def test_the_demo_installs_what_it_needs(checkout: Path) -> None:
 
 @pytest.mark.parametrize("target", ["test", "lint", "conformance", "bench", "bench-quick", "bench-figures"])
 def test_other_targets_install_the_rest_after_it(checkout: Path, target: str) -> None:
-    """In one order, so that nothing is installed twice at a time; and only once."""
+    """Other targets install the demo's packages first and then the rest, each only once."""
     commands = planned(checkout, target)
     assert commands.index(DEMO) < commands.index("about 1,400 MB") < commands.index(REST)
     (checkout / ".venv").mkdir()

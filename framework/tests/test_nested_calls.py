@@ -1,4 +1,4 @@
-"""Calls within another one of the same thread, as signal handlers and destructors make: nothing hangs or is torn."""
+"""Calls within another call of the same thread, as from signal handlers, neither deadlock nor corrupt data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from topicstore_conformance.faults.threads import PATIENCE, begin
 pytestmark = pytest.mark.slow
 
 STORED = [ts.Message(f"a/{number}", b"1", f"c{number}") for number in range(10)]
-"""For both shards."""
+"""Messages for both shards."""
 ENDED = ts.DatabaseClosedError, ts.SessionEndedError, ts.SubscriptionClosedError
-"""What a call may raise that finds the database closed on its way."""
+"""Errors that a call may raise if the database is closed during the call."""
 
 
 def store(db: ts.Database) -> None:
@@ -86,18 +86,18 @@ def _opened(tmp_path: Path) -> Iterator[Callable[[str], ts.Database]]:
         return db
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of subscriptions that are cut off while they are made
+        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
         yield opened
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb", "memory"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_close_within_a_call(opened: Callable[[str], ts.Database], backend: str, call: Callable[..., None]) -> None:
-    """Wherever it comes, the call ends as if another thread had closed; then the database is closed, and whole."""
+    """A close at any step of a call ends the call like a close from another thread, and leaves no damage."""
     need(backend)
     counting = Handler(lambda: None)
     with opened(backend) as db:
-        call(db)  # what is done only once is done before
+        call(db)  # the first call does work that is done only once
     with opened(backend) as db:
         counting.run(lambda: call(db))
     kinds = list(counting.kinds.values())
@@ -118,7 +118,7 @@ def test_a_close_within_a_call(opened: Callable[[str], ts.Database], backend: st
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "memory"])
 def test_a_store_within_a_store(opened: Callable[[str], ts.Database], backend: str) -> None:
-    """Both are stored, or the inner one is refused, which interrupts the outer one: none overwrites the other."""
+    """A store within a store either stores both batches or refuses the inner one; neither overwrites the other."""
     need(backend)
     counting = Handler(lambda: None)
     with opened(backend) as db:
@@ -144,14 +144,14 @@ def read(db: ts.Database) -> None:
     db.flush()
 
 
-# Python reports, and otherwise ignores, what a signal's handler raises within an object's `__del__`.
+# Python only reports what a signal handler raises within an object's `__del__`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb", "memory"])
 @pytest.mark.parametrize("call", [store, read])
 def test_an_interrupted_call_keeps_no_close_waiting(
     opened: Callable[[str], ts.Database], backend: str, call: Callable[..., None]
 ) -> None:
-    """Wherever Ctrl-C came: no thread counts as being in the engine that has left it."""
+    """Wherever Ctrl-C interrupts a call, a later close finishes: the thread is not counted as still in the engine."""
     need(backend)
     counting = Handler(lambda: None)
     with opened(backend) as db:
@@ -171,7 +171,7 @@ def test_an_interrupted_call_keeps_no_close_waiting(
 
 
 def test_a_writer_closed_within_a_put(opened: Callable[[str], ts.Database]) -> None:
-    """It takes no more, and what it took is stored."""
+    """A writer that is closed within `put` stores the messages that it took, and refuses more."""
     with opened("memory") as db, db.writer(max_items=4) as writer:
         counting = Handler(lambda: None)
         counting.run(lambda: [writer.put(message) for message in STORED])
@@ -195,7 +195,7 @@ def test_a_writer_closed_within_a_put(opened: Callable[[str], ts.Database]) -> N
 def test_a_failure_of_a_close_within_a_call_is_told(
     opened: Callable[[str], ts.Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the next close, once; and nothing is left open."""
+    """If a close within a call fails, the next close raises its error once, and everything is closed."""
     db = opened("leveldb")
     log = db.storage.shards[0].writer
 
@@ -215,7 +215,7 @@ def test_a_failure_of_a_close_within_a_call_is_told(
 
 
 def test_a_signal_handler_that_closes(opened: Callable[[str], ts.Database]) -> None:
-    """A program that stores until it is told to end comes to its end."""
+    """A program that stores in a loop ends when its signal handler closes the database."""
     db = opened("leveldb")
 
     def work() -> None:

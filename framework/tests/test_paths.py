@@ -1,8 +1,7 @@
-"""Ceilings for the functions and files that the main paths pass through, and for the modules of each package.
+"""Ceilings for the numbers of functions and files on the main paths, and of modules in each package.
 
-Each number is a ceiling that only sinks: a test fails above it, and also where the tree has come more than `SLACK`
-below it, so that a change which shortens a path lowers the number too. Comprehensions are not counted, because
-Python 3.12 inlines them.
+A ceiling may only be lowered. A test fails above it, and also more than `SLACK` below it, so that a change that
+shortens a path must lower the ceiling. Comprehensions are not counted, because Python 3.12 inlines them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PRODUCT = tuple(f"{ROOT / place}/" for place in ("framework/topicstore", "backen
 SLACK = 5
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 NOT_BETWEEN = ("database.py", "runtime/", "contract/")
-"""Beginnings of the paths of files that don't lie between the face (`Database`) and the layout."""
+"""Beginnings of the paths of files that don't count as between `Database` and the layout."""
 
 PATHS = {
     "store": (118, 33, 38),
@@ -35,40 +34,39 @@ PATHS = {
     "deliver": (190, 40, 159),
     "open": (270, 76, 147),
 }
-"""Of each path: named functions, their files, and named functions between the face and the layout."""
+"""For each path: numbers of named functions, of their files, and of those functions between `Database` and layout."""
 MQTT = (420, 90)
 """Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber.
 
-Three functions of turns are among them or not, depending on the timing of the threads.
+Whether three functions of `server/turns.py` are among them depends on the timing of the threads.
 """
 CALLS = {"store of 1,000": 217, "store of 1": 192, "publish to PUBACK": 547}
 """Calls of Python functions for a batch or a message. Each resumption of a generator counts as a call."""
 MODULES = {"": 5, "runtime": 8, "shard": 14, "storage": 36, "sessions": 55, "pubsub": 17, "server": 150}
-"""Modules of each package and its subpackages, without `__init__`; of the root only its own."""
+"""Modules of each package and its subpackages, without `__init__`; for the root, without subpackages."""
 
 Called = frozenset[tuple[str, str]]
 
 
 class Trace:
-    """Notes which functions of the product are called in the threads whose profile function `note` is."""
+    """Records which functions of the product are called in the threads whose profile function `note` is."""
 
     def __init__(self) -> None:
         self._called: set[tuple[str, str]] = set()
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call."""
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PRODUCT) and not code.co_qualname.endswith(COMPREHENSIONS):
             self._called.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
 
     def taken(self) -> Called:
-        """Return what was called since this was last asked."""
+        """Return the functions that were called since the last call of this method."""
         called, self._called = self._called, set()
         return frozenset(called)
 
 
 def called(call: Callable[[], object]) -> Called:
-    """Return which functions a call passes through in this thread."""
+    """Return the functions that a call passes through in this thread."""
     trace, profile = Trace(), sys.getprofile()
     sys.setprofile(trace.note)
     try:
@@ -79,12 +77,12 @@ def called(call: Callable[[], object]) -> Called:
 
 
 def messages(count: int) -> list[ts.Message]:
-    """Return messages for all shards, of both QoS that are stored in the same way."""
+    """Return messages for all shards, with QoS 0 and 1."""
     return [ts.Message(f"a/{i % 7}/b", b"x%d" % i, f"c{i % 5}", qos=i % 2) for i in range(count)]
 
 
 def paths(directory: Path) -> Iterator[tuple[str, Called]]:
-    """Walk each path; yield its name and the functions that it passes through."""
+    """Run each path; yield its name and the functions that it passes through."""
     with ts.open(directory / "sync", shards=4, durability="sync") as db:
         db.store(messages(1_000))
         yield "store sync", called(lambda: db.store(messages(1_000)))
@@ -123,7 +121,7 @@ def check(name: str, counts: tuple[int, ...], ceilings: tuple[int, ...], shown: 
 
 
 def test_the_paths_of_a_database_do_not_grow(tmp_path: Path) -> None:
-    """Storing, replaying, reading, publishing, delivering and opening pass through no more functions and files."""
+    """Storing, replaying, reading, publishing, delivering and opening call at most the recorded number of functions."""
     for name, functions in paths(tmp_path):
         between = [
             file
@@ -134,9 +132,9 @@ def test_the_paths_of_a_database_do_not_grow(tmp_path: Path) -> None:
 
 
 def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
-    """An MQTT PUBLISH at QoS 1 passes through no more functions and files, in all threads of a server.
+    """An MQTT PUBLISH at QoS 1 calls at most the recorded number of functions, in all threads of a server.
 
-    What is called for each of eighteen messages counts, so what a timer calls meanwhile doesn't.
+    Only functions that are called for each of eighteen messages count, and so none that only a timer calls.
     """
     trace = Trace()
     threading.setprofile(trace.note)
@@ -204,7 +202,7 @@ def test_a_message_takes_no_more_calls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", MODULES)
 def test_packages_do_not_grow(package: str) -> None:
-    """Each package has no more modules than before."""
+    """Each package has at most the recorded number of modules."""
     folder = FRAMEWORK / package
     files = folder.rglob("*.py") if package else folder.glob("*.py")
     check(package, (sum(not file.stem.startswith("__") for file in files),), (MODULES[package],))

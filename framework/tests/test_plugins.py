@@ -1,4 +1,4 @@
-"""Finding, loading, refusing and using plugins."""
+"""Discovery, loading, validation and use of plugins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def topicstore_closed(db):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Write a module that can be imported while the test runs, and return its entry point."""
+    """Return a function that writes an importable module for the test, and returns its entry point."""
     monkeypatch.syspath_prepend(str(tmp_path))
     made = []
 
@@ -72,7 +72,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:
-    """Let databases find their plugins in this registry."""
+    """Make databases find their plugins in this registry."""
     monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
 
 
@@ -81,7 +81,7 @@ def reasons(registry: Registry) -> dict[str, str]:
 
 
 def test_built_ins_come_through_entry_points_like_anyone() -> None:
-    """The installed distribution registers what it brings."""
+    """Built-in backends and layouts are found through entry points, like those of other packages."""
     registry = plugins.registry()
     assert BACKENDS <= set(registry.backends())
     assert {"reference", "block"} <= set(registry.layouts())
@@ -100,7 +100,7 @@ def test_listing_imports_no_engine() -> None:
 
 
 def test_a_plugin_that_fails_to_import_takes_no_other_along(module) -> None:  # type: ignore[no-untyped-def]
-    """It is remembered with its reason; the others work."""
+    """A plugin that can't be imported is recorded with the reason, and the others work."""
     broken = module("broken_plugin_", "raise RuntimeError('boom')")
     absent = EntryPoint("absent", "no_such_module_at_all_", plugins.GROUP)
     registry = Registry([*BUILT_IN, broken, absent, module("good_plugin_", GOOD.format(name="mine"))])
@@ -110,7 +110,7 @@ def test_a_plugin_that_fails_to_import_takes_no_other_along(module) -> None:  # 
 
 
 def test_a_taken_plugin_name_is_refused_and_said(module) -> None:  # type: ignore[no-untyped-def]
-    """Two entry points of one name: the first by a fixed order works, the other is shown."""
+    """Of two plugins with one name, the first in a fixed order works, and the other is recorded as failed."""
     registry = Registry([*BUILT_IN, module("second_", GOOD.format(name="other"), entry="backends")])
     assert reasons(registry) == {
         "backends": "the name 'backends' is taken by a plugin of an unknown distribution; rename one of them"
@@ -119,7 +119,7 @@ def test_a_taken_plugin_name_is_refused_and_said(module) -> None:  # type: ignor
 
 
 def test_a_taken_backend_name_is_refused_and_said(module) -> None:  # type: ignore[no-untyped-def]
-    """A plugin that claims the name of another's backend is left out whole."""
+    """A plugin with the backend name of another plugin is ignored as a whole."""
     registry = Registry([*BUILT_IN, module("zz_thief_", GOOD.format(name="rocksdb"))])
     assert reasons(registry) == {"zz_thief_": "PluginError: the backend name 'rocksdb' is taken by 'backends'"}
     assert registry.backend("rocksdb").target == "topicstore_backends.rocksdb:RocksdbBackend"
@@ -136,7 +136,7 @@ def test_a_taken_backend_name_is_refused_and_said(module) -> None:  # type: igno
     ids=["no such hook", "wrong argument", "wrong result", "raises"],
 )
 def test_a_hook_that_is_wrong_is_said(module, text: str, reason: str) -> None:  # type: ignore[no-untyped-def]
-    """Implementations are checked when the plugin is loaded, not when first called."""
+    """Hook implementations are validated when the plugin is loaded."""
     registry = Registry([*BUILT_IN, module("wrong_plugin_", text)])
     assert list(reasons(registry)) == ["wrong_plugin_"]
     assert reason in reasons(registry)["wrong_plugin_"]
@@ -144,7 +144,7 @@ def test_a_hook_that_is_wrong_is_said(module, text: str, reason: str) -> None:  
 
 
 def registered(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that has the registry as ``r()``, with these environment variables."""
+    """Run a program in which ``r()`` returns the registry, with these environment variables."""
     return subprocess.run(
         [sys.executable, "-c", f"from topicstore.plugins import registry as r; {program}"],
         env={**os.environ, **environment},
@@ -155,14 +155,14 @@ def registered(program: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_plugins_are_disabled_by_name() -> None:
-    """TOPICSTORE_DISABLE_PLUGINS leaves plugins out, and says so."""
+    """Plugins in TOPICSTORE_DISABLE_PLUGINS are not loaded, and are recorded as disabled."""
     program = "print(sorted(r().layouts()), [f.reason for f in r().failed])"
     done = registered(program, TOPICSTORE_DISABLE_PLUGINS="layouts, ")
     assert ("[] ['disabled by TOPICSTORE_DISABLE_PLUGINS']\n", "") == (done.stdout, done.stderr)
 
 
 def test_a_plugin_to_disable_that_is_none_is_warned_of() -> None:
-    """The others are left out all the same; a name that is nearly one is told."""
+    """An unknown name in TOPICSTORE_DISABLE_PLUGINS warns and suggests a similar one; the others are disabled."""
     done = registered("print(sorted(r().layouts()))", TOPICSTORE_DISABLE_PLUGINS="layouts, backend")
     assert "[]\n" == done.stdout
     warning = "RuntimeWarning: TOPICSTORE_DISABLE_PLUGINS: there is no plugin 'backend'; is backends meant?"
@@ -180,7 +180,7 @@ def test_a_plugin_to_disable_that_is_none_is_warned_of() -> None:
     ],
 )
 def test_a_variable_that_nothing_reads_is_warned_of(name: str, help_: str) -> None:
-    """Once a process; those of plugins, a server's settings, and variables with other beginnings, are not."""
+    """An unknown TOPICSTORE_ variable warns once in a process; those of plugins and server settings don't."""
     read = {"TOPICSTORE_HYPOTHESIS": "random", "TOPICSTORE__LIMITS__CONNECTIONS": "5", "MY_TOPICSTORE_X": "1"}
     done = registered("r(); r()", **{name: "", **read})
     assert 1 == done.stderr.count("Warning")
@@ -188,7 +188,7 @@ def test_a_variable_that_nothing_reads_is_warned_of(name: str, help_: str) -> No
 
 
 def test_a_plugin_names_the_variables_that_it_reads(module) -> None:  # type: ignore[no-untyped-def]
-    """Whatever is not the name of a variable of ours is told, and leaves the plugin out."""
+    """A plugin that returns an invalid variable name is recorded as failed."""
     text = "from topicstore import hookimpl\n@hookimpl\ndef topicstore_variables(): return [{!r}]"
     good = module("reads_", text.format("TOPICSTORE_READ_THIS"))
     registry = Registry([*BUILT_IN, good, module("strange_", text.format("PATH"))])
@@ -197,7 +197,7 @@ def test_a_plugin_names_the_variables_that_it_reads(module) -> None:  # type: ig
 
 
 def test_a_missing_engine_is_named_with_the_pip_command(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Opening says what to install; nothing is created."""
+    """If an engine's package is missing, the error says what to install, and nothing is created."""
     registry = Registry([*BUILT_IN, module("needy_", GOOD.format(name="needy"))])
     use(monkeypatch, registry)
     with pytest.raises(ts.BackendUnavailableError) as raised:
@@ -207,7 +207,7 @@ def test_a_missing_engine_is_named_with_the_pip_command(module, monkeypatch, tmp
 
 
 def test_a_target_that_is_not_what_it_says_is_refused() -> None:
-    """The class behind a spec must implement the contract."""
+    """A target that isn't a subclass of the contract's class, or can't be loaded, is refused."""
     with pytest.raises(ts.PluginError, match="is not a Backend"):
         load_target(BackendSpec(name="x", target="pathlib:Path", summary=""))
     with pytest.raises(ts.BackendUnavailableError, match="can't be loaded"):
@@ -215,7 +215,7 @@ def test_a_target_that_is_not_what_it_says_is_refused() -> None:
 
 
 def test_an_impossible_pair_is_refused_with_the_reason() -> None:
-    """What a layout requires and the backend lacks is named."""
+    """A layout on a backend without a required capability is refused, and the error names it."""
     backend = BackendSpec(name="slow", target="a:B", summary="", capabilities={"persistent"})
     layout = LayoutSpec(name="leaping", target="a:B", summary="", requires={"fast_seek", "sql", "persistent"})
     with pytest.raises(ts.IncompatibleError, match="lacks fast_seek, sql"):
@@ -223,14 +223,14 @@ def test_an_impossible_pair_is_refused_with_the_reason() -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    """The error helps to find the right name."""
+    """The error for an unknown name lists the known names."""
     with pytest.raises(ts.UnknownPluginError, match=r"no backend 'rocks'; there are: .*memory.*rocksdb"):
         plugins.registry().backend("rocks")
 
 
 @pytest.mark.parametrize("layout", ["block", "reference"])
 def test_a_wrapper_sees_every_write_and_every_read(module, monkeypatch, tmp_path: Path, layout: str) -> None:  # type: ignore[no-untyped-def]
-    """What a transform does on the way in is undone on every way out, and only there."""
+    """A transform is applied to every write, and reversed on every read."""
     use(monkeypatch, Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")]))
     message = ts.Message("a/b", b"Hello", "me")
     with ts.open(tmp_path / "db", layout=layout, plugins=["shout"]) as db:
@@ -252,7 +252,7 @@ def test_a_wrapper_sees_every_write_and_every_read(module, monkeypatch, tmp_path
 
 
 def test_wrappers_are_recorded_and_required(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The manifest names them; without one of them the database stays closed, and stays as it is."""
+    """The manifest records the plugins; without one of them the database can't be opened."""
     full = Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")])
     use(monkeypatch, full)
     with ts.open(tmp_path / "db", plugins=["shout"]) as db:
@@ -266,9 +266,9 @@ def test_wrappers_are_recorded_and_required(module, monkeypatch, tmp_path: Path)
 
 
 def test_lifecycle_hooks_are_called_on_the_plugins_of_the_database_only(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Opened, closed: in this order; other databases' events stay away.
+    """`topicstore_opened` and `topicstore_closed` are only called on the plugins of the database.
 
-    If one fails that is told of the opening, the database can be opened again at once, though the error is held.
+    If `topicstore_opened` fails, the database can be opened again at once, even while the error is kept.
     """
     use(monkeypatch, Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")]))
     with ts.open(tmp_path / "other"), ts.open(tmp_path / "db", plugins=["shout"]):
@@ -283,7 +283,7 @@ def test_lifecycle_hooks_are_called_on_the_plugins_of_the_database_only(module, 
 
 
 def test_wrappers_stand_in_the_order_given(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The first name is outermost: it sees what was handed in, the last what is stored."""
+    """Plugins wrap in the given order: the first sees the caller's batch, and the last changes what is stored."""
     add = """
 from topicstore import hookimpl
 @hookimpl(wrapper=True)
@@ -299,7 +299,7 @@ def topicstore_store(request):
 
 
 def test_a_plugin_may_only_wrap(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """One that would replace the store is refused when the database is opened."""
+    """A plugin that implements `topicstore_store` without wrapping is refused when the database is opened."""
     text = "from topicstore import hookimpl\n@hookimpl\ndef topicstore_store(request): ..."
     use(monkeypatch, Registry([*BUILT_IN, module("replaces_", text, entry="replaces")]))
     with pytest.raises(ts.PluginError, match="topicstore_store of plugin 'replaces' must be"):
@@ -308,7 +308,7 @@ def test_a_plugin_may_only_wrap(module, monkeypatch, tmp_path: Path) -> None:  #
 
 
 def test_a_transform_that_breaks_messages_is_refused(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """What a plugin puts into a batch is checked like what a person hands in."""
+    """Columns that a plugin replaces are validated like those from a caller."""
     bad = """
 from topicstore import hookimpl
 @hookimpl(wrapper=True)
@@ -361,7 +361,7 @@ def topicstore_layouts():
     ],
 )
 def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
-    """In one of our errors that names it; the others work, and so does one without options."""
+    """An invalid layout raises an error that names it; others work, also without options."""
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
     with ts.open(tmp_path / "good", mode="x", backend="memory", layout="plain") as db:
         db.store([ts.Message("a", b"1")])
@@ -373,7 +373,7 @@ def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, l
 
 
 def test_a_target_that_fails_when_it_is_imported(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Whatever it raises becomes an error that names it."""
+    """Any error during the import of a target becomes a `BackendUnavailableError` that names it."""
     module("topicstore_test_fails", "raise ValueError('not today')")
     text = (
         GOOD.format(name="fails").replace("nowhere:Nothing", "topicstore_test_fails:X").replace("no_such_module_", "os")

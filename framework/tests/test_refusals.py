@@ -1,4 +1,4 @@
-"""Refusals: an invalid call raises its own error, and leaves everything as it was."""
+"""Refusals: an invalid call raises a specific error, and changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOOD = [Message(f"t/{number % 3}", b"%d" % number, f"c{number}") for number in r
 
 @pytest.fixture
 def db() -> Iterator[ts.Database]:
-    """A database of three shards, all of which have messages."""
+    """A database of three shards, each with messages."""
     with ts.open("memory", backend="memory", shards=3, clock=lambda: START) as opened:
         opened.store(GOOD)
         yield opened
@@ -51,7 +51,7 @@ def reopened(path: Path, **arguments: Any) -> ts.Database:
 
 
 def contents(db: ts.Database) -> list[object]:
-    """Return all that a refused call must leave as it is."""
+    """Return everything that a refused call must not change."""
     shards = db.storage.shards
     states = [dict(db.state(shard.number).scan()) for shard in shards]
     return [
@@ -64,7 +64,7 @@ def contents(db: ts.Database) -> list[object]:
 
 @contextmanager
 def refuses(db: ts.Database, error: type[Exception], index: int | None = None, match: str = ".") -> Iterator[None]:
-    """Check that what is done within raises exactly this error, which names a message's index, and changes nothing."""
+    """Check that the block raises exactly this error, with this message index, and changes nothing."""
     before = contents(db)
     with pytest.raises(error, match=match) as refused:
         yield
@@ -126,7 +126,7 @@ def test_what_is_not_a_batch_is_refused_by_name(db: ts.Database, wrong: object) 
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_batch_made_by_hand_is_checked_like_any_other(db: ts.Database, wrong: dict[str, object]) -> None:
-    """The constructor of a batch checks nothing, so `store` does."""
+    """`store` validates a batch from the constructor, which validates nothing."""
     columns: dict[str, object] = {
         "topics": ["a", "b"],
         "payloads": [b"x", b"y"],
@@ -208,7 +208,7 @@ def test_bad_arguments_of_reading(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), "3", None, True])
 def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
-    """Other limits, and batch sizes, are refused."""
+    """Limits and batch sizes that aren't positive whole numbers are refused."""
     cursor = db.cursor(db.streams("#")[0], "#")
     with pytest.raises(ts.InvalidArgumentError, match="limit is a whole number"):
         db.read(cursor, limit)
@@ -217,7 +217,7 @@ def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
 
 
 def test_bad_state(db: ts.Database) -> None:
-    """Missing shards, reserved keys and what is no `StateWrite` are refused, with the messages beside them."""
+    """Missing shards, reserved keys and objects other than `StateWrite` are refused, together with the messages."""
     wrong: tuple[Any, ...] = (
         *({shard: []} for shard in (-1, 3, "0")),
         *({0: writes} for writes in ({b"k": b"v"}, [b"k"], [("k", b"v")])),
@@ -329,7 +329,7 @@ def test_contradicting_arguments(path: Path) -> None:
 
 
 def test_the_same_options_open_it_again(tmp_path: Path) -> None:
-    """In whichever of the equal ways they are given; others are refused."""
+    """Options equal to those of the manifest are accepted in any form, and others are refused."""
     options = {"block": {"thresholds": (50, 10)}}
     for again in (options, options, {"block": {"thresholds": [50, 10], "level": "1"}}, None):
         ts.open(tmp_path / "db", options=again).close()
@@ -373,7 +373,7 @@ def test_bad_arguments_of_open(tmp_path: Path, error: type[Exception], arguments
 
 @pytest.mark.parametrize("wrong", ["a\0b", "\udcff"])
 def test_paths_are_utf8(tmp_path: Path, wrong: str) -> None:
-    """Engines can't open other paths: they are refused before anything is made."""
+    """Paths that engines can't open are refused before anything is created."""
     with ts.open(tmp_path / "db") as db:
         for act in (ts.open, db.checkpoint, db.archives.export, db.archives.archive):
             with pytest.raises(ts.InvalidArgumentError, match="path"):
@@ -433,7 +433,7 @@ def test_creating_never_opens_what_another_has_just_created(
 
 
 def test_a_second_opening_in_one_process(path: Path) -> None:
-    """It is refused with an error that says that it is this one, and the first goes on."""
+    """A second opening in the same process is refused with an error that says so, and the first stays usable."""
     with reopened(path) as db:
         for _ in range(2):
             with pytest.raises(
@@ -468,7 +468,7 @@ def test_a_second_process(path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "name"), [(b"\0tail", "tail"), (b"\0generation\0\0\0\x01", "generation 1")])
 def test_newer_and_damaged_records(path: Path, key: bytes, name: str) -> None:
-    """A shard whose tail or generation record is newer or damaged isn't opened; appended fields are passed over."""
+    """A shard with a newer or damaged tail or generation record isn't opened; additional fields are ignored."""
 
     def keep(value: bytes) -> None:
         with pair_of("rocksdb", "block").raw(path, 1) as engine:

@@ -1,4 +1,4 @@
-"""Giving back what was taken."""
+"""Releasing resources: all are released even if some releases fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topicstore.runtime.closing import Taken, release_all
 
 
 def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callable[[], None]]:
-    """Return three things to give back, some of which fail once they are done."""
+    """Return three release functions, some of which raise after they have released."""
 
     def release(number: int) -> None:
         done.append(number)
@@ -29,7 +29,7 @@ def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callab
     ],
 )
 def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
-    """Whichever fail: one failure is raised as it is, several together, and Ctrl-C before all."""
+    """All resources are released; one failure is raised as it is, several as a group, and Ctrl-C before others."""
     done: list[int] = []
     if told is None:
         release_all(releases(done, failures))
@@ -41,7 +41,7 @@ def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseE
 
 
 def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
-    """One group, however the things lie within each other."""
+    """Nested failures are raised as one flat group."""
 
     def inner() -> None:
         release_all(releases([], {0: ValueError("a"), 1: ValueError("b")}))
@@ -52,7 +52,7 @@ def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
 
 
 def test_an_opening_that_fails_tells_why() -> None:
-    """And not what failed when it gave back what was open, though that is noted."""
+    """If an opening fails and so does releasing, the opening's error is raised, with a note about the other."""
     done: list[int] = []
 
     def opening() -> None:
@@ -68,7 +68,7 @@ def test_an_opening_that_fails_tells_why() -> None:
 
 
 def test_what_is_taken_stays_taken() -> None:
-    """Until it is released, as often as somebody likes."""
+    """Resources stay acquired until `release` is called, which may be repeated."""
     done: list[int] = []
     with Taken() as taken:
         taken.add(releases(done, {})[0])

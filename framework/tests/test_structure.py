@@ -1,4 +1,4 @@
-"""What `make lint` can't say of the structure: who imports the face, and what plugins import."""
+"""Rules of imports that `make lint` can't check."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FRAMEWORK = ROOT / "framework" / "topicstore"
 ON_TOP = ("cli", "client", "files", "server", "spark", "__init__.py")
-"""Programs on top of the face, and the face itself."""
+"""Programs that use the public API, and the API module itself."""
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, wherever in it."""
+    """Yield the modules that a file imports at any place."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -25,14 +25,14 @@ def imported(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", sorted(FRAMEWORK.rglob("*.py")), ids=lambda file: str(file.relative_to(FRAMEWORK)))
 def test_a_module_does_not_look_up(file: Path) -> None:
-    """Nothing below the face imports it."""
+    """No module below the public API imports it."""
     if file.relative_to(FRAMEWORK).parts[0] not in ON_TOP:
         assert "topicstore" not in set(imported(file))
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("third_party_*")), ids=lambda path: path.name)
 def test_plugins_elsewhere_need_the_contract_only(example: Path) -> None:
-    """The examples of plugins import the face and the contract, and nothing else of the framework."""
+    """The example plugins import only `topicstore` and `topicstore.contract`."""
     used = {name for file in (example / "src").rglob("*.py") for name in imported(file)}
     ours = {name for name in used if name.split(".")[0] == "topicstore"}
     assert ours

@@ -1,4 +1,4 @@
-"""Every warning names the line of the program that called, not one of ours, or of a library between."""
+"""Every warning names the line of the calling program, and no line of topicstore or another library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Told = list[warnings.WarningMessage]
 
 @pytest.fixture(autouse=True)
 def told() -> Iterator[Told]:
-    """What is warned of; in the end, every line that it names is one that says so."""
+    """Record warnings, and check that each names a line with the comment that the call warns."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         yield told
@@ -34,7 +34,7 @@ def told() -> Iterator[Told]:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A database as a kill leaves it, with damage in the middle of its log."""
+    """A database after a kill, with damage in the middle of its log."""
     need("rocksdb")
     with ts.open(tmp_path / "db", durability="sync", auto_compact=False) as db:
         for number in range(30):
@@ -68,7 +68,7 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
 
 
 def test_a_queue(tmp_path: Path) -> None:
-    """It is opened as its database is."""
+    """Opening a queue warns of the same conditions as opening its database."""
     need("rocksdb")
     clock = Clock()
     with ts.open(tmp_path / "db", clock=clock) as db:

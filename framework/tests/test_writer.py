@@ -1,4 +1,4 @@
-"""The buffered writer: it stores in order, by time and by number, and no failure goes unseen."""
+"""The buffered writer: order, flushes by time and by number, and reporting of every failure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from topicstore_conformance.faults.threads import PATIENCE, together, wait_until
 from topicstore_conformance.oracle.checks import replayed
 
 NEVER = 3_600.0
-"""An interval that doesn't end during a test."""
+"""A flush interval longer than any test, in seconds."""
 
 
 @pytest.fixture
 def db() -> Iterator[ts.Database]:
-    """A database of one shard, whose messages may have times of their own."""
+    """A database of one shard, with positions from the messages' own times."""
     with ts.open("memory", backend="memory", timestamps="message", clock=lambda: START) as opened:
         yield opened
 
@@ -28,7 +28,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 
 def fail(db: ts.Database, error: BaseException | None) -> None:
-    """Let every write of a database's only shard fail, or none again."""
+    """Make every write of the only shard raise an error; with None, make them work again."""
     writer = db.storage.shards[0].writer
     if error is None:
         del writer.prepare_locked  # type: ignore[method-assign]
@@ -41,7 +41,7 @@ def fail(db: ts.Database, error: BaseException | None) -> None:
 
 
 def test_the_order_of_puts(db: ts.Database) -> None:
-    """Every message that is put gets its id, and each thread's messages are in order."""
+    """Every message gets its id, and each thread's messages are stored in their order."""
     with db.writer(max_items=9) as writer:
 
         def put(number: int) -> list[Future[MessageId]]:
@@ -94,7 +94,7 @@ def test_closing_stores_what_is_buffered(db: ts.Database, whole: bool) -> None:
 
 
 def test_cancelled_futures(db: ts.Database) -> None:
-    """A put that is cancelled in time is not stored; one that was stored can't be cancelled."""
+    """A put that is cancelled before it is stored isn't stored; afterwards it can't be cancelled."""
     writer = db.writer(flush_interval=NEVER)
     futures = [writer.put(Message("a", b"%d" % number)) for number in range(4)]
     assert [True, True] == [futures[1].cancel(), futures[2].cancel()]
@@ -106,7 +106,7 @@ def test_cancelled_futures(db: ts.Database) -> None:
 
 @pytest.mark.parametrize(("items", "interval"), [(0, 1), (1.5, 1), (1, 0), (1, float("nan")), (1, float("inf"))])
 def test_bad_arguments(db: ts.Database, items: int, interval: float) -> None:
-    """A writer that would never flush, or never rest, is refused."""
+    """Arguments with which a writer would never flush, or flush all the time, are refused."""
     with pytest.raises(ts.InvalidArgumentError):
         db.writer(max_items=items, flush_interval=interval)
 
@@ -115,7 +115,7 @@ def test_bad_arguments(db: ts.Database, items: int, interval: float) -> None:
 
 
 def test_a_callback_may_put_flush_and_close(db: ts.Database) -> None:
-    """Futures are done outside the writer's locks."""
+    """Callbacks of futures run without the writer's locks, so they may put, flush and close."""
     writer = db.writer(max_items=2, flush_interval=NEVER)
     first = writer.put(Message("a", b"1"))
     first.add_done_callback(lambda _: (writer.put(Message("a", b"3")), writer.flush(), writer.close()))
@@ -124,7 +124,7 @@ def test_a_callback_may_put_flush_and_close(db: ts.Database) -> None:
 
 
 def test_a_callback_that_ends_its_thread_keeps_no_other_future_waiting(db: ts.Database) -> None:
-    """All futures of messages that were stored together get their outcome."""
+    """An error in a callback doesn't prevent the futures of other messages from completing."""
 
     def end(_: object) -> None:
         raise SystemExit
@@ -141,7 +141,7 @@ def test_a_callback_that_ends_its_thread_keeps_no_other_future_waiting(db: ts.Da
 
 
 def test_a_bad_message_fails_alone(db: ts.Database) -> None:
-    """At its put, or in its future if only the store can refuse it; those around it are stored."""
+    """An invalid message is refused by `put`, or in its future if only the store detects it; others are stored."""
     writer = db.writer(flush_interval=NEVER)
     with pytest.raises(ts.InvalidMessageError) as refused:
         writer.put(Message("a/#", b""))
@@ -160,7 +160,7 @@ def test_a_bad_message_fails_alone(db: ts.Database) -> None:
 @pytest.mark.parametrize("how", ["block", "flush", "close", "database", "put"])
 @pytest.mark.parametrize("who", ["caller", "thread"])
 def test_a_failure_that_nobody_has_seen_is_raised(db: ts.Database, how: str, who: str) -> None:
-    """Once, with the number of messages that it cost, whichever thread stored them."""
+    """A failure that the caller hasn't seen is raised once, with the number of lost messages, by any later call."""
     writer = db.writer(max_items=5, flush_interval=NEVER if who == "caller" else 0.001)
     fail(db, ts.StorageFullError("no room"))
     futures = [writer.put(Message("a", b"%d" % n)) for n in range(5 if who == "caller" else 1)]
@@ -176,11 +176,11 @@ def test_a_failure_that_nobody_has_seen_is_raised(db: ts.Database, how: str, who
     with pytest.raises(ExceptionGroup, match=f"not stored: {len(futures)}") as raised:
         ends[how]()
     assert raised.group_contains(ts.StorageFullError)
-    writer.close()  # which raises nothing
+    writer.close()  # raises nothing
 
 
 def test_a_failure_that_somebody_has_seen_is_not_raised_again(db: ts.Database) -> None:
-    """A failure counts as seen if a future was asked, before or after it, or has a callback."""
+    """A failure is not raised again if the future was asked for its result, or has a callback."""
     told: list[object] = []
     fail(db, ts.StorageFullError("no room"))
     with db.writer(max_items=3, flush_interval=NEVER) as writer:
@@ -208,7 +208,7 @@ def test_what_ends_the_block_is_raised_as_it_is(db: ts.Database) -> None:
 
 
 def test_a_writer_whose_thread_was_told_to_end_goes_on(db: ts.Database) -> None:
-    """An error of whatever kind fails the messages that were being stored, and no others."""
+    """An error of any kind fails only the messages that were being stored, and the writer's thread continues."""
     writer = db.writer(flush_interval=0.001)
     fail(db, SystemExit())
     lost = writer.put(Message("a", b"1"))

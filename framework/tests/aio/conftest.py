@@ -1,4 +1,4 @@
-"""Tests that are coroutines run in an event loop of their own each, with the databases that they ask for open."""
+"""Runs each coroutine test in an event loop of its own, and opens the databases that its fixtures return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous face has what the synchronous one has: the same names, parameters and types."""
+"""The asynchronous API has the same names, parameters and types as the synchronous API."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INTERNAL = {
     "Queues": {"write_copies"},
     "Session": {"on_end"},
 }
-"""Public in Python, and not for users."""
+"""Names without an underscore that are not part of the API for users."""
 OTHERWISE = {"fetch_async", "wait_async", "notify", "put_nowait"}
-"""What the synchronous face has for event loops: here it is `fetch`, `wait` and `put`."""
+"""Methods of the synchronous API for event loops; the asynchronous API has `fetch`, `wait` and `put` instead."""
 NOT_AWAITED = {
     ("Database", "replay"),
     ("Database", "replay_arrow"),
@@ -30,7 +30,7 @@ NOT_AWAITED = {
     ("Queues", "damages"),
     ("ShardState", "scan"),
 }
-"""What they return is iterated over, or entered."""
+"""Methods that return an iterator or a context manager, and so are not coroutines."""
 Pair = tuple[object, object]
 
 
@@ -40,7 +40,7 @@ def names(one: object) -> set[str]:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]:
-    """Objects of both faces."""
+    """Objects of the synchronous and the asynchronous API, by class."""
     path = tmp_path_factory.mktemp("face") / "db"
     with asyncio.Runner() as runner, ts.open(path, backend="memory") as db:
         there = runner.run(_pairs(db, str(path) + "-aio"))
@@ -67,14 +67,14 @@ async def _pairs(db: ts.Database, path: str) -> dict[str, Pair]:
 
 
 def test_it_has_the_same_names(pairs: dict[str, Pair]) -> None:
-    """So that it can't fall behind; what it has besides is for asyncio only."""
+    """The asynchronous API has all names of the synchronous one, and only three of its own."""
     for synchronous, asynchronous in pairs.values():
         assert set() == names(synchronous) - names(asynchronous)
         assert names(asynchronous) - names(synchronous) <= {"synchronous", "contains", "count"}
 
 
 def test_methods_have_the_same_parameters(pairs: dict[str, Pair]) -> None:
-    """In the same order, with the same defaults and types; sessions are those of asyncio."""
+    """Methods have the same parameters, defaults and types in both APIs; only a session is an `AsyncSession`."""
     for kind, (synchronous, asynchronous) in pairs.items():
         for name in names(synchronous):
             method = getattr(synchronous, name)
@@ -91,7 +91,7 @@ def parameters(method: Any) -> list[inspect.Parameter]:
 
 
 def test_methods_are_awaited(pairs: dict[str, Pair]) -> None:
-    """All of them, but for those whose results are iterated over or entered."""
+    """All methods are coroutines, except those that return an iterator or a context manager."""
     for kind, (_, asynchronous) in pairs.items():
         for name in names(asynchronous) - {"synchronous"}:
             method = getattr(asynchronous, name)
@@ -100,7 +100,7 @@ def test_methods_are_awaited(pairs: dict[str, Pair]) -> None:
 
 
 def test_everything_is_documented_and_says_what_it_is(pairs: dict[str, Pair]) -> None:
-    """Also what was taken over from the synchronous face."""
+    """All public names are documented, also inherited ones, and the `repr` of each object describes it."""
     for kind, (_, asynchronous) in pairs.items():
         assert " object at 0x" not in repr(asynchronous)
         for name in names(asynchronous):
@@ -109,7 +109,7 @@ def test_everything_is_documented_and_says_what_it_is(pairs: dict[str, Pair]) ->
 
 
 def test_opening_takes_what_open_takes(tmp_path: Path) -> None:
-    """And each says what it is."""
+    """`aopen` takes the same arguments and has the same docstring as `open`, and opens nothing until it is awaited."""
     assert inspect.signature(ts.aopen) == inspect.signature(ts.open).replace(
         return_annotation=inspect.signature(ts.aopen).return_annotation
     )

@@ -1,4 +1,4 @@
-"""Subscriptions, sessions, queues and writers in asyncio: nothing is lost or repeated, whatever is cancelled."""
+"""Subscriptions, sessions, queues and writers in asyncio: cancellation neither loses nor repeats a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def cancelled(call: Coroutine[Any, Any, T], turns: int, *, really: bool = True) -> T | None:
-    """Begin a call, and cancel it after so many turns of the loop; return its result if it had one before."""
+    """Begin a call, cancel it after `turns` turns of the loop, and return its result if it had finished before."""
     task = asyncio.create_task(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def some(messages: AsyncIterator[ts.Message], count: int) -> list[int]:
 
 @pytest.mark.parametrize("what", ["subscription", "session", "queue"])
 async def test_cancelled_calls_lose_nothing(db: ts.AsyncDatabase, what: str) -> None:
-    """What was read for them comes with the next, once and in order."""
+    """Messages that were read for a cancelled call are returned by the next call, once and in order."""
     session = await db.sessions.open("me", expiry_interval=None)
     await session.subscribe("#")
     queue = await db.queues.open("q")
@@ -56,7 +56,7 @@ async def test_cancelled_calls_lose_nothing(db: ts.AsyncDatabase, what: str) -> 
 
 
 async def test_following(db: ts.AsyncDatabase) -> None:
-    """First what is stored, then what comes, with ``async for``."""
+    """`async for` yields the stored messages first, and then messages that are stored later."""
     await db.store(numbered(0, 100))
     async with db.subscribe("a/+", start=0, window=30, batch_size=10) as subscription:
         following = asyncio.create_task(some(subscription, 300))
@@ -71,7 +71,7 @@ async def test_following(db: ts.AsyncDatabase) -> None:
 
 
 async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase) -> None:
-    """By an error, if that is wanted; the next message comes then."""
+    """With `on_dropped="raise"`, a dropped generation raises an error, and the next call returns the next message."""
     async with db.subscribe("a/+", start=0, on_dropped="raise") as subscription:
         await db.store(numbered(0, 3))
         await db.add_generation()
@@ -84,7 +84,7 @@ async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase)
 
 
 async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> None:
-    """When it is entered, awaited or asked for a message; many tasks begin one."""
+    """A subscription begins when it is entered, awaited or asked for a message, and once if many tasks ask."""
     subscription = db.subscribe("#")
     with pytest.raises(RuntimeError, match="has not begun"):
         _ = subscription.place
@@ -113,7 +113,7 @@ async def test_a_timed_out_iteration_goes_on(db: ts.AsyncDatabase) -> None:
 
 
 async def test_waiting_needs_no_thread(db: ts.AsyncDatabase) -> None:
-    """Hundreds wait, and a store goes on."""
+    """The event loop serves hundreds of waiting calls without a thread for each, and other calls proceed."""
     async with db.subscribe("#") as subscription:
         waiting = [asyncio.create_task(subscription.fetch(limit=1)) for _ in range(200)]
         waiting += [asyncio.create_task(_wait(db)) for _ in range(200)]  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ async def _wait(db: ts.AsyncDatabase) -> None:
 
 
 async def test_a_session_delivers(db: ts.AsyncDatabase) -> None:
-    """The same packets by itself and together with the others; it is the same object for as long as it is held."""
+    """A session delivers the same packets alone and together with others, and is one object while it is held."""
     session = await db.sessions.open("me", expiry_interval=None)
     assert not session.present
     await session.subscribe("a/+")
@@ -146,14 +146,14 @@ async def test_a_session_delivers(db: ts.AsyncDatabase) -> None:
     assert list(range(10)) == [int(one.message.payload) for one in packets if isinstance(one, Publish)]
     for packet in packets:
         assert await session.puback(packet.packet_id)
-        assert not await session.puback(packet.packet_id)  # nothing is acknowledged twice
+        assert not await session.puback(packet.packet_id)  # an acknowledgement counts once
     assert 0 == (await session.status()).in_flight
     await session.disconnect()
     assert Ended.DISCONNECTED is session.ended
 
 
 async def test_the_end_of_a_session_is_told_in_the_loop(db: ts.AsyncDatabase) -> None:
-    """With the session that asked to be told."""
+    """`on_end` is called in the event loop, with the session and the reason."""
     loop, told = asyncio.get_running_loop(), asyncio.Queue[object]()
 
     def on_end(session: object, why: Ended) -> None:
@@ -169,7 +169,7 @@ async def test_the_end_of_a_session_is_told_in_the_loop(db: ts.AsyncDatabase) ->
 
 
 async def test_a_session_whose_opening_was_cancelled(db: ts.AsyncDatabase) -> None:
-    """Is disconnected; or it was never opened."""
+    """A session whose opening was cancelled is disconnected, or was never opened."""
     assert 0 == await db.sessions.count()
     for turns in range(6):
         opened = await cancelled(db.sessions.open("me", expiry_interval=None), turns)
@@ -183,7 +183,7 @@ async def test_a_session_whose_opening_was_cancelled(db: ts.AsyncDatabase) -> No
 
 
 async def test_a_queue(db: ts.AsyncDatabase) -> None:
-    """It is read and committed; a rewind begins again."""
+    """A queue can be read, committed and rewound."""
     queue = await db.queues.open("alarms", max_messages=100)
     assert await db.queues.contains("alarms")
     await queue.append(numbered(0, 50))
@@ -198,7 +198,7 @@ async def test_a_queue(db: ts.AsyncDatabase) -> None:
 
 
 async def test_a_rewind_forgets_what_was_read_for_nobody(db: ts.AsyncDatabase) -> None:
-    """Else it would come twice."""
+    """A rewind discards the messages that were read for cancelled calls, so that none is returned twice."""
     queue = await db.queues.open("alarms")
     await queue.append(numbered(0, 5))
     for turns in range(4):
@@ -212,7 +212,7 @@ async def test_a_rewind_forgets_what_was_read_for_nobody(db: ts.AsyncDatabase) -
 
 
 async def test_puts_of_many_tasks_are_stored_together(db: ts.AsyncDatabase) -> None:
-    """In the order in which they were called, and each knows when its message is stored."""
+    """Messages are stored in the order of the calls to `put`, and each call returns when its message is stored."""
     async with db.writer(max_items=100, flush_interval=0.001) as writer:
         ids = await asyncio.gather(*(writer.put(message) for message in numbered(0, 1_000)))
         assert sorted(ids, key=lambda one: one.position) == ids
@@ -225,7 +225,7 @@ async def test_puts_of_many_tasks_are_stored_together(db: ts.AsyncDatabase) -> N
 
 
 async def test_a_full_buffer_is_stored_at_once(db: ts.AsyncDatabase) -> None:
-    """Not only when the interval is over; nobody's loop is held up meanwhile."""
+    """A full buffer is written without waiting for the flush interval, and without blocking the event loop."""
     writer = await db.writer(max_items=10, flush_interval=3_600)
     await asyncio.gather(*(writer.put(message) for message in numbered(0, 10)))
     waiting = asyncio.create_task(writer.put(ts.Message("a/b", b"10")))
@@ -236,7 +236,7 @@ async def test_a_full_buffer_is_stored_at_once(db: ts.AsyncDatabase) -> None:
 
 
 async def test_cancelled_puts_and_those_beside_them(db: ts.AsyncDatabase) -> None:
-    """A cancelled one stored its message or not; the others are stored once."""
+    """A cancelled `put` may or may not store its message; messages of other tasks are stored once."""
     async with db.writer(max_items=7, flush_interval=3_600) as writer:
         tasks = [asyncio.create_task(writer.put(message)) for message in numbered(0, 100)]
         await asyncio.sleep(0)

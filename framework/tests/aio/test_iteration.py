@@ -1,4 +1,4 @@
-"""Iterating over what a thread reads: one portion ahead, nothing lost, and nothing read that nobody wants."""
+"""Asynchronous iteration over items that a thread reads: one batch is read ahead, and no item is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
 
 class Source:
-    """Counts what is taken out of it, and says when it was left."""
+    """Counts the items taken from it, and sets `left` when its iteration ends."""
 
     def __init__(self, count: int, failing: bool = False) -> None:
         self.count = count
@@ -40,7 +40,7 @@ class Source:
 
 @given(count=st.integers(0, 3_000), most=st.none() | st.integers(3, 2_000), failing=st.booleans())
 def test_all_comes_in_order(count: int, most: int | None, failing: bool) -> None:
-    """What comes before an error comes; then the error, once, and the end."""
+    """Items before an error come in order; then the error is raised once, and the iteration ends."""
 
     async def main() -> tuple[list[int], list[str]]:
         threads, found, errors = Threads(), [], []
@@ -58,7 +58,7 @@ def test_all_comes_in_order(count: int, most: int | None, failing: bool) -> None
 
 
 async def test_one_portion_is_read_ahead() -> None:
-    """And no more, however slow whoever iterates is."""
+    """At most one batch is read ahead, however slow the consumer is."""
     threads, source = Threads(), Source(100_000)
     async with Iteration(threads, "numbers", source, 10) as reading:
         for seen in range(1, 200):
@@ -72,7 +72,7 @@ async def test_one_portion_is_read_ahead() -> None:
 
 @pytest.mark.parametrize("how", ["forgotten", "aclosing"])
 async def test_left_early(how: str) -> None:
-    """However it is left, its source is."""
+    """The source is closed when its iteration is abandoned or closed early."""
     threads, source = Threads(), Source(100_000)
     if how == "forgotten":
         async for _ in Iteration(threads, "numbers", source):
@@ -87,7 +87,7 @@ async def test_left_early(how: str) -> None:
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
-    """As by a timeout: the next one goes on at the same item."""
+    """An iteration continues at the same item after a wait was cancelled, for example by a timeout."""
     gate, entered = threading.Event(), threading.Event()
 
     def source() -> Iterator[int]:
@@ -111,7 +111,7 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
 
 
 async def test_several_tasks_share_what_there_is() -> None:
-    """Each item comes once."""
+    """Each item goes to exactly one of the tasks that share an iteration."""
 
     async def some(reading: Iteration[int]) -> list[int]:
         return [number async for number in reading]
@@ -124,7 +124,7 @@ async def test_several_tasks_share_what_there_is() -> None:
 
 
 async def test_replays_of_a_database(tmp_path: Path) -> None:
-    """They are those of the synchronous face; what is wrong is raised where the first message is asked for."""
+    """Replays return the messages of the synchronous API, and raise errors at the first message."""
     messages = [ts.Message(f"a/{n % 7}", b"%d" % n, "c") for n in range(5_000)]
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
         await db.store(messages)

@@ -1,4 +1,4 @@
-"""Opening and closing: nothing stays behind, whatever is cancelled or fails."""
+"""Opening and closing: no thread, file or lock remains after a cancellation or an error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
 
 def held() -> tuple[int, list[str]]:
-    """Return how many files are open, and the names of our threads."""
+    """Return the number of open files, and the names of the threads that topicstore started."""
     gc.collect()
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("topicstore")]
     return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0, threads
 
 
 def free(path: Path) -> bool:
-    """Say whether nobody has a database open."""
+    """Return whether the database exists and is not locked."""
     try:
         ts.open(path, "r+").close()
     except (ts.DatabaseLockedError, ts.DatabaseNotFoundError):
@@ -33,7 +33,7 @@ def free(path: Path) -> bool:
 
 
 async def test_awaited_or_entered(tmp_path: Path) -> None:
-    """Both open it, and closing twice is harmless."""
+    """A database is opened by awaiting it or by entering it, and may be closed twice."""
     need("leveldb")
     db = await ts.aopen(tmp_path / "db", backend="leveldb")
     await db.store([ts.Message("a", b"1")])
@@ -52,7 +52,7 @@ async def test_awaited_or_entered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "memory"])
 def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
-    """Neither threads nor files, after all that can be opened was used and left as it was."""
+    """Closing leaves neither threads nor open files, also with writers, subscriptions and replays still open."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db", backend=backend) as db:
@@ -70,7 +70,7 @@ def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
             await late.close()
 
     need(backend)
-    asyncio.run(main())  # what is loaded once is loaded
+    asyncio.run(main())  # modules are imported and caches filled by this first run
     before = held()
     asyncio.run(main())
     assert before == held()
@@ -79,7 +79,7 @@ def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"backend": "nothing"}, {"mode": "r"}, {"shards": 0}])
 def test_what_can_not_be_opened(tmp_path: Path, settings: dict[str, object]) -> None:
-    """The error is that of `open`; no thread stays."""
+    """`aopen` raises the same error as `open`, and leaves no thread."""
 
     async def main() -> None:
         with pytest.raises(ts.TopicstoreError) as there:
@@ -92,7 +92,7 @@ def test_what_can_not_be_opened(tmp_path: Path, settings: dict[str, object]) -> 
 
 
 def test_a_cancelled_opening_is_closed(tmp_path: Path) -> None:
-    """As soon as it is open; then the next one may have it."""
+    """A database whose opening was cancelled is closed once its opening has finished, and can then be opened again."""
     entered, gate = threading.Event(), threading.Event()
 
     def slow() -> ts.Database:
@@ -118,7 +118,7 @@ async def _await(opening: Opening) -> ts.AsyncDatabase:
 
 
 def test_another_event_loop(tmp_path: Path) -> None:
-    """Would never be woken, so it is told; the first one can go on, and close."""
+    """Calls from another event loop are refused, because nothing would wake them; the first loop can still close."""
     with asyncio.Runner() as runner:
         db = runner.run(_await(ts.aopen(tmp_path / "db")))
         other = asyncio.new_event_loop()
@@ -131,7 +131,7 @@ def test_another_event_loop(tmp_path: Path) -> None:
 
 
 def test_what_is_opened_is_closed_if_the_face_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the retention's settings can't be read."""
+    """If reading the retention settings fails, the files that were opened are closed."""
     ts.open(tmp_path / "db").close()
     with monkeypatch.context() as patch:
         patch.setattr(Retention, "settings", property(_fail))
@@ -141,7 +141,7 @@ def test_what_is_opened_is_closed_if_the_face_can_not_be_made(tmp_path: Path, mo
 
 
 def test_closing_beside_all_that_waits(tmp_path: Path) -> None:
-    """Whoever waits for messages is let go; stores come to their end or are refused, and none is lost then."""
+    """Closing ends all waiting calls with an error; a store that has returned is kept, others may be refused."""
 
     async def store(db: ts.AsyncDatabase, stored: list[int], number: int) -> None:
         await db.store([ts.Message("a", b"%d" % number)])
@@ -175,7 +175,7 @@ async def _all(db: ts.AsyncDatabase) -> None:
 
 
 def test_an_error_in_the_block_closes_it(tmp_path: Path) -> None:
-    """Also a cancellation; it is raised as it is."""
+    """An error or a cancellation within the block closes the database, and is raised unchanged."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db"):
@@ -187,7 +187,7 @@ def test_an_error_in_the_block_closes_it(tmp_path: Path) -> None:
 
 
 async def test_a_failing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it raises is raised where it is awaited, by those calls and no others."""
+    """An error of the engine is raised by the awaited calls that it concerns, and by no others."""
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
         engine = db.synchronous.storage.shards[0].writer.open_engine()
         with monkeypatch.context() as patch:

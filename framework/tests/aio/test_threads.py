@@ -1,4 +1,4 @@
-"""The event loop goes on while a call waits; a call that is cancelled is waited for, and what it makes is undone."""
+"""The event loop runs while calls wait in threads; a cancelled call is waited for, and its result is undone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ours() -> list[threading.Thread]:
 
 
 class Gate:
-    """A call that waits in a thread until it is let go."""
+    """A call that blocks its thread until `open` is set."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -37,13 +37,13 @@ class Gate:
 
 
 async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
-    """Here the lock of a shard is held, as while another batch is written."""
+    """The event loop runs other tasks while stores wait for the lock of a shard."""
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
         shard = db.synchronous.storage.shards[0]
         with shard.writer.lock:
             stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(40)]
             for _ in range(100):
-                await asyncio.sleep(0)  # the loop goes on, and nothing of it is stored
+                await asyncio.sleep(0)  # the loop runs, and no message is stored
             assert not any(store.done() for store in stores)
             assert len([thread for thread in ours() if thread.name.startswith("topicstore-aio")]) <= MOST
         await asyncio.wait_for(asyncio.gather(*stores), PATIENCE)
@@ -51,7 +51,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
 
 
 async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> None:
-    """The first task has one of its own, and the others have few between them."""
+    """Concurrent synchronous stores share fsyncs: the first has its own, and the others share at most two."""
     async with ts.aopen(tmp_path / "db", backend="memory", durability="sync", auto_compact=False) as db:
         turnstile = Turnstile(db.synchronous.storage.shards[0].writer.open_engine())
         replace_engine(db.synchronous, turnstile)
@@ -64,7 +64,7 @@ async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> No
 
 
 def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
-    """One that has begun is waited for at the end; one that has not is taken back."""
+    """A cancelled store is waited for if it has begun, and is dropped if it has not."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db") as db:
@@ -84,7 +84,7 @@ def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_has_not_begun_is_taken_back() -> None:
-    """When all threads are busy."""
+    """A call that is cancelled while all threads are busy never runs."""
     threads, gate, done = Threads(), Gate(), threading.Event()
     busy = [asyncio.create_task(threads.run(gate)) for _ in range(MOST)]
     await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_a_call_that_has_not_begun_is_taken_back() -> None:
 
 
 async def test_what_a_cancelled_call_makes_is_undone() -> None:
-    """In a thread, when it is there."""
+    """The result of a cancelled call is undone in a thread, after the call has returned."""
     threads, gate = Threads(), Gate()
     undone: Future[str] = Future()
     making = asyncio.create_task(threads.make(gate, undone.set_result))
@@ -115,7 +115,7 @@ async def test_what_a_cancelled_call_makes_is_undone() -> None:
 
 
 def test_closing_beside_calls() -> None:
-    """It waits for those that have begun, takes no others, and goes on when it is cancelled."""
+    """Closing waits for running calls, refuses new ones, and continues when its own task is cancelled."""
 
     async def main() -> None:
         threads, gate, closed = Threads(), Gate(), threading.Event()
@@ -138,7 +138,7 @@ def test_closing_beside_calls() -> None:
 
 
 async def test_a_failing_close_is_told_and_ends_the_threads() -> None:
-    """And it may be called again."""
+    """An error during closing is raised, the threads end, and closing can be repeated."""
     threads = Threads()
     await threads.run(lambda: None)
     with pytest.raises(ts.EngineError, match="broken"):
@@ -152,7 +152,7 @@ def _fail() -> None:
 
 
 async def test_calls_see_the_context_of_their_task() -> None:
-    """As those of `asyncio.to_thread` do, for tracing in plugins."""
+    """A call runs in a copy of its task's context, as with `asyncio.to_thread`; tracing plugins rely on this."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
     threads = Threads()
     variable.set(7)
@@ -161,7 +161,7 @@ async def test_calls_see_the_context_of_their_task() -> None:
 
 
 async def test_what_was_taken_for_a_cancelled_task_is_for_the_next() -> None:
-    """Nothing is lost, nothing comes twice, and it comes in order."""
+    """An item that was taken for a cancelled task goes to the next one, once and in order."""
     threads, gate = Threads(), Gate()
     handover: Handover[str] = Handover(threads)
     first = asyncio.create_task(handover.take(gate))

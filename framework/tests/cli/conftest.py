@@ -1,4 +1,4 @@
-"""The program, run in this process, and the databases that most of its commands are shown."""
+"""Runs the program in this process, and provides databases for the tests of its commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topicstore.cli.terminal.exits import DAMAGED
 
 
 def run(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> Result:
-    """Run the program, and check how it ends: an error is one line."""
+    """Run the program, and check its exit code; an error must be one line."""
     result = CliRunner().invoke(cli, list(map(str, arguments)), input=stdin)
     assert result.exit_code == code, result.output
     if code > DAMAGED:
@@ -39,7 +39,7 @@ def document(*arguments: object, **named: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return what runs the program with a terminal as ``stdout`` or ``stderr``, and gives what is shown there."""
+    """Return a function that runs the program with a terminal as `stdout` or `stderr`, and returns its output."""
 
     def on_a_terminal(stream: str, *arguments: object, code: int = 0) -> str:
         ours, theirs = pty.openpty()
@@ -77,7 +77,7 @@ def rows() -> tuple[ts.Message, ...]:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory, rows: Sequence[ts.Message]) -> Path:
-    """A folder of databases, which tests get copies of."""
+    """Return a folder of databases, which tests copy."""
     folder = tmp_path_factory.mktemp("made")
     ts.open(folder / "empty", mode="x", shards=2).close()
     with ts.open(folder / "filled", mode="x", shards=2, timestamps="message") as opened:
@@ -93,5 +93,5 @@ def path(tmp_path: Path, made: Path) -> Path:
 
 @pytest.fixture
 def db(tmp_path: Path, made: Path) -> Path:
-    """A database of two shards that has the rows, at their own times."""
+    """A database of two shards that holds `rows`, with the messages' own times as positions."""
     return shutil.copytree(made / "filled", tmp_path / "db")

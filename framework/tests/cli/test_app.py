@@ -1,4 +1,4 @@
-"""What holds for every command: widths, warnings, errors and their exit codes, commands of other packages."""
+"""Behaviour of all commands: width of output, warnings, errors and exit codes, commands of other packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .conftest import run
 @pytest.mark.parametrize("command", ["info", "streams", "generations", "plugins"])
 @pytest.mark.parametrize("columns", [None, "80"])
 def test_widths(db: Path, command: str, columns: str | None) -> None:
-    """COLUMNS holds where there is no terminal, too; no line is padded, no number or heading is broken."""
+    """COLUMNS sets the width also without a terminal; no line is padded, and no number or heading is broken."""
     arguments = [command, *([] if command == "plugins" else [str(db)])]
     result = CliRunner(env={"COLUMNS": columns}).invoke(cli, arguments)
     assert 0 == result.exit_code
@@ -37,7 +37,7 @@ def test_widths(db: Path, command: str, columns: str | None) -> None:
 
 
 def test_summaries_are_those_of_the_commands() -> None:
-    """Help and completion show a command as it describes itself: ours, and those beside the framework."""
+    """Help and completion show each command's own summary, for built-in commands and those of optional packages."""
     context = click.Context(cli)
     shown = {item.value: item.help for item in cli.shell_complete(context, "")}
     described = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
@@ -51,7 +51,7 @@ def test_summaries_are_those_of_the_commands() -> None:
 
 @pytest.mark.parametrize("words", ["", "--help", "import --help", "demo --help", "topicstore e"])
 def test_help_and_completion_load_little(words: str) -> None:
-    """Neither Arrow nor an engine, nor rich; where no command is named, none is loaded."""
+    """Help and completion import neither Arrow, an engine nor rich; without a command's name, they import none."""
     program = "import sys\nfrom topicstore.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
     completing = words.startswith("topicstore")
     completion = {"_TOPICSTORE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "1"}
@@ -111,7 +111,7 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 
 def test_every_error_has_its_exit_code() -> None:
-    """An error that nobody thought of would end as wrong usage: so this list names them all."""
+    """Each error class has the expected exit code; an unlisted class would end as wrong usage (2)."""
     codes = {3: set[str](), 4: set[str](), 5: set[str]()}
     for name in errors.__all__:
         kind = getattr(errors, name)
@@ -142,7 +142,7 @@ def test_every_error_has_its_exit_code() -> None:
 
 
 def test_commands_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run like ours; one that fails is left out of the help, and is explained where somebody asks."""
+    """Commands of other packages run like built-in ones; the help omits a broken one, and calling it says why."""
     info = tmp_path / "extra-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
@@ -172,7 +172,7 @@ def test_commands_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("wrong", ["a\0b", "\udcff\udcfe"])
 def test_arguments_are_text(db: Path, tmp_path: Path, wrong: str) -> None:
-    """Bytes that aren't UTF-8 come as lone surrogates: they can't be stored, printed or opened."""
+    """Arguments with NUL, or with bytes that aren't UTF-8 (lone surrogates in Python), are refused."""
     for arguments in (
         ["create", tmp_path / wrong],
         ["replay", db, wrong],
@@ -198,7 +198,7 @@ def test_a_size_that_no_disk_has(db: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_that_end_a_command(db: Path, number: int) -> None:
-    """SIGTERM does as Ctrl-C: one line, and the exit code of what was interrupted."""
+    """SIGTERM ends a command like Ctrl-C: one line on standard error, and exit code 130."""
     command = [sys.executable, "-m", "topicstore.cli", "replay", str(db), "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -221,7 +221,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize(
     ("output", "words"),
-    [  # click writes help before any command runs, we bytes, rich a table, and click text
+    [  # the help is written by click, replays as bytes, tables by rich, and other text by click
         *(("full", words) for words in ("--help", "replay", "topics", "info --json")),
         *(("full, and not buffered", words) for words in ("--help", "replay")),
         ("closed", "replay"),
@@ -232,7 +232,7 @@ OUTPUTS = {
     ],
 )
 def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, output: str, words: str) -> None:
-    """Exit code 1 is for damage; a reader that ends early is fine, and what a terminal lacks is escaped."""
+    """Exit code 1 is only for damage: a full disk is 5, a closed pipe is no error, and unprintable text is escaped."""
     with ts.open(tmp_path / "db", shards=1) as db:
         db.store([ts.Message("straße/→", b"1")])
     form, code = OUTPUTS[output]
@@ -249,7 +249,7 @@ def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, output: str,
 
 @pytest.mark.parametrize(("arguments", "unbuffered"), [(["replay"], ""), (["replay"], 1), (["topics", "--json"], 1)])
 def test_output_that_is_written_in_part_is_an_error(tmp_path: Path, arguments: list[str], unbuffered: object) -> None:
-    """Also where Python is told not to buffer, as in many containers."""
+    """Output that is only partly written is an error, also with PYTHONUNBUFFERED, which many containers set."""
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message(f"{'a' * 60_000}/{n}", bytes(100_000)) for n in range(3)])
     program = [sys.executable, "-m", "topicstore.cli", *arguments, str(tmp_path / "db")]

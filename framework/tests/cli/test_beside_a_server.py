@@ -1,4 +1,4 @@
-"""Commands on a database that a server has open ask the server, and say what they say of one at rest."""
+"""Commands on a database that a server has open ask the server, and print the same as on a closed database."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REFUSED = (
     "sessions show nobody",
     "learned-topics --generation 9",
     "queue read nothing",
-    # what looks like a step in a path
+    # names that look like steps in a path
     "sessions show ..",
     "sessions show . --json",
     "queue read ..",
@@ -76,7 +76,7 @@ REFUSED = (
     "sql select",
 )
 CHANGING = (
-    "checkpoint {folder}/{name}-copy",  # where the backend can do that
+    "checkpoint {folder}/{name}-copy",  # on backends that can make checkpoints
     "checkpoint {folder}/{name}-copy",
     "sessions kick the/display",
     "sessions kick nobody",
@@ -121,19 +121,19 @@ CHANGING = (
     "delete fleet/0/# --yes",
     "verify",
 )
-"""In this order, on two databases that begin as the same."""
+"""Commands that change something, run in this order on two databases that begin with equal contents."""
 
 
 @attrs.frozen
 class Pair:
-    """The same database twice: one that a server, or another program, has open, and one at rest."""
+    """The same database twice: one is open in a server or another program, the other is closed."""
 
     served: Path
     at_rest: Path
     url: str = ""
 
     def outputs(self, words: str) -> list[tuple[int, str, str]]:
-        """Run a command on both, and return the exit codes, and what was printed but for places, sizes and times."""
+        """Run a command on both. Return the exit codes and the outputs, without paths, sizes and times."""
         return [_told(path, words) for path in (self.served, self.at_rest)]
 
 
@@ -145,19 +145,19 @@ def _told(path: Path, words: str) -> tuple[int, str, str]:
 
 
 def _settled(command: str, text: str, path: Path) -> str:
-    """Return text without what differs between two databases that hold the same."""
+    """Return text without the parts that differ between two databases with equal contents."""
     text = text.replace(str(path), "PATH").replace(path.parent.name, "NAME")
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:[\d.]+)?Z", "TIME", text)
     text = re.sub(r'("(created|sealed|seconds|disk_bytes\w*|file_bytes|when)": )[\d.]+', r"\1N", text)
     text = re.sub(r"in [\d.]+ s(, [\d,]+ a second)?|disk [\d.]+ \w+ before, [\d.]+ \w+ after", "", text)
-    if command in {"info", "explain"}:  # of which the engines' numbers and the times are most
+    if command in {"info", "explain"}:  # their output consists mostly of the engine's numbers and times
         text = re.sub(r"[─╭╮╰╯│\s]+", " ", re.sub(r"[\d.,e-]+( (bytes|kB|MB))?", "N", text))
     return text
 
 
 @contextmanager
 def pair(folder: Path, backend: str, *, serve: bool = True) -> Iterator[Pair]:
-    """Make a database with something of everything, and open or serve one of two copies of it."""
+    """Make a database that holds every kind of data, and open or serve one of two copies of it."""
     need(backend)
     served, at_rest = folder / "served" / "db", folder / "at-rest" / "db"
     with ts.open(served, mode="x", backend=backend, shards=2, timestamps="message", late="lift") as db:
@@ -185,14 +185,14 @@ def pair(folder: Path, backend: str, *, serve: bool = True) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A pair on LevelDB that nobody changes."""
+    """A pair on LevelDB that tests only read."""
     with pair(tmp_path_factory.mktemp("read"), "leveldb") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A pair on RocksDB, which can be read beside its writer: nobody else could be asked."""
+    """A pair on RocksDB, which can be read beside its writer. No server has it open."""
     with pair(tmp_path_factory.mktemp("written"), "rocksdb", serve=False) as made:
         yield made
 
@@ -202,7 +202,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     [*(("read", words) for words in (*READING, *REFUSED)), *(("written", words) for words in READING)],
 )
 def test_what_only_reads_asks_the_server_or_reads(request: pytest.FixtureRequest, beside: str, words: str) -> None:
-    """And prints the same, or the same error, with the same exit code."""
+    """Commands that only read print the same output or error, with the same exit code, beside a server or a writer."""
     opened, alone = request.getfixturevalue(beside).outputs(words)
     assert alone == opened
     assert "".join(alone[1:]) or "--limit 0" in words
@@ -212,7 +212,7 @@ def test_what_only_reads_asks_the_server_or_reads(request: pytest.FixtureRequest
 def test_what_changes_something_lets_the_server_do_it(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command does in the server what it does in the directory; relative paths are those of the command."""
+    """Commands that change something do the same in a server; paths are relative to the command's directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more.jsonl").write_text(
         "".join(f'{{"topic":"fleet/9/{n}","payload":"{n}","retain":true,"timestamp":{10**15 + n}}}\n' for n in range(9))
@@ -232,14 +232,14 @@ def test_what_changes_something_lets_the_server_do_it(
 
 
 def test_a_name_that_no_request_can_have_is_told(read: Pair) -> None:
-    """A client of MQTT may have one that is longer than an address of HTTP can be."""
+    """A client id that is longer than a URL may be is refused; MQTT allows such ids."""
     assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
 
 
 def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was there when the list was asked for, and had ended when the lag was."""
+    """A session that ends between the listing and the request for its lag is listed without lag."""
     need("leveldb")
     path, lag = tmp_path / "db", RemoteSessions.lag
 
@@ -257,7 +257,7 @@ def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
 
 
 def test_statements_are_run_by_the_server(tmp_path: Path) -> None:
-    """On DuckDB, with all rows and types."""
+    """The server runs SQL statements on DuckDB, and the output is the same as on a closed database."""
     need("duckdb")
     path = tmp_path / "db"
     with ts.open(path, mode="x", backend="duckdb", layout="table") as db:
@@ -273,13 +273,13 @@ def test_statements_are_run_by_the_server(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_meanwhile_is_followed(read: Pair) -> None:
-    """First what is there, then what comes; what is there is enough for this."""
+    """`--follow` prints stored messages first; the limit ends it here before new messages are needed."""
     beside = run("replay", read.served, "fleet/1/#", "--follow", "--limit", 20).stdout
     assert sorted(run("replay", read.at_rest, "fleet/1/#").stdout.splitlines()) == sorted(beside.splitlines())
 
 
 def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
-    """After the messages that could be read, the error is that of a database at rest, with its exit code."""
+    """An error that ends a replay follows the readable messages, and is the same as without a server."""
     need("leveldb")
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
     with ts.open(served, backend="leveldb", layout="skipstream") as db:
@@ -307,7 +307,7 @@ def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
 
 
 def test_sites(read: Pair) -> None:
-    """In the form that the field has, from the directory, from a URL, and at rest."""
+    """`ds info` prints the same from the directory and from a URL, in EMQX's format."""
     shown = run("ds", "info", read.served).stdout
     assert re.fullmatch(
         r"THIS SITE:\n([0-9A-F]{16})\n\nSITES:\n\1    'topicstore@\S+'        up\n\n"
@@ -320,7 +320,7 @@ def test_sites(read: Pair) -> None:
 
 
 def test_replicas_are_refused_while_there_is_one_site(read: Pair) -> None:
-    """With the server's reason; what changes nothing is ok."""
+    """The server refuses changes of replicas with its reason; a change that would change nothing succeeds."""
     site = run("ds", "info", read.served).stdout.split("\n")[1]
     at = ("--database", read.served)
     assert run("ds", "set_replicas", "messages", site, *at).stdout == "ok\n"
@@ -333,7 +333,7 @@ def test_replicas_are_refused_while_there_is_one_site(read: Pair) -> None:
 
 
 def test_transitions_are_shown_while_there_are_some() -> None:
-    """And a site that is down says so: the lines of the field's own example."""
+    """`ds info` lists transitions and marks sites that are down, in the format of EMQX's own example."""
     from topicstore.cli.commands.ds import sections
     from topicstore.client.sites import PlacedShard, PlacedSite, Placement
 
@@ -362,7 +362,7 @@ def test_transitions_are_shown_while_there_are_some() -> None:
 
 
 def test_tokens(read: Pair, tmp_path: Path) -> None:
-    """One that the server doesn't know, and one that may not do it: the server refuses, with exit code 4."""
+    """The server refuses an unknown token, and a token without the needed scope, with exit code 4."""
     url, file = read.url, tmp_path / "token"
     file.write_text("wrong\n")
     asking = ("--url", url, "--token-file", file)
@@ -376,7 +376,7 @@ def test_tokens(read: Pair, tmp_path: Path) -> None:
 
 
 def test_a_server_that_went_away(tmp_path: Path) -> None:
-    """Its database is read from the directory again; what it said of itself counts no more, whoever has it open."""
+    """After a server was killed, its database is read from the directory, and its stale `server.json` is ignored."""
     need("leveldb")
     path = tmp_path / "db"
     with ts.open(path, backend="leveldb") as db:
@@ -393,13 +393,13 @@ def test_a_server_that_went_away(tmp_path: Path) -> None:
 
 
 def test_what_is_needed_is_said(read: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra `server` there is nothing to ask with."""
+    """Without the extra `server`, a command says how to install it."""
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert 'pip install "topicstore[server]"' in run("info", read.served, code=2).stderr
 
 
 def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
-    """No HTTP library is loaded, and no part of the client, for a database at rest."""
+    """A command on a closed database imports no HTTP library, and no part of the client or the server."""
     program = (
         "import sys; from topicstore.cli import cli\n"
         f"cli(['info', {str(read.at_rest)!r}], standalone_mode=False)\n"
@@ -411,7 +411,7 @@ def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
 
 
 def test_a_server_without_http_says_so(tmp_path: Path) -> None:
-    """It is there, though it can't be asked: nobody is told that its site is down, but how it could be asked."""
+    """A server without HTTP is reported as running, with the option that would make it reachable."""
     need("leveldb")
     path = tmp_path / "db"
     with ts.open(path, backend="leveldb") as db, Embedded(db, ServerSettings(http=None)):
@@ -425,12 +425,12 @@ def test_a_server_without_http_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:18083", "http://", "http://[::1", "ftp://a:1", "http://a:port"])
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
-    """With one that is."""
+    """A wrong URL is refused, with an example of a right one."""
     assert "is no URL of a server, such as http://127.0.0.1:18083" in run("ds", "info", "--url", url, code=2).stderr
 
 
 def test_what_is_no_topicstore_is_told(read: Pair) -> None:
-    """Another path of a server, and another program: neither is taken for a server that refuses."""
+    """A wrong path of a server and another program's HTTP server are each reported as what they are."""
     url = f"{read.url}/api/v5"
     said = run("ds", "info", "--url", url, code=2).stderr
     assert said == "error: there is no GET /api/v5/api/v5/ds/sites; /schema shows what there is\n"
@@ -453,6 +453,6 @@ def test_what_is_no_topicstore_is_told(read: Pair) -> None:
 
 
 def test_replicas_of_no_database_are_not_changed(tmp_path: Path) -> None:
-    """Nor is a server that isn't there asked for."""
+    """Changing replicas of a database that doesn't exist fails without looking for a server."""
     said = run("ds", "forget", "0" * 16, "--database", tmp_path / "none", code=3).stderr
     assert "there is no database at" in said

@@ -1,4 +1,4 @@
-"""``topicstore compact``: what it says that it did."""
+"""``topicstore compact``: the report that it prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .conftest import run
 
 
 def fill(path: Path, layout: str) -> Path:
-    """Return a database of many small batches."""
+    """Return a database into which many small batches were stored."""
     with ts.open(path, mode="x", layout=layout, shards=2, auto_compact=False) as db:
         for batch in range(40):
             db.store([ts.Message(f"fleet/{n % 7}/speed", b"%d %d" % (batch, n), f"bus-{n % 5}") for n in range(50)])

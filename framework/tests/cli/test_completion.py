@@ -26,7 +26,7 @@ def completed(words: list[str], incomplete: str) -> list[str]:
     ids=" ".join,
 )
 def test_backends(words: list[str]) -> None:
-    """Wherever one is named, all that plugins bring, ours and others'."""
+    """`--backend` completes to all installed backends, those of other packages included, for every command with it."""
     assert BACKENDS == completed([*words, "--backend"], "")
     assert [name for name in BACKENDS if name.startswith("r")] == completed([*words, "--backend"], "r")
 
@@ -42,20 +42,20 @@ def test_backends(words: list[str]) -> None:
     ids=" ".join,
 )
 def test_layouts(words: list[str]) -> None:
-    """Wherever one is named."""
+    """`--layout` completes to all installed layouts for every command with it."""
     assert LAYOUTS == completed([*words, "--layout"], "")
     assert ["block"] == completed([*words, "--layout"], "bl")
     assert [] == completed([*words, "--layout"], "nothing")
 
 
 def test_contenders() -> None:
-    """Those of `topicstore bench run` whose names begin so, without the signs of a pattern."""
+    """`--contender` completes to the contenders whose names begin with the given letters, without wildcards."""
     words = ["bench", "run", "results", "--contender"]
     assert [name for name in completed(words, "") if name.startswith("raw")] == completed(words, "raw") != []
 
 
 def test_commands_and_options() -> None:
-    """Those that the help lists."""
+    """Commands and options complete to those that the help lists."""
     assert ["retained", "retention"] == completed([], "ret")
     assert ["--backend"] == completed(["create", "data"], "--b")
 
@@ -64,7 +64,7 @@ def test_commands_and_options() -> None:
 def test_shells_can_ask_the_program(
     shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As what `_TOPICSTORE_COMPLETE=bash_source topicstore` prints has them do; summaries come with the names."""
+    """Completion works through the variables that the shells' scripts set; zsh and fish also get summaries."""
     monkeypatch.setenv("_TOPICSTORE_COMPLETE", f"{shell}_complete")
     monkeypatch.setenv("COMP_WORDS", "topicstore create data --layout skip")
     monkeypatch.setenv("COMP_CWORD", "skip" if shell == "fish" else "4")

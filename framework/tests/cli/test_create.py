@@ -1,4 +1,4 @@
-"""``topicstore create``: what a database is created with."""
+"""``topicstore create``: the settings that a database is created with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_creation_options(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_keeps_nothing_is_warned_of(tmp_path: Path) -> None:
-    """By each command that creates a database; whoever takes memory for a disk loses no messages unawares."""
+    """Each command that creates a database warns if the backend only keeps it in memory."""
     (tmp_path / "x.jsonl").write_text('{"topic": "a", "payload": "1"}\n')
     warning = "warning: backend 'memory' keeps nothing: this database is gone when the command ends\n"
     assert warning == run("create", tmp_path / "db", "--backend", "memory").stderr
@@ -35,7 +35,7 @@ def test_a_backend_that_keeps_nothing_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_a_path_that_the_backend_refuses(tmp_path: Path) -> None:
-    """Nothing is made there."""
+    """A path that the backend refuses is an error, and nothing is created."""
     pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
     told = run("create", tmp_path / "a?b", "--backend", "duckdb", "--layout", "table", code=2).stderr
     assert "no ? and no backslash" in told

@@ -1,4 +1,4 @@
-"""The demo proves what it says, leaves what it made, and deletes nothing else."""
+"""The demo checks its own claims, keeps its files, and deletes no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from topicstore.files.formats import encode_lines
 
 
 def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
-    """Run the demo, without its second act unless some messages are to be published."""
+    """Run the demo; its MQTT part only if `published` is above 0."""
     options = ["demo", "--published", str(published), *map(str, arguments)]
     result = CliRunner(env={"COLUMNS": None}).invoke(cli, options)
     assert result.exit_code == code, result.output
@@ -33,7 +33,7 @@ def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
 
 
 def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
-    """Each is killed, resumed and compared; the fleet stays for the guides, and may be the file."""
+    """The import of a generated fleet, or of a given file, is killed, resumed and compared; the fleet is kept."""
     place, mine = tmp_path / "demo", tmp_path / "x.jsonl"
     shown = demo("--directory", place, "--messages", 2_000).stdout
     for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
@@ -50,7 +50,7 @@ def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("published", [1, 2_000])
 def test_the_second_act(tmp_path: Path, published: int) -> None:
-    """A server is killed beside MQTT clients, and each subscriber gets what its quality of service promises."""
+    """A server is killed while MQTT clients use it, and each subscriber gets all messages as its QoS promises."""
     if (reason := mqtt_act.missing()) is not None:
         pytest.skip(reason)
     shown = demo("--directory", tmp_path / "demo", "--messages", 100, published=published).stdout
@@ -63,7 +63,7 @@ def test_the_second_act(tmp_path: Path, published: int) -> None:
 
 
 def test_the_second_act_finds_doubles() -> None:
-    """And says so, instead of what it is proud of."""
+    """The MQTT part reports a duplicate delivery at QoS 2 as an error."""
     if (reason := mqtt_act.missing()) is not None:
         pytest.skip(reason)
     readers = [Subscriber(f"reader-{qos}", 4, Progress(), qos, "#") for qos in (1, 2)]
@@ -78,7 +78,7 @@ def test_the_second_act_finds_doubles() -> None:
 
 
 def test_without_the_clients_the_second_act_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs them; the first act runs."""
+    """Without paho-mqtt the demo skips its MQTT part, and prints the command that installs it."""
     monkeypatch.setattr(mqtt_act, "find_spec", lambda name: None if name == "paho" else find_spec(name))
     shown = demo("--directory", tmp_path / "demo", "--messages", 3, published=2).stdout
     assert 'needs paho-mqtt: pip install "topicstore[demo]"' in " ".join(shown.split())
@@ -87,7 +87,7 @@ def test_without_the_clients_the_second_act_is_left_out(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_input_out_of_order_and_without_times(tmp_path: Path, ending: str) -> None:
-    """Late messages, messages without a time and topics that begin with $ come through as well."""
+    """Late messages, messages without a time, and topics that begin with $ are imported and compared, too."""
     rows = [ts.Message(f"a/{n % 3}/x", b"%d" % n, timestamp=(n * 7919) % 1000) for n in range(500)]
     rows += [ts.Message("$SYS/x", b"", timestamp=5), ts.Message("b", b"\xff")]
     file = tmp_path / f"x.{ending}"
@@ -128,7 +128,7 @@ def test_it_deletes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
 
 
 def test_a_missing_engine_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    """With the one command that installs it."""
+    """A missing engine is reported before anything is created, with the command that installs it."""
     program = (
         "import sys; sys.modules['rocksdict'] = None\n"
         "from topicstore.cli import main; sys.argv[1:] = ['demo', '--directory', 'demo']; main()"

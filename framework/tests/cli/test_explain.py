@@ -1,4 +1,4 @@
-"""``topicstore explain``: what it says, and what scripts get."""
+"""``topicstore explain``: its text for people, and its JSON for scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_for_people(db: Path) -> None:
     shown = run("explain", db, "fleet/1/+").stdout
     for words in ("fleet/1/+", "20, with 40 bytes", "1 of 3", "reference", "block", "fleet/1/speed", LEGEND):
         assert words in shown
-    assert "shard  " not in shown  # there is one
+    assert "shard  " not in shown  # there is only one shard
     assert "generation  layout" in shown
     assert "[bold]" in run("explain", db, "x/[bold]").stdout  # a filter, not markup
     assert "\\x1b" in run("explain", db, "x/\x1b[2J").stdout

@@ -16,7 +16,7 @@ from .conftest import document, run
 
 
 def test_replays_cross_generations_of_other_layouts(rows: Sequence[ts.Message], db: Path, tmp_path: Path) -> None:
-    """A change of layout is a new generation: what comes before and behind it is read in one order."""
+    """A replay crosses generations of different layouts in one order."""
     layouts = ["reference", *sorted(set(layouts_on("rocksdb")) - {"reference"})]
     for number, layout in enumerate(layouts, 1):
         run("generations", "add", db, "--layout", layout)
@@ -33,7 +33,7 @@ def test_replays_cross_generations_of_other_layouts(rows: Sequence[ts.Message], 
 
 
 def test_options_of_generations(db: Path) -> None:
-    """Defaults are shown too; without any given, those that the layout had last stay."""
+    """Options are shown with defaults; a generation without options gets the last ones of its layout."""
     run("generations", "add", db, "--option", "level=5", "--option", "compression=zstd")
     run("generations", "add", db)
     run("generations", "add", db, "--layout", "reference")
@@ -58,7 +58,7 @@ def test_options_of_generations(db: Path) -> None:
     ],
 )
 def test_how_a_generation_may_be_asked_for(db: Path, arguments: tuple[str, ...]) -> None:
-    """As with `create`, and as people write it."""
+    """A layout and its options can be given as for `create`, or in shorter forms."""
     run("generations", "add", db, *arguments)
     added = document("generations", db)["generations"][-1]
     assert ("block", 5, [7]) == (added["layout"], added["options"]["level"], added["options"]["thresholds"])
@@ -87,6 +87,6 @@ def test_a_generation_that_contradicts_itself(db: Path) -> None:
     ],
 )
 def test_bad_options_of_generations(db: Path, option: str, says: str) -> None:
-    """One line that names the option; no generation was added."""
+    """A wrong option is reported in one line that names it, and no generation is added."""
     assert says in run("generations", "add", db, "--layout", "block", "--option", option, code=2).stderr
     assert 1 == len(document("generations", db)["generations"])

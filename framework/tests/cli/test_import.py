@@ -1,4 +1,4 @@
-"""Imports: where they go on, what they refuse, and what they say."""
+"""``topicstore import``: resuming, errors, and what it prints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_creates_the_database_by_the_messages_own_times(db: Path, file: Path)
 
 
 def test_limits_add_up(db: Path, file: Path) -> None:
-    """Pieces of any size make the whole, however they fall on the batches."""
+    """Imports with limits add up to the whole file, whatever the batch size."""
     seen = 0
     for limit in (1, 6, 7, 50, 0, 100, 36):
         found = imported(db, file, "--limit", limit, "--batch-size", 7, "--shards", 4)
@@ -110,7 +110,7 @@ def test_again_imports_again_and_can_be_interrupted_too(db: Path, file: Path) ->
 
 @pytest.mark.parametrize("first_shard", [0, 1])
 def test_a_crash_between_two_shards(db: Path, file: Path, first_shard: int) -> None:
-    """A batch that only one shard has committed is completed, not repeated, in the others."""
+    """A batch that only one shard has committed is completed in the others, and stored once."""
     with ts.open(db, mode="x", shards=2, timestamps="message") as opened, open_source(file) as source:
         progress = Progress(opened, source)
         for number, rows in enumerate(source.read(0, 30)):
@@ -154,7 +154,7 @@ SPOILT = [bad_json, bad_qos, bad_topic, late, lambda _: b"{\n", lambda _: b'{"to
 def test_a_bad_row_is_named_and_its_correction_goes_on(
     db: Path, file: Path, row: int, spoil: Callable[[bytes], bytes]
 ) -> None:
-    """The rows before it are stored; the corrected file is a continuation, though its content is another."""
+    """The rows before a bad row are stored, and the corrected file resumes at that row."""
     lines = file.read_bytes().splitlines(keepends=True)
     good = lines[row]
     lines[row] = spoil(good)
@@ -236,7 +236,7 @@ def test_parquet_goes_on_in_the_middle_of_a_row_group(db: Path, tmp_path: Path) 
     [("jsonl", "half"), ("jsonl", "end"), ("jsonl", "garbage"), *((e, "changed") for e in ("jsonl", "json", "csv"))],
 )
 def test_damaged_gzip(db: Path, tmp_path: Path, ending: str, damage: str) -> None:
-    """Every whole row that can be unpacked before the damage is stored; the whole file then goes on."""
+    """All whole rows before damage in a gzip file are stored, and the repaired file resumes after them."""
     rows = [ts.Message("a/b", xxhash.xxh3_128_hexdigest(b"%d" % n).encode(), timestamp=n) for n in range(3_000)]
     text = encode_lines(rows)
     if ending == "csv":
@@ -254,7 +254,7 @@ def test_damaged_gzip(db: Path, tmp_path: Path, ending: str, damage: str) -> Non
     with contextlib.suppress(zlib.error):
         for byte in packed:
             unpacked += unpacker.decompress(bytes([byte]))
-    good = 0  # the rows before the damage, which may also be unpacked to something else
+    good = 0  # rows before the damage, which may be unpacked to other bytes
     for good, (found, expected) in enumerate(zip(unpacked.splitlines(), text.splitlines(), strict=False), 1):
         if found != expected:
             good -= 1
@@ -286,7 +286,7 @@ def together(rows: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("form", [array, indented_array, indented, together])
 def test_json_that_is_not_lines(db: Path, tmp_path: Path, form: Callable[[list[dict[str, Any]]], str]) -> None:
-    """Objects anywhere are rows, at which an import goes on, also when one was corrected, or the file grew."""
+    """JSON objects without line structure are rows, at which an import resumes, also in a corrected or longer file."""
     rows = [{"topic": f"t{n}", "payload": 'a "}{][" \\', "properties": {}, "timestamp": n} for n in range(30)]
     file = tmp_path / "x.json"
     for end, limit, seen in ((20, 7, 0), (20, 8, 7), (29, 10, 15)):
@@ -330,7 +330,7 @@ def test_json_that_is_no_objects(db: Path, text: str, row: int) -> None:
 
 @given(st.lists(st.integers(0, 400)), st.sampled_from([array, indented_array, indented, together]))
 def test_json_in_pieces(cuts: list[int], form: Callable[[list[dict[str, Any]]], str]) -> None:
-    """Objects are the same wherever a piece ends, be it in a text or in an escape."""
+    """Objects are split correctly wherever a chunk of the text ends, also within a string or an escape."""
     rows = [{"topic": '\\"{[', "payload": n, "é": [{"\\": "\\\\"}]} for n in range(4)]
     text = form(rows).encode()
     ends = sorted({0, *cuts, len(text)})
@@ -349,7 +349,7 @@ PIPED = {
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("file_format", list(PIPED))
 def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bool) -> None:
-    """Though no batch is full; so is what came when the wait for more is interrupted, but no half row."""
+    """Rows from a pipe are stored before a batch is full, and when the import is interrupted, but no partial row."""
     head, row = PIPED[file_format]
     packer = zlib.compressobj(wbits=31)
 
@@ -358,7 +358,7 @@ def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bo
 
     @contextlib.contextmanager
     def interrupted() -> Iterator[None]:
-        """Wait as long as there is something, and then be interrupted."""
+        """Wait while the pipe has data, and raise `KeyboardInterrupt` otherwise."""
         if not select.select([begin], [], [], 0)[0]:
             raise KeyboardInterrupt
         yield
@@ -367,7 +367,7 @@ def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bo
     try:
         with open_source(Path(f"/dev/fd/{begin}"), file_format) as source:
             read = source.read(0, 4_096)
-            put(head + b"".join(row % n for n in range(300)) + (row % 300)[:-4])  # the last one is not complete
+            put(head + b"".join(row % n for n in range(300)) + (row % 300)[:-4])  # the last row is incomplete
             assert 300 == len(next(read))
             put((row % 300)[-4:] + row % 301 + (row % 302)[:-4])
             source.waiting = interrupted
@@ -381,7 +381,7 @@ def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bo
 
 @pytest.mark.parametrize("name", [(), ("--source", "log")])
 def test_a_file_that_grew(db: Path, tmp_path: Path, name: tuple[str, ...]) -> None:
-    """Its new rows are imported, whether the import before was finished or not."""
+    """The new rows of a file that grew are imported, whether the earlier import had finished or not."""
     file = tmp_path / "log.jsonl"
     file.write_bytes(encode_lines(ROWS[:100]))
     imported(db, file, "--limit", 40, "--shards", 2, *name)
@@ -396,9 +396,9 @@ def test_a_file_that_grew(db: Path, tmp_path: Path, name: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_another_file_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
-    """As a log that was rotated: it is read from its first row, be it longer or shorter, and that is said.
+    """Another file under the name of a source, such as a rotated log, is read from its first row, with a note.
 
-    After one without rows, any file is the same.
+    After a file without rows there is no note.
     """
     file = tmp_path / f"log.{ending}"
     stored_rows: list[ts.Message] = []
@@ -415,7 +415,7 @@ def test_another_file_under_the_name_of_a_source(db: Path, tmp_path: Path, endin
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
 def test_another_stream_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
-    """It is refused, because what is passed over of it can't be read again."""
+    """Another stream under the name of a source is refused, because rows that it skips could not be read again."""
     file = tmp_path / f"log.{ending}"
     how = ("--format", ending, "--source", "log")
     write(file, ROWS[:20])
@@ -444,7 +444,7 @@ def test_a_file_that_begins_otherwise_is_another(db: Path, tmp_path: Path) -> No
 
 
 MANY = [ts.Message("a", b"%08d" % n * 32, timestamp=1_000 + n) for n in range(12_000)]
-"""More than the two mebibytes at a file's ends."""
+"""More bytes than the two mebibytes at a file's ends that imports compare."""
 
 
 def write(path: Path, rows: list[ts.Message]) -> None:
@@ -466,7 +466,7 @@ def write(path: Path, rows: list[ts.Message]) -> None:
 def test_a_file_that_differs_in_its_middle_is_another(
     db: Path, tmp_path: Path, ending: str, limit: tuple[str, ...]
 ) -> None:
-    """Though its size and its ends are the same, whether the first was imported whole or in part."""
+    """Files of equal size and ends that differ in the middle are different, after a whole or a partial import."""
     first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
     write(first, MANY)
     write(second, [*MANY[:6_000], msgspec.structs.replace(MANY[6_000], payload=b"x" * 256), *MANY[6_001:]])
@@ -481,7 +481,7 @@ def test_a_file_that_differs_in_its_middle_is_another(
 
 
 def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:
-    """Only whole lines are a common beginning, but the end of the last line may be missing."""
+    """A last line that has become longer is another row, unless only its line end was missing."""
     file = tmp_path / "x.csv"
     for text, new in (("t,1\nt,2", 2), ("t,1\nt,2\n", 0), ("t,1\nt,2\nt,3", 1), ("t,1\nt,2\nt,34", 1)):
         file.write_text(f"topic,payload\n{text}")
@@ -500,7 +500,7 @@ def test_blank_lines_are_rows_without_messages(db: Path, tmp_path: Path) -> None
 
 
 def test_standard_input(db: Path) -> None:
-    """With a name it goes on behind what was stored; without one everything is taken."""
+    """Standard input resumes after stored rows if it has a name, and is imported as a whole otherwise."""
     assert imported(db, stdin=encode_lines(ROWS[:50]))["messages"] == 50
     assert imported(db, "-", "--source", "feed", stdin=encode_lines(ROWS[50:100]))["messages"] == 50
     assert imported(db, "-", "--source", "feed", stdin=encode_lines(ROWS[50:]))["messages"] == 100
@@ -548,7 +548,7 @@ def test_several_files(db: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_times_in_another_unit(db: Path, tmp_path: Path, timestamp: int, unit: str, ending: str) -> None:
-    """They are refused, unless it is said that they are meant."""
+    """Times in seconds or milliseconds are refused, unless `--allow-ancient` is given."""
     file = tmp_path / f"x.{ending}"
     if ending == "jsonl":
         file.write_bytes(b'\n{"topic":"t","payload":"1","timestamp":%d}\n' % timestamp * 3)
@@ -564,14 +564,14 @@ def test_times_in_another_unit(db: Path, tmp_path: Path, timestamp: int, unit: s
 
 
 def test_times_that_are_no_numbers_are_what_they_say(db: Path, tmp_path: Path) -> None:
-    """As are rows without one."""
+    """Rows without a time, and files without rows, are imported without the check of units."""
     for number, row in enumerate((b'{"topic":"t","payload":"1"}', b"")):
         (tmp_path / f"{number}.jsonl").write_bytes(row)
         assert "" == run("import", db, tmp_path / f"{number}.jsonl").stderr
 
 
 def test_an_import_that_fails_at_first_leaves_no_database(db: Path, file: Path, tmp_path: Path) -> None:
-    """Only if it has made it, and nothing is in it."""
+    """An import that fails before it stores a row removes the database if it has created it."""
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(b"{}\n")
     run("import", db, bad, code=2)
@@ -591,7 +591,7 @@ def test_an_import_that_fails_at_first_leaves_no_database(db: Path, file: Path, 
 
 
 def test_csv_from_standard_input(db: Path) -> None:
-    """It has to be said."""
+    """CSV from standard input needs `--format csv`."""
     text = b"topic,payload\nt,1\n"
     assert "row 1" in run("import", db, stdin=text, code=2).stderr
     assert imported(db, "--format", "csv", stdin=text)["messages"] == 1
@@ -621,7 +621,7 @@ print(result.exit_code, result.stderr)
     ],
 )
 def test_a_little_file_takes_no_great_memory(tmp_path: Path, name: str, head: bytes, filling: bytes) -> None:
-    """Up to a gigabyte is packed into one, which is refused, or read, with 900 MB."""
+    """A small file that unpacks to a gigabyte is refused, or read within 900 MB of memory."""
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
         file.write(head)
         for _ in range({"line": 1_024, "record": 128, "blank": 5}[name.split(".")[0]]):

@@ -1,4 +1,4 @@
-"""Imports that are killed or interrupted, in processes of their own, and what the next one makes of it."""
+"""Imports in processes that are killed or interrupted, and the imports that resume them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ main()
 
 
 class Import:
-    """An import in a process of its own, which says after each batch how many rows are stored, and waits."""
+    """An import in a process of its own that reports the number of stored rows after each batch, and then waits."""
 
     def __init__(self, db: Path, file: Path, *more: str, batch: int = BATCH) -> None:
         (reports, report_to), (answers, answer_to) = os.pipe(), os.pipe()
@@ -87,23 +87,23 @@ class Import:
         self._answer_to.close()
 
     def reports(self) -> Iterator[int]:
-        """Yield the numbers of rows that it says it has stored."""
+        """Yield the reported numbers of stored rows."""
         return (int(line) for line in self._reports if line.endswith(b"\n"))
 
     def let_on(self) -> None:
-        """Let it begin the next batch."""
+        """Let the process begin the next batch."""
         with suppress(BrokenPipeError):
             self._answer_to.write(b"\n")
 
     def end(self) -> tuple[int, str, str]:
-        """Let it run to its end; return the exit code, and what it wrote."""
+        """Let the process run to its end; return the exit code, standard output and standard error."""
         self._answer_to.close()
         out, error = self.process.communicate()
         return self.process.returncode, out, error
 
 
 def rows(db: Path) -> list[list[ts.Message]]:
-    """Return everything in a database, shard by shard, after checking it."""
+    """Verify a database; return its messages by shard."""
     with ts.open(db, mode="r+") as opened:
         report = opened.verify()
         assert (report.damages, report.messages) == ([], opened.info().messages)
@@ -117,7 +117,7 @@ def rows(db: Path) -> list[list[ts.Message]]:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory, file: Path) -> dict[int, list[list[ts.Message]]]:
-    """What an import that nobody disturbs leaves in so many shards."""
+    """Return the messages by shard that an uninterrupted import stores, for each number of shards."""
     found = {}
     for shards in SHARDS:
         path = tmp_path_factory.mktemp("clean") / "db"
@@ -150,7 +150,7 @@ cli(["import", *how])
 def test_killed_again_and_again_it_ends_like_one_that_was_not(
     tmp_path: Path, file: Path, shards: int, clean: dict[int, list[list[ts.Message]]], run_until: Callable[..., object]
 ) -> None:
-    """Nothing that was reported is lost, nothing is stored twice, around whichever write SIGKILL strikes."""
+    """Whichever writes SIGKILL interrupts, no reported row is lost, and none is stored twice."""
     chance, safe = random.Random(shards), 0
     db, reports = tmp_path / "db", tmp_path / "reports"
     how = (db, file, "--batch-size", BATCH, "--shards", shards, reports)
@@ -168,7 +168,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
 def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
     tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], number: int
 ) -> None:
-    """What it says is stored is what is stored: what it reported, and maybe one batch it had no time to."""
+    """An interrupted import prints the number of stored rows: those it reported, and at most one batch more."""
     with Import(tmp_path / "db", file, "--shards", "4") as child:
         for safe in child.reports():
             child.let_on()
@@ -190,7 +190,7 @@ def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
 def test_an_interrupt_in_the_middle_of_a_batch_waits_for_its_end(
     tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stored whole; the next one isn't begun until the import is run again."""
+    """An interrupt during a batch takes effect after it was stored, and the next import resumes there."""
     store = ts.Database.store
 
     def interrupted(*arguments: Any, **named: Any) -> ts.StoreResult:
@@ -209,13 +209,13 @@ def test_an_interrupt_in_the_middle_of_a_batch_waits_for_its_end(
 
 
 def test_interrupted_while_it_waits_for_more(tmp_path: Path, file: Path) -> None:
-    """A stream that has nothing to say doesn't keep Ctrl-C waiting."""
+    """Ctrl-C ends an import that waits for standard input."""
     with Import(tmp_path / "db", Path("-"), batch=10) as child:
         assert child.process.stdin is not None
         child.process.stdin.writelines(file.read_text().splitlines(keepends=True)[:25])
         child.process.stdin.flush()
         reports = child.reports()
-        for safe in (10, 20, 25):  # the last ones though there are no ten
+        for safe in (10, 20, 25):  # the last five, though no batch is full
             assert safe == next(reports)
             child.let_on()
         child.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Imports of files as devices write them: names of the time, payloads that are objects, columns that are mapped."""
+"""Imports of devices' files: other names of the time, payloads that are objects, and mapped columns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["jsonl", "csv", "parquet"])
 def write(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
-    """Return what writes rows to a file of each format."""
+    """Return a function that writes rows to a file, for each format."""
 
     def write(rows: list[dict[str, Any]]) -> Path:
         file = tmp_path / f"rows.{request.param}"
@@ -88,7 +88,7 @@ def test_the_time_has_other_names_and_its_size_tells_the_unit(
 
 @given(st.integers(10**15, 5 * 10**15 - 1), st.sampled_from(sorted(UNITS)))
 def test_a_time_is_found_in_whatever_unit_it_is_written(time: int, unit: str) -> None:
-    """As a number, with a fraction where it needs one, and as text."""
+    """A time is converted in each unit, as an integer, with a fraction, and as text."""
     each = UNITS[unit]
     whole, rest = divmod(time * each, 10**6)
     for how in (AUTO, unit):
@@ -101,7 +101,7 @@ def test_a_time_is_found_in_whatever_unit_it_is_written(time: int, unit: str) ->
 
 @pytest.mark.parametrize("time", [5, 20_240_131, 10**10, 1.5, True, [1], {}])
 def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, time: object) -> None:
-    """With the line; nothing of another meaning is stored."""
+    """A number whose unit can't be told is refused with its row, and nothing is stored."""
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"topic": "a", "payload": "x", "ts": time}))
     assert "row 1: " in run("import", target, file, code=2).stderr
@@ -109,7 +109,7 @@ def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, ti
 
 
 def test_the_unit_may_be_said(write: Write, target: Path) -> None:
-    """Then of every name, and without limits of years, but for the check of times that are hardly meant."""
+    """With `--time-unit` any time is taken in that unit, without the check of plausible years."""
     file = write(
         [
             {"topic": "a", "payload": "x", "timestamp": 1_700_000_000},
@@ -138,12 +138,12 @@ def test_the_unit_may_be_said(write: Write, target: Path) -> None:
 def test_digits_of_a_time_are_not_cut_in_silence(
     tmp_path: Path, target: Path, name: str, time: object, unit: str, ending: str
 ) -> None:
-    """A note tells it, unless a unit is given; HTTP, which has no notes, refuses such a time."""
+    """A time finer than microseconds is rounded down with a note, unless a unit is given; `decode_lines` refuses it."""
     file = tmp_path / f"x.{ending}"
     row = {"topic": "a", "payload": "x", name: time}
     text = json.dumps(row)
     if ending == "jsonl" and str(time)[:2] == "17":
-        text = text.replace(f'"{time}"', f"{time}")  # a number, of which a float cuts digits
+        text = text.replace(f'"{time}"', f"{time}")  # a number with more digits than a float
     csv_text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values())
     file.write_text(text if ending == "jsonl" else csv_text)
     assert bool(unit) == ("were rounded down" in run("import", target, file).stderr)
@@ -168,7 +168,7 @@ def test_two_names_of_the_time_are_one_too_many(write: Write, target: Path) -> N
 def test_times_of_arrow_are_what_they_are(
     tmp_path: Path, target: Path, name: str, how: tuple[str, ...], says: str
 ) -> None:
-    """Under another name too; those between two microseconds are refused, with their row, unless told to round."""
+    """Arrow times between two microseconds are refused with their row, unless a unit is given, under any name."""
     times = pa.array([1_000, TIME * 1_000 + 1], pa.timestamp("ns"))
     pq.write_table(pa.table({"topic": ["a", "a"], "payload": ["x", "y"], name: times}), tmp_path / "x.parquet")
     arguments = ("import", target, tmp_path / "x.parquet", *how)
@@ -200,14 +200,14 @@ def test_times_of_arrow_are_what_they_are(
 def test_types_of_times_in_parquet(
     tmp_path: Path, target: Path, name: str, times: pa.Array, how: tuple[str, ...]
 ) -> None:
-    """Whatever the type is, with the unit and the zone that it lacks."""
+    """Every type of time in Parquet is read, with `--time-unit` and `--zone` for what the type lacks."""
     pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], name: times}), tmp_path / "x.parquet")
     run("import", target, tmp_path / "x.parquet", *how)
     assert [TIME] == [message.timestamp for message in stored(target)]
 
 
 def test_what_a_time_lacks_is_asked_for(tmp_path: Path, target: Path) -> None:
-    """A number with a fraction has no unit; there are zones that don't exist."""
+    """A fractional number without `--time-unit`, and an unknown time zone, are refused."""
     pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], "timestamp": [TIME / 1e6]}), tmp_path / "x.parquet")
     assert "row 1: " in (told := run("import", target, tmp_path / "x.parquet", code=2).stderr)
     assert "--time-unit" in told
@@ -225,7 +225,7 @@ MOSQUITTO = r"""
 
 
 def test_what_mosquitto_sub_writes(tmp_path: Path, target: Path) -> None:
-    """With -F %j and %J: its names of the time and of properties, flags as numbers, null for no payload."""
+    """Output of `mosquitto_sub` with `-F %j` and `-F %J` can be imported."""
     properties = {
         "payload-format-indicator": 1,
         "message-expiry-interval": 60,
@@ -275,7 +275,7 @@ def test_utf16_is_told(tmp_path: Path, target: Path, ending: str, encoding: str)
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("quoted", [False, True])
 def test_separators_of_csv(tmp_path: Path, target: Path, separator: str, quoted: bool) -> None:
-    """The first record tells, in whose quotation marks may be anything; an import goes on with the same."""
+    """The header tells the separator of a CSV file, also with quoted separators, and a resumed import uses the same."""
     with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8-sig") as file:
         file.write("\n\n")
         writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL)
@@ -289,7 +289,7 @@ def test_separators_of_csv(tmp_path: Path, target: Path, separator: str, quoted:
 
 
 def test_a_payload_that_is_an_object_is_stored_as_its_json(tmp_path: Path, target: Path) -> None:
-    """Compact, in UTF-8, with numbers as they were written; among texts, which stay texts."""
+    """A payload that is a JSON value is stored as compact UTF-8, with numbers as written; a string stays as it is."""
     spaced = NESTED.replace(":", " : ").replace(",", " , ")
     payloads = [spaced, '"text"', "21.50", "true", "[ 1, 2 ]", '""', '"{ }"']
     (tmp_path / "x.jsonl").write_text("".join(f'{{"topic":"a","payload":{payload}}}\n' for payload in payloads))
@@ -327,7 +327,7 @@ MORE = ("--map", "client_id={topic[-1]}", "--set", "qos=1", "--ignore", "quality
 
 
 def test_columns_are_mapped(write: Write, target: Path) -> None:
-    """A name, a template of columns, a level of the topic, the same for all; alike in every format."""
+    """Columns can be mapped by name, by template and by topic level, and set to a constant, in every format."""
     run("import", target, write(ROWS), *MAP, *MORE)
     assert stored(target) == [
         ts.Message("plant/north/dev-7", b"41.5", "dev-7", 1, timestamp=1_700_000_000_000_000),
@@ -363,7 +363,7 @@ def test_a_topic_gives_the_client_id_and_is_put_together_again(write: Write, tar
     ],
 )
 def test_a_column_that_nothing_takes_is_refused(write: Write, target: Path, how: Any, told: str) -> None:
-    """By name. Nothing was stored, and no database is left."""
+    """A column that no mapping uses is refused by name; nothing is stored, and no database is left."""
     assert f"no column {told};" in run("import", target, write(ROWS), *how, code=2).stderr
     assert not target.exists()
 
@@ -415,7 +415,7 @@ def test_a_mapping_that_is_none_is_refused(tmp_path: Path, target: Path, how: An
 
 
 def test_unknown_names_are_told_with_their_line(tmp_path: Path, target: Path) -> None:
-    """Of JSON lines, and of properties in them."""
+    """Unknown names in JSON lines, and in properties, are reported with their row."""
     good = '{"topic":"a","payload":"x"}\n'
     for bad in ('{"topic":"a","payload":"x","clientid":"c"}', '{"topic":"a","payload":"x","properties":{"contnt":1}}'):
         (tmp_path / "x.jsonl").write_text(good + good + bad)
@@ -428,7 +428,7 @@ def test_unknown_names_are_told_with_their_line(tmp_path: Path, target: Path) ->
 
 
 def test_what_was_begun_with_a_mapping_goes_on_with_it(write: Write, target: Path) -> None:
-    """And with no other: its rows would be two kinds of messages. Passing over more columns is no other mapping."""
+    """An interrupted import must be resumed with the same mapping; only more `--ignore` are allowed."""
     file = write([*ROWS, {**ROWS[0], "data": "3"}])
     run("import", target, file, *MAP, *MORE, "--limit", 1, "--late", "lift")
     for other in ((*MAP, *MORE[:-4]), (*MAP, *MORE, "--time-unit", "ms"), (*MAP, *MORE, "--retain")):
@@ -466,7 +466,7 @@ def retained(path: Path) -> dict[str, bytes]:
 
 
 def test_retained_messages_are_kept_if_it_is_asked_for(write: Write, target: Path, tmp_path: Path) -> None:
-    """Else it is told how many are not."""
+    """Retained messages are set only with `--retain`; otherwise the import reports how many were not."""
     file = write(RETAINED)
     told = run("import", tmp_path / "other", file).stdout
     assert "20 messages with the retain flag did not become retained messages; --retain does that" in told
@@ -478,7 +478,7 @@ def test_retained_messages_are_kept_if_it_is_asked_for(write: Write, target: Pat
 
 @pytest.mark.parametrize(("write", "committed"), [("jsonl", 0), ("parquet", 1), ("jsonl", 2)], indirect=["write"])
 def test_a_crash_between_shards_loses_no_retained_message(write: Write, target: Path, committed: int) -> None:
-    """Nor brings an older one back: each shard gets what it lacks, as that of a topic and as that of a client id."""
+    """After a crash between shards, the next import adds the messages that a shard lacks, and no older ones."""
     file = write(RETAINED)
     with ts.open(target, shards=3, timestamps="message") as db, open_source(file) as source:
         progress = Progress(db, source, retain=True)
@@ -515,7 +515,7 @@ cli(["import", *map(str, arguments)])
 def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
     tmp_path: Path, write: Write, target: Path, run_until: Callable[..., object]
 ) -> None:
-    """Messages and retained messages are the same, around whichever write it strikes, and however often."""
+    """After kills at any write, messages and retained messages are those of an uninterrupted import."""
     rows = [
         {"site": f"s{n % 7}", "id": n % 11, "data": f"{n}", "ts": 1_700_000_000 + n, "retain": n % 3 == 0}
         for n in range(600)
@@ -537,7 +537,7 @@ def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
 
 @pytest.mark.parametrize("column", ["topic", "timestamp", "payload", "other"])
 def test_a_column_that_a_file_has_twice_is_bad_input(tmp_path: Path, column: str) -> None:
-    """An import refuses such a file before it stores anything, as bad input and not as damage of the database."""
+    """An import refuses a file with a repeated column before it stores anything, as bad input and not as damage."""
     columns = {"topic": ["a"], "payload": [b"x"], "timestamp": [1_700_000_000_000_000], "other": [1]}
     names = [*columns, column]
     pq.write_table(pa.Table.from_arrays([pa.array(columns[name]) for name in names], names), tmp_path / "file.parquet")
@@ -548,7 +548,7 @@ def test_a_column_that_a_file_has_twice_is_bad_input(tmp_path: Path, column: str
 
 
 def test_a_property_that_a_csv_field_has_twice_is_bad_input(tmp_path: Path) -> None:
-    """As it is in JSON lines: one of the two would be lost."""
+    """A property that is repeated in a CSV field is refused, because one of the values would be lost."""
     (tmp_path / "file.csv").write_text(
         """topic,payload,properties\na,b,"{""content_type"":""a"",""content_type"":""b""}"\n"""
     )

@@ -1,4 +1,4 @@
-"""Real messages: imported, and compared row for row with their file."""
+"""Samples of real messages, which are imported and compared with their files row by row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*arguments: object) -> bytes:
 @pytest.mark.parametrize("name", [pytest.param("bus", marks=pytest.mark.slow), "home"])
 @pytest.mark.parametrize("ending", ["-sample.jsonl.gz", ".parquet"])
 def test_row_for_row(tmp_path: Path, name: str, ending: str) -> None:
-    """What is replayed is what the file holds, in its order."""
+    """A replay returns the file's messages in the file's order."""
     file = sample(name + ending)
     run("import", tmp_path / "db", file)
     with open_source(file) as source, ts.open(tmp_path / "db", mode="r+") as db:
@@ -42,7 +42,7 @@ def test_row_for_row(tmp_path: Path, name: str, ending: str) -> None:
 
 @pytest.mark.parametrize("name", ["bus", "home"])
 def test_the_sample_begins_the_whole(tmp_path: Path, name: str) -> None:
-    """The two files of a set agree, so a replay of the whole begins with the sample."""
+    """The sample of a data set equals the beginning of the whole data set."""
     run("import", tmp_path / "sample", sample(f"{name}-sample.jsonl.gz"), "--shards", 4)
     run("import", tmp_path / "whole", sample(f"{name}.parquet"), "--limit", 5_000, "--shards", 4)
     lines = run("replay", tmp_path / "sample")

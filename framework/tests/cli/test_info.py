@@ -1,4 +1,4 @@
-"""``topicstore info``: what it shows, and what it leaves out."""
+"""``topicstore info``: what it shows, and what it omits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import topicstore as ts
 from .conftest import document, run
 
 
-@pytest.mark.filterwarnings("default:shard 0")  # the program shows warnings; elsewhere in tests they are errors
+@pytest.mark.filterwarnings("default:shard 0")  # the program shows warnings, which are errors in tests
 def test_info_warns_of_a_shard_ahead_of_the_clock(tmp_path: Path) -> None:
     ahead = 4_000_000_000_000_000
     with ts.open(tmp_path / "db", mode="x", timestamps="message", clock=lambda: ahead) as opened:
@@ -22,7 +22,7 @@ def test_info_warns_of_a_shard_ahead_of_the_clock(tmp_path: Path) -> None:
 
 
 def test_what_reading_counts_is_for_scripts(db: Path) -> None:
-    """It is always nothing here: the command has just opened the database."""
+    """Counters of reads are only in the JSON, because a database that was just opened has read nothing."""
     counted = {"seeks": 0, "visited": 0, "skipped": 0, "rows": 0}
     assert [{"1": counted}] * 2 == [shard["reads"] for shard in document("info", db)["shards"]]
     shown = run("info", db).stdout
@@ -30,7 +30,7 @@ def test_what_reading_counts_is_for_scripts(db: Path) -> None:
 
 
 def test_columns_that_say_nothing_are_left_out(rows: Sequence[ts.Message], db: Path, tmp_path: Path) -> None:
-    """Shards and generations, where there is one; late messages, where there are none."""
+    """Columns for shards, generations and late messages are omitted where there is only one or none."""
     with ts.open(tmp_path / "one", mode="x", timestamps="message", late="lift") as opened:
         opened.store(rows)
     for command in ("info", "streams"):

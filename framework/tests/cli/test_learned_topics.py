@@ -40,7 +40,7 @@ def store(db: ts.Database, topics: list[str], publishers: int = 7) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two shards and generations; buses from the sixth on share a level in each."""
+    """A database of two shards and two generations, in which later buses of a line share a wildcard."""
     with ts.open(tmp_path / "db", mode="x", shards=2, options=OPTIONS) as db:
         store(db, [*FLEET, *FLEET, *ODD])
         db.add_generation()
@@ -53,7 +53,7 @@ def paths(nodes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def test_every_learned_node_is_there_once(path: Path) -> None:
-    """Those of shards and generations that have the same path are one, with the streams of all."""
+    """Nodes with the same path in several shards and generations are merged, with the streams of all."""
     with ts.open(path, mode="r+") as db:
         learned = db.learned_topics()
     found = document(path)
@@ -70,7 +70,7 @@ def test_every_learned_node_is_there_once(path: Path) -> None:
 
 
 def test_streams_within_a_node_are_its_own_and_those_below(path: Path) -> None:
-    """And parents come before children."""
+    """`streams_within` counts a node's own streams and those below; parents come before children."""
     nodes = document(path)["nodes"]
     own = {tuple(node["path"]): len(node["streams"]) for node in nodes}
     for node in nodes:
@@ -81,7 +81,7 @@ def test_streams_within_a_node_are_its_own_and_those_below(path: Path) -> None:
 
 
 def test_one_generation(path: Path) -> None:
-    """What it learned, or inherited; one that isn't there is refused."""
+    """`--generation` shows only what that generation learned or inherited, and refuses an unknown one."""
     found = document(path, "--generation", 2)
     streams = [stream for node in found["nodes"] for stream in node["streams"]]
     assert [2] == found["generations"]
@@ -92,7 +92,7 @@ def test_one_generation(path: Path) -> None:
 
 
 def test_a_filter_leaves_the_streams_that_may_match(path: Path) -> None:
-    """And the levels above them."""
+    """`--filter` keeps nodes that may match it, and their parents."""
     wanted = ("fleet", "+", "bus-3", "speed")
     found = document(path, "--filter", "/".join(wanted))
     for way in paths(found["nodes"]):
@@ -105,7 +105,7 @@ def test_a_filter_leaves_the_streams_that_may_match(path: Path) -> None:
 
 
 def test_text_is_indented(tmp_path: Path) -> None:
-    """Two blanks a level; empty levels and what could act on a terminal are shown harmlessly."""
+    """Each level is indented by two spaces; empty levels are quoted, and control characters are escaped."""
     with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [9, 2]}}) as db:
         store(db, ["a/x", "a/y", "a/z", "/\x1b[2J", "$SYS/a"])
     assert run(tmp_path / "db").stdout.splitlines() == [
@@ -124,7 +124,7 @@ def test_text_is_indented(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("topics", "shown"), [(5, 5), (6, 6), (7, 5), (300, 5)])
 def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> None:
-    """Never the wildcard, and never by one; JSON has everything."""
+    """A node with many children shows the first and the wildcard; at least two are abbreviated. JSON has all."""
     with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [9, 200]}}) as db:
         store(db, [f"a/{number:03}" for number in range(topics)])
     own = min(topics, 200)
@@ -138,7 +138,7 @@ def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> 
 
 
 def test_layouts_that_learn_nothing(tmp_path: Path) -> None:
-    """They are named; so are generations without messages."""
+    """Generations whose layout learns nothing, or that hold no messages, are named."""
     with ts.open(tmp_path / "db", mode="x", layout="reference") as db:
         store(db, ["a", "b"])
         db.add_generation("block")
@@ -153,7 +153,7 @@ def test_layouts_that_learn_nothing(tmp_path: Path) -> None:
 def test_a_terminal_gets_branches(
     path: Path, monkeypatch: pytest.MonkeyPatch, on_a_terminal: Callable[..., str]
 ) -> None:
-    """Drawn by rich; the same levels and numbers."""
+    """On a terminal, rich draws the tree with the same levels and numbers."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     shown = on_a_terminal("stdout", "learned-topics", path)

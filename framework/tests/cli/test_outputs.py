@@ -1,8 +1,8 @@
-"""The output of each command, frozen in ``outputs.txt``: what scripts get with ``--json``, and what people read.
+"""Each command's output is compared with ``outputs.txt``: the JSON that scripts read, and the text that people read.
 
-Of a JSON document its keys and types are kept, of a list the first element; of text everything but times, sizes on
-disk, and numbers of the engine. ``python framework/tests/cli/test_outputs.py`` writes the file again: look at the
-difference before it is committed.
+Of a JSON document, keys and types are compared, and of a list the first element; of text everything but times, sizes on
+disk, and the engine's numbers. ``python framework/tests/cli/test_outputs.py`` writes the file anew; review the
+difference before you commit it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from topicstore.cli import cli
 
 FROZEN = Path(__file__).with_name("outputs.txt")
 _FREE = {"counters", "engine", "details", "options", "epochs"}
-"""The keys of objects that an engine or a layout fills."""
+"""The keys of objects whose contents depend on the engine or the layout."""
 
 
 def fill(path: Path) -> None:
-    """Make a database with something of everything, and files to import."""
+    """Make a database that holds every kind of data, and files to import."""
     with ts.open(path / "data", mode="x", shards=2, timestamps="message", late="lift") as db:
         db.store(
             [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=10**6 * n) for n in range(60)]
@@ -46,7 +46,7 @@ def fill(path: Path) -> None:
 
 
 def output(words: str) -> str:
-    """Return what a command prints: text or a document's shape, errors and notes, and an exit code that isn't 0."""
+    """Return a command's output: text, or the shape of its JSON; then errors and notes, and a nonzero exit code."""
     done = CliRunner(env={"COLUMNS": None}).invoke(cli, shlex.split(words), catch_exceptions=False)
     found = _text(words.split()[0], done.stdout)
     if "--json" in words and done.stdout:
@@ -76,7 +76,7 @@ def _shape(value: Any) -> Any:
 
 
 def outputs(path: Path) -> str:
-    """Run the commands of the file in their order, in which some change what later ones print."""
+    """Run the commands of the file in order; earlier commands affect the output of later ones."""
     fill(path)
     commands = re.findall(r"^\$ topicstore (.*)$", FROZEN.read_text(encoding="utf-8"), re.MULTILINE)
     with contextlib.chdir(path):
@@ -84,7 +84,7 @@ def outputs(path: Path) -> str:
 
 
 def test_outputs(tmp_path: Path) -> None:
-    """Each command prints what is frozen."""
+    """Each command prints what ``outputs.txt`` contains."""
     assert FROZEN.read_text(encoding="utf-8").splitlines() == outputs(tmp_path).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""``topicstore plugins``."""
+"""``topicstore plugins``: warnings about environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore_conformance.faults.threads import PATIENCE
 
 
 def test_variables_about_plugins() -> None:
-    """One that nothing reads, and a plugin that is disabled, are told in one line each; the command does its work."""
+    """An unknown environment variable and a disabled plugin are each reported in one line, and the command succeeds."""
     variables = {"TOPICSTORE_DISABLE_PLUGINS": "layouts", "TOPICSTORE_DISABLE_PLUGINGS": "layouts"}
     program = [sys.executable, "-m", "topicstore.cli", "plugins", "--json"]
     environment = {**os.environ, **variables}

@@ -1,4 +1,4 @@
-"""Commands that only read need no lock: they work beside the program that writes, and change nothing."""
+"""Commands that only read take no lock: they work beside a program that writes, and change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import run
 
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database that is open to be written, with something of everything."""
+    """A database that is open for writing and holds every kind of data."""
     with ts.open(tmp_path / "db", mode="x", shards=2) as db:
         db.store([ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}") for n in range(60)])
         db.publish([ts.Message("fleet/0/state", b"on", "bus-0", retain=True)])
@@ -30,7 +30,7 @@ def written(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def test_it_sees_what_is_committed(written: ts.Database) -> None:
-    """Also what was stored just now."""
+    """A command beside a writer sees messages that were committed just before."""
     written.store([ts.Message("fleet/9/speed", b"now", "bus-9")])
     assert "now" in run("replay", written.path, "fleet/9/#", "--format", "csv").stdout
     assert "2" in run("queue", "read", written.path, "forward").stdout
@@ -38,7 +38,7 @@ def test_it_sees_what_is_committed(written: ts.Database) -> None:
 
 
 def test_what_changes_something_says_who_has_it_open(written: ts.Database) -> None:
-    """With exit code 4."""
+    """Commands that change something fail with exit code 4, because another process has the database open."""
     for words in (("sessions", "kick", written.path, "display"), ("compact", written.path)):
         assert "open" in run(*words, code=4).stderr
     assert "open" in run("sessions", "expire", written.path, "display", "--yes", code=4).stderr
@@ -46,7 +46,7 @@ def test_what_changes_something_says_who_has_it_open(written: ts.Database) -> No
 
 @pytest.mark.parametrize("backend", ["leveldb", "duckdb"])
 def test_a_backend_that_cannot_be_read_beside_its_writer_says_what_can_be_done(tmp_path: Path, backend: str) -> None:
-    """It names the backend, and the way."""
+    """If the backend can't read beside a writer, the error names the backend and the alternatives."""
     with ts.open(tmp_path / "db", mode="x", backend=backend, layout="table" if backend == "duckdb" else "block"):
         said = run("info", tmp_path / "db", code=4).stderr
     assert backend in said.lower()
@@ -56,7 +56,7 @@ def test_a_backend_that_cannot_be_read_beside_its_writer_says_what_can_be_done(t
 
 
 def test_following_prints_what_comes(written: ts.Database) -> None:
-    """First what is stored, then what is stored meanwhile, each once and in order."""
+    """`--follow` prints the stored messages and then new ones, each once and in order."""
     found: list[Result] = []
 
     def follow() -> None:
@@ -74,13 +74,13 @@ def test_following_prints_what_comes(written: ts.Database) -> None:
 
 
 def test_what_nobody_can_store_in_is_not_followed(tmp_path: Path) -> None:
-    """LevelDB has one process at a time."""
+    """`--follow` is refused on LevelDB, which only one process can open."""
     ts.open(tmp_path / "db", mode="x", backend="leveldb").close()
     assert "leveldb" in run("replay", tmp_path / "db", "--follow", code=2).stderr
 
 
 def test_sessions_of_a_reader_can_be_looked_at_only(written: ts.Database) -> None:
-    """What would change them says that the database is read."""
+    """Sessions of a database that is open for reading can be read, but not changed."""
     before = written.sessions["display"]
     with ts.open(written.path, mode="r") as view:
         assert before == view.sessions["display"]

@@ -1,4 +1,4 @@
-"""``topicstore replay`` where nothing matches, as Arrow, and by timestamps; `test_formats` has what else it writes."""
+"""``topicstore replay`` without matches, as Arrow, and by timestamp; `test_formats` tests the other formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import run
 def test_a_replay_of_nothing(
     db: Path, tmp_path: Path, on_a_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A person is told so, and where the messages are; a script gets nothing."""
+    """If no message matches, a terminal shows the time of the newest one; a script gets no output."""
     newest = "no messages match; the newest of the database is of 1970-01-01T00:00:59Z\r\n"
     assert newest == on_a_terminal("stderr", "replay", db, "nosuch")
     assert newest == on_a_terminal("stderr", "replay", db, "--start", "-2h", "--format", "jsonl")
@@ -31,7 +31,7 @@ def test_a_replay_of_nothing(
 
 
 def test_arrow_goes_through_pipes(db: Path, tmp_path: Path) -> None:
-    """As a stream that has what the replay has, in its order; also one of nothing, and to a file."""
+    """Arrow is written as an IPC stream with the messages of the replay in order, also if there are none."""
     with ts.open(db, mode="r") as opened:
         expected = list(opened.replay("fleet/1/#", order="time"))
     stream = run("replay", db, "fleet/1/#", "--format", "arrow").stdout_bytes
@@ -49,14 +49,14 @@ def test_arrow_goes_through_pipes(db: Path, tmp_path: Path) -> None:
 def test_arrow_is_not_printed_on_a_terminal(
     db: Path, on_a_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which it would leave unusable."""
+    """Arrow is not written to a terminal, because its bytes could make the terminal unusable."""
     assert "" == on_a_terminal("stdout", "replay", db, "--format", "arrow", code=2)
     assert "--output FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "table"])
 def test_a_reader_that_goes_is_no_error(tmp_path: Path, file_format: str) -> None:
-    """As ``head`` does: the rest is not written, and nothing is said."""
+    """If the reader of the output ends early, as ``head`` does, the command ends without an error."""
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", bytes(100_000)) for _ in range(100)])
     program = [sys.executable, "-m", "topicstore.cli", "replay", str(tmp_path / "db"), "--format", file_format]
@@ -70,7 +70,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path: Path, file_format: str) -> Non
 
 
 def test_by_timestamp(tmp_path: Path) -> None:
-    """What came late is found by its own time, whatever is written; positions are what `--follow` goes by."""
+    """`--by timestamp` finds late messages by their own time in every format; `--follow` uses positions only."""
     hour, start = 3_600_000_000, 1_700_000_000_000_000
     times = [0, 1, 2, 1, 5]
     with ts.open(tmp_path / "db", layout="block") as db:
@@ -95,7 +95,7 @@ def test_by_timestamp(tmp_path: Path) -> None:
 
 
 def test_times_before_1970_are_before_all_messages(db: Path) -> None:
-    """They are times like others, though no message is of one."""
+    """Times before 1970 are accepted, and are earlier than all messages."""
     everything = run("replay", db).stdout
     assert everything
     assert everything == run("replay", db, "--start", "1960-01-01").stdout

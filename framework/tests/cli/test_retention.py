@@ -1,4 +1,4 @@
-"""``topicstore retention``: limits, how they are written, and what goes."""
+"""``topicstore retention``: the notation of limits, and what a run removes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY = 86_400
 
 
 def test_limits_are_shown_and_changed_one_by_one(path: Path) -> None:
-    """What is not named stays; ``none`` lifts one."""
+    """`retention set` changes only the limits that are given; ``none`` removes a limit."""
     assert "for ever" in run("retention", path).stdout
     run("retention", "set", path, "--max-age", "1d12h", "--max-bytes", "1.5GB")
     run("retention", "set", path, "--when-full", "drop", "--rotate-every", "150m")
@@ -65,7 +65,7 @@ def test_limits_that_are_none(path: Path, arguments: list[str]) -> None:
 
 
 def test_a_run_says_what_went(tmp_path: Path) -> None:
-    """And that nothing did."""
+    """`retention run` prints what it dropped, or that nothing was to be done."""
     path = tmp_path / "db"
     with ts.open(path, clock=Clock(START)) as db:
         db.store([ts.Message("a", b"x")] * 3)
@@ -78,7 +78,7 @@ def test_a_run_says_what_went(tmp_path: Path) -> None:
 
 
 def test_filters_are_changed_one_by_one(path: Path) -> None:
-    """What others say stays; ``none`` takes one away, ``forever`` is for ever. Equals signs may be in a filter."""
+    """`--filter` changes only the given filters, of which ``none`` removes one; a filter may contain "="."""
     run("retention", "set", path, "--filter", "debug/#=1h", "--filter", "alarms/#=forever", "--filter", "a=b/+=90")
     assert {"debug/#": 3600, "alarms/#": None, "a=b/+": 90} == document("retention", path)["filters"]
     changed = document("retention", "set", path, "--filter", "debug/#=2h", "--filter", "a=b/+=none")
@@ -94,7 +94,7 @@ def test_filters_that_are_none(path: Path, text: str) -> None:
 
 
 def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> None:
-    """A generation with its time, the current one, and what goes by filter; a run says what it deleted."""
+    """`show` prints when messages will be removed; `run` prints what it removed, or why it removed nothing."""
     path, clock = tmp_path / "db", Clock(START)
     with ts.open(path, clock=clock) as db:
         db.retention.set(max_age=10**9 - 1, filters={"debug/#": 10, "alarms/#": None})

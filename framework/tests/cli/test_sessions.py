@@ -1,4 +1,4 @@
-"""``topicstore sessions``."""
+"""``topicstore sessions``: the lag that it shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAY = 86_400
 
 
 def test_what_is_behind_is_told_by_filter(path: Path) -> None:
-    """In messages and in seconds, summed in the list."""
+    """`sessions` shows the lag by filter, in messages and seconds, and its sum in the list."""
     with ts.open(path) as db:
         session = db.sessions.open("display", expiry_interval=None)
         for topic_filter in ("a/#", "a/b", "b"):

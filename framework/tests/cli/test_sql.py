@@ -1,4 +1,4 @@
-"""``topicstore sql``."""
+"""``topicstore sql``: output formats, values, and refused statements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards, which tests change in copies only."""
+    """A database of three shards, which tests only change in copies."""
     path = tmp_path_factory.mktemp("sql") / "db"
     with ts.open(path, backend="duckdb", layout="table", shards=3) as db:
         db.store([Message(f"t/{n % 2}", b"\xff" if n else "é,\n".encode(), f"c{n}") for n in range(10)])
@@ -37,12 +37,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, made: Path) -> Path:
-    """A copy of it."""
+    """A copy of `made`."""
     return shutil.copytree(made, tmp_path / "db")
 
 
 def test_rows_of_all_shards_as_a_table(path: Path) -> None:
-    """With the number of rows below."""
+    """A table has the rows of all shards, and then the number of rows."""
     done = run(str(path), COUNTS)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert 0 == done.exit_code, done.output
@@ -52,7 +52,7 @@ def test_rows_of_all_shards_as_a_table(path: Path) -> None:
 
 
 def test_both_times_of_a_message(path: Path) -> None:
-    """Its position's, and its own, by which what came late is found."""
+    """The view has a message's own timestamp, which finds late messages, and the time of its position."""
     moment = 1_748_779_200_000_000
     with ts.open(path) as db:
         db.store([Message("late", b"", timestamp=moment + n) for n in (-1, 0, 3_600_000_000)])
@@ -62,7 +62,7 @@ def test_both_times_of_a_message(path: Path) -> None:
 
 
 def test_json_and_csv(path: Path) -> None:
-    """For programs: bytes that are not text in hexadecimal, sums as numbers, values within values as JSON."""
+    """In JSON and CSV, bytes that aren't text are hexadecimal, sums are numbers, and nested values are JSON."""
     query = "SELECT payload, sum(qos), [count(*)] AS counts, NULL AS nothing FROM messages GROUP BY 1 ORDER BY 3 DESC"
     expected = [["0xff", 0, [9], None], ["é,\n", 0, [1], None]]
     document = json.loads(run(str(path), query, "--json").stdout)
@@ -72,7 +72,7 @@ def test_json_and_csv(path: Path) -> None:
 
 
 def test_what_is_not_a_read_is_refused(path: Path) -> None:
-    """In one line, as bad usage; nothing has changed."""
+    """A statement that isn't one query is refused in one line, and changes nothing."""
     for statement in ("DELETE FROM messages", "SELECT", "SELECT x FROM messages", "SELECT 1; SELECT 2"):
         done = run(str(path), statement)
         assert 2 == done.exit_code
@@ -82,7 +82,7 @@ def test_what_is_not_a_read_is_refused(path: Path) -> None:
 
 
 def test_the_examples_of_the_help_print_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts by topic, the newest first with their text, and the columns; all with times in UTC."""
+    """The examples in the help run and print what the help says, with times in UTC."""
     monkeypatch.chdir(tmp_path)
     with ts.open("data", backend="duckdb", layout="table", timestamps="message", shards=2) as db:
         rows = [Message(f"fleet/{n % 4 // 2}/speed", f"é{n}".encode(), f"c{n}", timestamp=10**15 + n) for n in range(9)]
@@ -103,7 +103,7 @@ def test_the_examples_of_the_help_print_what_it_says(tmp_path: Path, monkeypatch
 
 
 def test_times_have_a_zone(path: Path) -> None:
-    """Those with one of their own are turned; dates are none."""
+    """Times are printed in UTC, with a zone or without; dates are printed as they are."""
     query = "SELECT TIMESTAMP '2024-01-01 12:00', TIMESTAMPTZ '2024-01-01 12:00+02', DATE '2024-01-01'"
     found = json.loads(run(str(path), query, "--json").stdout)
     assert [["2024-01-01T12:00:00Z", "2024-01-01T10:00:00Z", "2024-01-01"]] == found["rows"]
@@ -131,7 +131,7 @@ VALUES = {
 
 
 def test_values_that_python_or_json_lacks(path: Path) -> None:
-    """They are text, in every form, beside values that both have."""
+    """Values that Python or JSON can't represent are printed as text in every format."""
     names = [f"x{n}" for n in range(len(VALUES))]
     columns = ", ".join(f"{value} AS {name}" for value, name in zip(VALUES, names, strict=True))
     query = f"SELECT {columns} UNION ALL SELECT {', '.join('NULL' for _ in names)} ORDER BY 1 NULLS LAST"
@@ -150,7 +150,7 @@ def ts_sql(path: Path, statement: str) -> list[object]:
 
 
 def test_other_layouts_have_no_rows(path: Path, tmp_path: Path) -> None:
-    """A database without rows refuses; one with some tells what is left out."""
+    """SQL is refused without a generation of the layout `table`; other generations are left out with a warning."""
     with ts.open(tmp_path / "block", backend="duckdb", layout="block") as db, pytest.raises(ts.UnsupportedError):
         db.sql("SELECT 1")
     with ts.open(tmp_path / "memory", backend="memory") as db, pytest.raises(ts.UnsupportedError, match="memory"):

@@ -1,4 +1,4 @@
-"""``topicstore streams``."""
+"""``topicstore streams``: the order of the list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .conftest import document
 
 
 def test_streams_are_in_the_order_of_people(tmp_path: Path) -> None:
-    """By topic, and by number where topics have some."""
+    """Streams are sorted by topic, with numbers in topics in numeric order."""
     topics = ["b", "a/10/x", "a/9/x", "a/010/x", "a", "/", "a/9", "a/" + "9" * 5_000]
     with ts.open(tmp_path / "db", mode="x") as opened:
         opened.store([ts.Message(topic, b"") for topic in topics])

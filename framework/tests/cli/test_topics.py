@@ -1,4 +1,4 @@
-"""``topicstore topics`` and ``topicstore clients``: what is in a database, counted."""
+"""``topicstore topics`` and ``topicstore clients``: counts by topic and client id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .conftest import document
 @pytest.mark.parametrize("command", ["topics", "clients"])
 @pytest.mark.parametrize("sort", ["messages", "bytes", "last"])
 def test_they_are_sorted(path: Path, command: str, sort: str) -> None:
-    """What has most, or came last, comes first; and what is equal by name."""
+    """Rows are sorted in descending order of messages, bytes or last time, and then by name."""
     with ts.open(path) as opened:
         opened.store([ts.Message("b", b"1", "b")] * 3)
         opened.store([ts.Message("a", b"1" * 100, "a")])
@@ -29,7 +29,7 @@ def test_they_are_sorted(path: Path, command: str, sort: str) -> None:
 def test_a_table_of_many_rows_is_printed_as_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: str
 ) -> None:
-    """If each row fits in its line, as rich takes long for a row; what is printed is the same."""
+    """Many rows that fit into their lines are passed to rich as one, for speed; the output is the same."""
     monkeypatch.setenv("COLUMNS", width)
     rows = [(f"plant/{n}", n * 1_000, None) for n in range(50)]
     table = display.make_table("topic~", "messages>", "more", rows=rows)

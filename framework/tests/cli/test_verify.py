@@ -1,4 +1,4 @@
-"""``topicstore verify``."""
+"""``topicstore verify``: reports of damage, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow: one published schema, out as it says and in from whatever casts to it without a loss."""
+"""Conversion to Arrow has one published schema, and conversion from Arrow accepts all that casts without loss."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SOME = [
 
 
 def record_batch(rows: int = 2, **columns: Any) -> pa.RecordBatch:
-    """Return a RecordBatch of a topic and a payload, and of what else is given."""
+    """Return a `RecordBatch` with a topic, a payload and the given columns."""
     return pa.RecordBatch.from_pydict({"topic": pa.array(["a"] * rows), "payload": pa.array([b"p"] * rows)} | columns)
 
 
 def read(name: str, array: pa.Array) -> list[Any]:
-    """Store a column and return what came of its values."""
+    """Convert a column from Arrow, and return the messages' values."""
     messages = MessageBatch.from_arrow(record_batch(len(array), **{name: array})).to_messages()
     return [getattr(message, name) for message in messages]
 
@@ -57,7 +57,7 @@ def stored(rows: list[Message]) -> MessageBatch:
 
 
 def test_the_schema_is_frozen() -> None:
-    """Other programs read these columns by name and type."""
+    """The schema's names and types don't change, because other programs read them."""
     expected = [
         ("timestamp", "timestamp[us, tz=UTC]", True),
         ("topic", "string", False),
@@ -86,7 +86,7 @@ def test_the_schema_is_frozen() -> None:
 @settings(max_examples=200)
 @given(lists)
 def test_messages_come_back_from_arrow(rows: list[Message]) -> None:
-    """Every value is the same, and of the same type; the schema is the published one."""
+    """Messages converted to Arrow and back have the same values and types, and the published schema."""
     batch = MessageBatch.from_messages(rows).to_arrow()
     batch.validate(full=True)
     assert batch.schema.equals(SCHEMA, check_metadata=True)
@@ -95,7 +95,7 @@ def test_messages_come_back_from_arrow(rows: list[Message]) -> None:
 
 @given(lists)
 def test_ids_come_with_the_messages(rows: list[Message]) -> None:
-    """With ids there are two columns more, whose values survive above 63 bits."""
+    """`ids=True` adds two columns, shard and position, with all 64 bits of positions."""
     batch = stored(rows)
     arrow = batch.to_arrow(ids=True)
     arrow.validate(full=True)
@@ -108,7 +108,7 @@ def test_ids_come_with_the_messages(rows: list[Message]) -> None:
 
 @given(lists, st.integers(0, 8), st.integers(0, 8))
 def test_a_sliced_record_batch_is_the_slice_of_its_messages(rows: list[Message], start: int, length: int) -> None:
-    """An offset into Arrow's buffers is respected, in the properties too."""
+    """Converting a sliced record batch respects its offset, in properties, too."""
     arrow = MessageBatch.from_messages(rows).to_arrow()
     cut = arrow.slice(min(start, len(rows)), length)
     assert exactly(rows[start : start + length]) == exactly(MessageBatch.from_arrow(cut).to_messages())
@@ -116,7 +116,7 @@ def test_a_sliced_record_batch_is_the_slice_of_its_messages(rows: list[Message],
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_any_form_of_column_goes_out(rows: int) -> None:
-    """Constants, lists, NumPy and Arrow arrays of a layout's own types give equal record batches."""
+    """Columns of constants, lists, NumPy or Arrow arrays convert to equal record batches."""
     kinds: dict[str, tuple[Any, Any, pa.DataType]] = {
         "topics": ("a/b", object, pa.large_string()),
         "payloads": (b"\x00", object, pa.large_binary()),
@@ -154,14 +154,14 @@ def test_any_form_of_column_goes_out(rows: int) -> None:
 
 
 def test_times_that_a_layout_keeps_in_an_object_array() -> None:
-    """None among the times of an array becomes a null."""
+    """None in an object array of times becomes null."""
     batch = MessageBatch.from_messages(SOME)
     batch.timestamps = np.array([5, None, MAX_TIME], dtype=object)
     assert MessageBatch.from_messages(SOME).to_arrow().equals(batch.to_arrow())
 
 
 def test_ids_need_a_stored_batch() -> None:
-    """A message without shard and position has no id to show."""
+    """`ids=True` is refused for messages that aren't stored, because they have neither shard nor position."""
     batch = MessageBatch.from_messages(SOME)
     with pytest.raises(InvalidMessageError, match="once they are stored"):
         batch.to_arrow(ids=True)
@@ -174,7 +174,7 @@ def test_ids_need_a_stored_batch() -> None:
 
 
 def test_missing_columns_have_the_defaults_of_a_message() -> None:
-    """A topic and a payload are enough, in either order."""
+    """A topic and a payload suffice, in either order; other columns get the defaults of `Message`."""
     arrow = pa.RecordBatch.from_pydict({"payload": [b"p", b"q"], "topic": ["a", "b"]})
     assert exactly([Message("a", b"p"), Message("b", b"q")]) == exactly(MessageBatch.from_arrow(arrow).to_messages())
 
@@ -182,14 +182,14 @@ def test_missing_columns_have_the_defaults_of_a_message() -> None:
 @pytest.mark.parametrize("rows", [0, 2])
 @pytest.mark.parametrize("name", ["topic", "payload"])
 def test_a_topic_and_a_payload_are_needed(name: str, rows: int) -> None:
-    """Without either there is no message, and an empty batch is no excuse."""
+    """A record batch without topics or payloads is refused, even if it has no rows."""
     assert refused(record_batch(rows).drop_columns([name]), f"'{name}' is missing") is None
 
 
 @pytest.mark.parametrize("rows", [0, 2])
 @pytest.mark.parametrize("name", ["Topic", "topics", "time", "key", ""])
 def test_unknown_columns_are_refused(name: str, rows: int) -> None:
-    """Data that would be lost is refused by name, in an empty batch too."""
+    """Unknown columns are refused by name, even without rows, because their data would be lost."""
     assert (
         refused(record_batch(rows, **{name: pa.array([1] * rows)}), f"no column '{name}'; there are timestamp, ")
         is None
@@ -197,7 +197,7 @@ def test_unknown_columns_are_refused(name: str, rows: int) -> None:
 
 
 def test_columns_that_come_twice_are_refused() -> None:
-    """Nobody could say which of the two counts."""
+    """A repeated column is refused."""
     arrow = pa.RecordBatch.from_arrays(
         [pa.array(["a"]), pa.array([b"p"]), pa.array(["b"])], ["topic", "payload", "topic"]
     )
@@ -205,7 +205,7 @@ def test_columns_that_come_twice_are_refused() -> None:
 
 
 def test_shard_and_position_are_passed_over() -> None:
-    """What was read in one place can be stored in another, whatever its ids were."""
+    """Columns with ids are ignored, so that messages can be stored in another database."""
     arrow = record_batch(shard=pa.array([1, None]), position=pa.array(["x", "y"]))
     batch = MessageBatch.from_arrow(arrow)
     assert [Message("a", b"p")] * 2 == batch.to_messages()
@@ -214,7 +214,7 @@ def test_shard_and_position_are_passed_over() -> None:
 
 @pytest.mark.parametrize("name", ["topic", "client_id", "qos", "retain", "payload"])
 def test_a_null_is_refused_by_its_row(name: str) -> None:
-    """Where there can be none, the error names the row, in slices and behind a cast too."""
+    """A null in a required column is refused with its row, also in slices and dictionaries."""
     field = SCHEMA.field(name)
     good = {"topic": "a", "client_id": "c", "qos": 1, "retain": True, "payload": b"p"}[name]
     array = pa.array([good, good, None, good, None], field.type)
@@ -227,7 +227,7 @@ def test_a_null_is_refused_by_its_row(name: str) -> None:
 
 
 def test_times_and_properties_may_be_null() -> None:
-    """Null means None, in a column of nulls too."""
+    """A null time or properties become None, also in a column of the null type."""
     for nulls in (pa.nulls(2), pa.nulls(2, pa.timestamp("ns"))):
         assert read("timestamp", nulls) == [None, None]
     for nulls in (pa.nulls(2), pa.nulls(2, PROPERTIES)):
@@ -271,7 +271,7 @@ def test_times_and_properties_may_be_null() -> None:
     ids=lambda value: f"{value.type}" if isinstance(value, pa.Array) else None,
 )
 def test_what_casts_without_a_loss_is_taken(name: str, array: pa.Array, expected: list[Any]) -> None:
-    """Columns as other programs make them; times without a zone are UTC, integers are microseconds."""
+    """Columns that cast without loss are accepted; times without a zone are UTC, and integers are microseconds."""
     actual = read(name, array)
     assert expected == actual
     assert list(map(type, expected)) == list(map(type, actual))
@@ -308,7 +308,7 @@ def test_what_casts_without_a_loss_is_taken(name: str, array: pa.Array, expected
     ids=lambda value: f"{value.type}"[:60] if isinstance(value, pa.Array) else value,
 )
 def test_what_does_not_cast_is_refused(name: str, array: pa.Array) -> None:
-    """Nothing is cut, rounded or guessed: the error names the column and its type."""
+    """Columns that can't be cast without loss are refused with their name and type."""
     assert refused(record_batch(len(array), **{name: array}), f"column '{name}' is ") is None
 
 
@@ -329,13 +329,13 @@ def test_what_does_not_cast_is_refused(name: str, array: pa.Array) -> None:
     ],
 )
 def test_values_are_checked_as_those_of_messages(name: str, array: pa.Array, match: str) -> None:
-    """Arrow is no way around the rules; the error names the row."""
+    """Values from Arrow are validated like those of messages, and an error has the row."""
     assert refused(record_batch(3, **{name: array}), match) == 2
 
 
 @pytest.mark.parametrize("name", ["topic", "client_id"])
 def test_text_that_is_not_utf8_is_refused(name: str) -> None:
-    """A producer may claim that bytes are text; Arrow does not look."""
+    """Columns of text that isn't valid UTF-8 are refused; Arrow doesn't check this."""
     array = pa.array([b"good", b"\xff\xfe"]).view(pa.string())
     refused(record_batch(**{name: array}), f"column '{name}' is not valid UTF-8")
 
@@ -347,7 +347,7 @@ PLAIN["user_properties"] = [{"name": name, "value": value} for name, value in FU
 
 
 def test_properties_as_other_programs_infer_them() -> None:
-    """Wider integers, nullable fields and larger offsets cast to the published struct."""
+    """Properties with wider integers, nullable fields or larger offsets cast to the published struct."""
     assert read("properties", pa.array([PLAIN, None])) == [FULL, None]
     large = pa.struct([("content_type", pa.large_string()), ("correlation_data", pa.large_binary())])
     expected = Properties(content_type="t", correlation_data=b"d")
@@ -355,7 +355,7 @@ def test_properties_as_other_programs_infer_them() -> None:
 
 
 def test_the_order_of_the_fields_of_properties_does_not_matter() -> None:
-    """Fields are found by name, in a slice and below a null too."""
+    """Fields of properties are found by name in any order, also in slices and below a null."""
     shuffled = pa.struct(sorted(PROPERTIES, key=lambda field: field.name))
     values = [PLAIN, None, {"content_type": "t"}, {}, None]
     expected = [FULL, None, Properties(content_type="t"), Properties(), None]
@@ -367,20 +367,20 @@ def test_the_order_of_the_fields_of_properties_does_not_matter() -> None:
 
 
 def test_absent_fields_of_properties_are_none() -> None:
-    """A struct of some fields will do; no list of user properties is an empty one."""
+    """Missing and null fields of properties become None, and null user properties become an empty tuple."""
     assert [Properties(content_type="t"), None] == read("properties", pa.array([{"content_type": "t"}, None]))
     nulls = dict.fromkeys(PLAIN)
     assert [Properties()] == read("properties", pa.array([nulls], PROPERTIES))
 
 
 def test_unknown_fields_of_properties_are_refused() -> None:
-    """Arrow's own cast would drop them without a word."""
+    """Unknown fields of properties are refused, because a cast by Arrow would silently drop them."""
     for plain in (PLAIN | {"topic_alias": 1}, {"topic_alias": 1}, {"Content_Type": "t"}):
         refused(record_batch(properties=pa.array([plain, None])), "no field in properties '(topic_alias|Content_Type)'")
 
 
 def test_fields_of_properties_that_come_twice_are_refused() -> None:
-    """Nobody could say which of the two counts."""
+    """A repeated field of properties is refused."""
     twice = pa.StructArray.from_arrays([pa.array(["s"]), pa.array(["t"])], ["content_type", "content_type"])
     refused(record_batch(1, properties=twice), "and not two")
 
@@ -396,7 +396,7 @@ def test_fields_of_properties_that_come_twice_are_refused() -> None:
     ],
 )
 def test_bad_user_properties_are_refused_by_their_row(pairs: list[Any], match: str) -> None:
-    """Arrow checks the nulls of nested fields no more than the texts in them."""
+    """Invalid user properties are refused with their row; Arrow checks neither nulls nor texts in nested fields."""
     array = pa.array([None, PLAIN, {"user_properties": pairs}], PROPERTIES)
     assert refused(record_batch(3, properties=array), match) == 2
 
@@ -411,7 +411,7 @@ def test_bad_user_properties_are_refused_by_their_row(pairs: list[Any], match: s
 )
 @pytest.mark.parametrize("with_schema", [True, False], ids=["arrow schema", "parquet schema"])
 def test_messages_come_back_from_parquet(tmp_path: Path, options: dict[str, Any], with_schema: bool) -> None:
-    """With Arrow's schema in the file or without, with dictionaries, or of some columns."""
+    """Messages can be read from Parquet with or without Arrow's schema, with dictionaries, or with fewer columns."""
     rows = SOME * 100
     path = tmp_path / "messages.parquet"
     pq.write_table(pa.Table.from_batches([MessageBatch.from_messages(rows).to_arrow()]), path, store_schema=with_schema)
@@ -422,7 +422,7 @@ def test_messages_come_back_from_parquet(tmp_path: Path, options: dict[str, Any]
 
 
 def test_stored_messages_come_back_from_parquet(tmp_path: Path) -> None:
-    """Ids above 63 bits survive the file too, and are passed over when it is stored again."""
+    """Ids above 63 bits can be stored in Parquet, and are ignored when the messages are stored again."""
     path = tmp_path / "stored.parquet"
     arrow = stored(SOME).to_arrow(ids=True)
     pq.write_table(pa.Table.from_batches([arrow]), path)
@@ -434,7 +434,7 @@ def test_stored_messages_come_back_from_parquet(tmp_path: Path) -> None:
 
 
 def test_messages_come_back_from_an_ipc_stream() -> None:
-    """The form in which processes hand batches to each other."""
+    """Messages can be read from an Arrow IPC stream, the format for transfer between processes."""
     sink = pa.BufferOutputStream()
     arrow = MessageBatch.from_messages(SOME).to_arrow()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:

@@ -1,4 +1,4 @@
-"""Batches: messages in, the same messages out, and nothing in that does not belong there."""
+"""Batches return the messages that they were made of, and refuse invalid ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changed(field: str, value: Any) -> Message:
 
 
 def stored(rows: list[Message]) -> MessageBatch:
-    """Return a batch as a shard hands it out."""
+    """Return a batch in the form that a shard returns."""
     return formed(rows, "stored")
 
 
@@ -43,7 +43,7 @@ def stored(rows: list[Message]) -> MessageBatch:
 @settings(max_examples=300)
 @given(lists)
 def test_messages_come_back_from_a_batch(rows: list[Message]) -> None:
-    """Every value of every message is the same, and of the same type."""
+    """Messages converted to a batch and back have the same values and types."""
     batch = MessageBatch.from_messages(rows)
     assert len(rows) == len(batch)
     assert exactly(rows) == exactly(batch.to_messages())
@@ -52,7 +52,7 @@ def test_messages_come_back_from_a_batch(rows: list[Message]) -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, lambda rows: (row for row in rows)])
 def test_any_iterable_of_messages_will_do(kind: Any) -> None:
-    """Lists, tuples, cursors and generators are read once."""
+    """A batch can be made from any iterable, which is read once."""
     rows = [GOOD, changed("qos", 2)]
     assert rows == MessageBatch.from_messages(kind(rows)).to_messages()
     assert MessageBatch.from_messages(kind([])).to_messages() == []
@@ -70,7 +70,7 @@ def test_an_error_inside_a_generator_stays_what_it_is() -> None:
 
 
 def test_a_batch_does_not_change_with_the_list_it_was_made_from() -> None:
-    """The batch holds columns of its own."""
+    """A batch is unaffected by later changes of the list that it was made from."""
     rows = [GOOD, changed("topic", "b")]
     batch = MessageBatch.from_messages(rows)
     rows.clear()
@@ -82,20 +82,20 @@ def test_a_batch_does_not_change_with_the_list_it_was_made_from() -> None:
     [(field, name) for field, name in zip(Message.__struct_fields__, FIELDS, strict=True) if field[0] != "p"],
 )
 def test_equal_values_become_a_constant(field: str, name: str) -> None:
-    """A column of one value costs one value, and has the value's own type."""
+    """A column of equal values becomes a `Constant` with a value of the same type."""
     column = getattr(MessageBatch.from_messages([GOOD] * 3), name)
     assert isinstance(column, Constant)
     assert (type(getattr(GOOD, field)), getattr(GOOD, field)) == (type(column.value), column.value)
 
 
 class Level(enum.StrEnum):
-    """Topics of an application that names them once."""
+    """An application's enumeration of topics."""
 
     SPEED = "fleet/speed"
 
 
 def test_topics_from_an_enumeration() -> None:
-    """A str of a subclass is a str: it is checked and kept as what it spells."""
+    """A subclass of str is accepted, and stored as its text."""
     for rows in (
         [Message(Level.SPEED, b"")],
         [Message("x", b""), Message(Level.SPEED, b""), Message("fleet/speed", b"")],
@@ -163,7 +163,7 @@ def refused(rows: list[Any], match: str) -> InvalidMessageError:
 
 @pytest.mark.parametrize("case", BAD, ids=named)
 def test_bad_values_are_refused_by_name(case: tuple[str, Any, str]) -> None:
-    """Alone, between good ones, behind equal ones: the error names the first bad message."""
+    """A bad value anywhere in a batch is refused, and the error has the index of the first bad message."""
     field, value, match = case
     bad = changed(field, value)
     for index, rows in ((0, [bad]), (0, [bad, GOOD]), (2, [GOOD, GOOD, bad, GOOD, bad]), (0, [bad] * 3)):
@@ -174,7 +174,7 @@ def test_bad_values_are_refused_by_name(case: tuple[str, Any, str]) -> None:
 
 @pytest.mark.parametrize("case", BAD_PROPERTIES, ids=named)
 def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
-    """What MQTT 5 can't carry is refused, whichever property it is in."""
+    """Properties that MQTT 5 can't encode are refused."""
     field, value, match = case
     bad = changed("properties", msgspec.structs.replace(Properties(content_type="t"), **{field: value}))
     for index, rows in ((0, [bad]), (2, [GOOD, changed("properties", None), bad]), (1, [GOOD, bad, bad])):
@@ -182,7 +182,7 @@ def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
 
 
 def test_equal_values_of_another_type_are_refused() -> None:
-    """Folding compares with ==, which must not let True pass for 1 behind a good 1."""
+    """Values that are equal but of another type, such as True and 1, are refused also after a valid equal value."""
     for field, goods in (("qos", (0, 1)), ("retain", (False, True)), ("timestamp", (0, 1))):
         for good, bad in itertools.product(goods, (0, 1, False, True, 0.0, -0.0, 1.0)):
             if good == bad and type(good) is not type(bad):
@@ -196,7 +196,7 @@ def test_equal_values_of_another_type_are_refused() -> None:
 
 
 def test_a_payload_may_be_as_large_as_a_packet_and_no_larger() -> None:
-    """One byte more has an error of its own."""
+    """A payload of `MAX_PAYLOAD` bytes is accepted; a longer one raises `MessageTooLargeError`."""
     largest = Message("a", bytes(MAX_PAYLOAD))
     assert MessageBatch.from_messages([largest]).payload_bytes() == MAX_PAYLOAD
     with pytest.raises(MessageTooLargeError, match="268,435,456 bytes") as caught:
@@ -213,7 +213,7 @@ def test_a_payload_may_be_as_large_as_a_packet_and_no_larger() -> None:
     ids=["least", "most"],
 )
 def test_properties_at_their_limits(properties: Properties) -> None:
-    """The least and the most that a property can be is allowed."""
+    """Properties with the smallest and largest allowed values are accepted."""
     rows = [changed("properties", properties)]
     assert exactly(rows) == exactly(MessageBatch.from_messages(rows).to_messages())
 
@@ -224,20 +224,20 @@ def test_properties_at_their_limits(properties: Properties) -> None:
     ids=lambda row: type(row).__name__,
 )
 def test_what_is_no_message_is_refused_by_name(row: Any) -> None:
-    """A row that is no Message is named, though others are good."""
+    """A row that isn't a `Message` is refused with its index."""
     for index, rows in ((0, [row]), (2, [GOOD, GOOD, row, GOOD, row]), (1, (item for item in [GOOD, row]))):
         assert index == refused(rows, "not a Message|is a str").index
 
 
 @pytest.mark.parametrize("rows", [None, 1, GOOD, object()], ids=lambda rows: type(rows).__name__)
 def test_what_is_no_iterable_is_a_type_error(rows: Any) -> None:
-    """Forgetting the brackets around one message is noticed."""
+    """An argument that isn't iterable, such as a single message, raises a `TypeError`."""
     with pytest.raises(TypeError, match="not iterable"):
         MessageBatch.from_messages(rows)
 
 
 def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
-    """Fields are checked one after the other, in the order of the arguments of `Message`."""
+    """Fields are validated one after another in the order of `Message`, so the first bad field is reported."""
     rows = [changed("qos", 3), changed("topic", "#")]
     assert refused(rows, "wildcard").index == 1
 
@@ -246,9 +246,9 @@ def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
 
 
 def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
-    """What was once checked is not checked again, and lends its good name to nothing else.
+    """A bad topic is refused even after many good ones were remembered as valid.
 
-    A refused batch teaches nothing, and each field remembers for itself: what one allows the other may not.
+    Topics and client ids are remembered separately, and a refused batch is not remembered.
     """
     good = Message("known/topic", b"", "known client")
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_number() -> None:
-    """However many topics come, no more than 65,536 are remembered, and bad ones are refused."""
+    """At most 65,536 valid topics are remembered, and bad ones are refused afterwards."""
     known = validation._Known(validation._check_topic, "\0+#")
     for start in range(0, 200_000, 7_000):
         known.check([f"t/{number}" for number in range(start, start + 7_000)])
@@ -279,7 +279,7 @@ def test_the_memory_of_texts_is_bounded_in_number() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_size() -> None:
-    """However long the topics are, no more than 16 Mi characters are remembered."""
+    """Remembered topics have at most 16 Mi characters in all."""
     known = validation._Known(validation._check_topic, "\0+#")
     for number in range(600):
         known.check([f"{number}/".ljust(65_000, "x"), "t"])
@@ -291,7 +291,7 @@ def test_the_memory_of_texts_is_bounded_in_size() -> None:
 
 
 def test_threads_share_the_memory_of_texts() -> None:
-    """Writers in several threads: good batches pass and bad ones are refused, all the time."""
+    """Threads can validate batches at the same time: good ones are accepted, and bad ones are refused."""
     wrong: list[str] = []
 
     def write(writer: int) -> None:
@@ -309,7 +309,7 @@ def test_threads_share_the_memory_of_texts() -> None:
 
 
 def test_texts_that_another_thread_has_checked_meanwhile() -> None:
-    """After the look whether all are known, and before that for those that are new."""
+    """Texts that another thread validates between the two lookups are accepted."""
 
     class Shared(set[str]):
         def issuperset(self, texts: Iterable[Any]) -> bool:
@@ -326,9 +326,9 @@ def test_texts_that_another_thread_has_checked_meanwhile() -> None:
 
 
 def formed(rows: list[Message], form: str, first: int = 2**63, shard: int = 3) -> MessageBatch:
-    """Return a batch whose columns are of one form, as layouts hand them out, but for the properties.
+    """Return a batch whose columns, except for properties, are of one form that layouts return.
 
-    Those of new messages have no positions; those that were stored have times in an array.
+    New messages have no positions; the times of stored ones are an array.
     """
     positions, times = np.arange(first, first + len(rows), dtype=np.uint64), [row.timestamp or 0 for row in rows]
     if form in ("new", "stored"):
@@ -352,7 +352,7 @@ def formed(rows: list[Message], form: str, first: int = 2**63, shard: int = 3) -
 
 @given(st.lists(lists, min_size=1, max_size=4), st.booleans(), st.data())
 def test_parts_and_joins_are_those_of_the_messages(parts: list[list[Message]], new: bool, data: st.DataObject) -> None:
-    """Whatever the form of the columns, slicing, taking rows and joining does to a batch what it does to a list."""
+    """Slicing, taking rows and concatenation of batches equal those of lists, in all forms of columns."""
     forms = ["new"] if new else data.draw(st.lists(st.sampled_from(["stored", "numpy", "arrow"]), min_size=1))
     batches = [
         formed(rows, forms[number % len(forms)], 2**63 + 1_000 * number, number % 2)
@@ -377,7 +377,7 @@ def test_parts_and_joins_are_those_of_the_messages(parts: list[list[Message]], n
 
 
 def test_a_batch_is_sliced_in_steps_of_one_and_never_indexed() -> None:
-    """The error of an index or a loop says what to do instead."""
+    """An index, a step or a loop raises an error that says what to use instead."""
     batch = MessageBatch.from_messages([GOOD] * 3)
     with pytest.raises(InvalidMessageError, match="steps of one"):
         batch[::2]
@@ -388,14 +388,14 @@ def test_a_batch_is_sliced_in_steps_of_one_and_never_indexed() -> None:
 
 
 def test_a_whole_slice_is_the_batch_itself() -> None:
-    """Nothing is copied where nothing is cut."""
+    """A slice of the whole batch returns the same object, without a copy."""
     batch = MessageBatch.from_messages([GOOD] * 3)
     assert batch is batch[:]
     assert batch is batch[0:3]
 
 
 def test_nothing_joins_to_nothing() -> None:
-    """Empty batches join to an empty one, and don't change what they stand beside."""
+    """Empty batches concatenate to an empty batch, and leave a batch beside them unchanged."""
     batch = stored([GOOD])
     assert len(MessageBatch.concat([])) == 0
     assert len(MessageBatch.concat([MessageBatch.empty(), MessageBatch.empty()])) == 0
@@ -406,7 +406,7 @@ def test_nothing_joins_to_nothing() -> None:
 
 
 def test_replaced_columns_are_checked() -> None:
-    """A transform can't smuggle in what a store would refuse."""
+    """Columns passed to `replace` are validated like those of a new batch."""
     batch = stored([GOOD] * 3)
     for name, column in (
         ("topics", ["a", "#", "a"]),
@@ -429,7 +429,7 @@ def test_replaced_columns_are_checked() -> None:
 
 @pytest.mark.parametrize("form", [list, lambda v: np.array(v, dtype=np.uint8), lambda v: pa.array(v, pa.int8())])
 def test_replaced_columns_take_the_place_of_the_old(form: Any) -> None:
-    """The others, positions among them, stay; the batch it was made from does too."""
+    """`replace` returns a new batch with the same positions and other columns; the original is unchanged."""
     batch = stored([GOOD] * 3)
     new = batch.replace(qos=form([0, 1, 2]))
     assert exactly([changed("qos", qos) for qos in (0, 1, 2)]) == exactly(new.to_messages())
@@ -438,7 +438,7 @@ def test_replaced_columns_take_the_place_of_the_old(form: Any) -> None:
 
 
 def test_replacing_needs_known_names_and_equal_lengths() -> None:
-    """Neither another name nor another number of rows is accepted."""
+    """`replace` refuses unknown columns and columns of another length."""
     batch = MessageBatch.from_messages([GOOD] * 3)
     for name in ("topic", "positions", "shards", "nothing"):
         with pytest.raises(InvalidMessageError, match=f"no column '{name}'"):
@@ -449,7 +449,7 @@ def test_replacing_needs_known_names_and_equal_lengths() -> None:
 
 
 def test_a_stored_batch_names_its_messages() -> None:
-    """An id is the shard and the position, as Python integers."""
+    """`ids` returns shards and positions as Python integers."""
     expected = [MessageId(3, 2**63), MessageId(3, 2**63 + 1)]
     ids = stored([GOOD, GOOD]).ids()
     assert expected == ids
@@ -457,13 +457,13 @@ def test_a_stored_batch_names_its_messages() -> None:
 
 
 def test_messages_without_a_position_have_no_id() -> None:
-    """Before it is stored, a message has no name."""
+    """`ids` of messages that aren't stored is refused."""
     with pytest.raises(InvalidMessageError, match="once they are stored"):
         MessageBatch.from_messages([GOOD]).ids()
 
 
 def test_messages_have_positions_once_they_are_stored() -> None:
-    """A batch says whether it is, and asked for positions before, it says why there are none."""
+    """`stored` tells whether a batch has positions; without them, access to `positions` is refused."""
     batch = MessageBatch.from_messages([GOOD, GOOD])
     assert (batch.stored, stored([GOOD]).stored) == (False, True)
     with pytest.raises(InvalidMessageError, match="once they are stored"):
@@ -475,7 +475,7 @@ def test_messages_have_positions_once_they_are_stored() -> None:
 
 
 def test_stored_and_other_messages_dont_join() -> None:
-    """Rows would stand beside positions that are not theirs."""
+    """Stored and new messages can't be concatenated, because some rows would have no position."""
     batches = [stored([GOOD]), MessageBatch.from_messages([GOOD])]
     for joined in (batches, batches[::-1]):
         with pytest.raises(InvalidMessageError, match="some of the messages are stored"):
@@ -483,7 +483,7 @@ def test_stored_and_other_messages_dont_join() -> None:
 
 
 def test_an_empty_batch_is_empty() -> None:
-    """No rows, no messages, no bytes, and every slice of it is as empty."""
+    """An empty batch has no rows, messages or bytes, and neither has a slice of it."""
     batch = MessageBatch.empty()
     assert (len(batch), batch.to_messages(), batch.payload_bytes()) == (0, [], 0)
     assert (batch.ids(), batch.positions.tolist()) == ([], [])

@@ -1,4 +1,4 @@
-"""Columns: whichever form one has, its rows are those of the list."""
+"""Columns of every form have the same rows as a list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def formed(form: str, rows: list[int]) -> Any:
 
 @st.composite
 def columns(draw: st.DrawFn, **limits: Any) -> tuple[Any, list[int]]:
-    """Make a column of any form, and its rows."""
+    """Draw a column of any form, and its rows as a list."""
     form = draw(st.sampled_from([*FORMS, "constant"]))
     if form == "constant":
         rows = [draw(st.integers(0, 3))] * draw(st.integers(limits.get("min_size", 0) or 1, 12))
@@ -41,13 +41,13 @@ def columns(draw: st.DrawFn, **limits: Any) -> tuple[Any, list[int]]:
 
 
 def exactly(column: Any) -> list[tuple[type, Any]]:
-    """Return the rows with their types: True is not 1 here."""
+    """Return the rows with their types, so that True and 1 differ."""
     return [(type(value), value) for value in to_list(column)]
 
 
 @given(columns())
 def test_a_column_lists_its_rows(both: tuple[Any, list[int]]) -> None:
-    """`to_list` and `to_iterable` give Python objects, whatever the form."""
+    """`to_list` and `to_iterable` return Python objects for every form."""
     column, rows = both
     assert exactly(rows) == exactly(column)
     assert rows == list(to_iterable(column))
@@ -57,7 +57,7 @@ def test_a_column_lists_its_rows(both: tuple[Any, list[int]]) -> None:
 
 @given(columns(), st.slices(12))
 def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
-    """`window` gives what slicing the list gives, an empty window the wrong way round too."""
+    """`window` returns the same rows as a slice of the list, also if it ends before its start."""
     column, expected = both
     start, stop, _ = slice(rows.start, rows.stop).indices(len(expected))
     actual = window(column, start, stop)
@@ -67,7 +67,7 @@ def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
 
 @given(columns(min_size=1), st.data())
 def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.DataObject) -> None:
-    """`take` gives the rows of the indices, repeats and none included."""
+    """`take` returns the rows at the given indices, with repetitions, or none."""
     column, expected = both
     indices = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
     actual = take(column, np.array(indices, dtype=np.intp))
@@ -77,7 +77,7 @@ def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.Data
 
 @given(st.lists(columns(), min_size=1, max_size=4))
 def test_concat_joins_rows(parts: list[tuple[Any, list[int]]]) -> None:
-    """`concat` gives the rows of all columns, whichever forms meet."""
+    """`concat` returns the rows of all columns, also of different forms."""
     expected = [row for _, rows in parts for row in rows]
     actual = concat([column for column, _ in parts])
     assert exactly(expected) == exactly(actual)
@@ -90,42 +90,42 @@ def test_concat_joins_rows(parts: list[tuple[Any, list[int]]]) -> None:
     ids=repr,
 )
 def test_constants_join_only_if_they_are_the_same(one: Any, other: Any) -> None:
-    """Values that Python calls equal but that differ in type stay apart."""
+    """Constants that are equal but of different types stay distinct when they are concatenated."""
     for first, second in ((one, other), (other, one)):
         actual = concat([Constant(first, 2), Constant(second, 1)])
         assert exactly([first, first, second]) == exactly(actual)
 
 
 def test_equal_constants_join_to_a_constant() -> None:
-    """What costs nothing goes on costing nothing."""
+    """Equal constants concatenate to a constant, without a row for each value."""
     actual = concat([Constant("a", 2), Constant("a", 3)])
     assert isinstance(actual, Constant)
     assert list(actual) == ["a"] * 5
 
 
 def test_large_integers_keep_every_bit_where_types_meet() -> None:
-    """Joining uint64 and int64 must not go by way of float64."""
+    """Concatenation of uint64 and int64 doesn't convert to float64."""
     large = [2**63 + 1, 2**64 - 1]
     actual = concat([np.array(large, dtype=np.uint64), np.array([2**53 + 1], dtype=np.int64)])
     assert [*large, 2**53 + 1] == to_list(actual)
 
 
 def test_arrays_of_one_type_join_to_an_array() -> None:
-    """Positions stay a uint64 array."""
+    """Concatenation of uint64 arrays, such as positions, returns a uint64 array."""
     actual = concat([np.array([2**64 - 2], dtype=np.uint64), np.array([2**64 - 1], dtype=np.uint64)])
     assert np.uint64 == actual.dtype
     assert actual.tolist() == [2**64 - 2, 2**64 - 1]
 
 
 def test_one_column_is_joined_as_it_is() -> None:
-    """Nothing is copied where there is nothing to join."""
+    """A single column is returned without a copy."""
     column = [1, 2]
     assert column is concat([column])
 
 
 @given(st.lists(st.text("ab", max_size=1) | st.none(), min_size=1, max_size=8))
 def test_fold_keeps_rows(rows: list[str | None]) -> None:
-    """A folded list has the same rows, and is a `Constant` exactly if they are all equal."""
+    """`fold` keeps the rows, and returns a `Constant` exactly if all are equal."""
     folded = fold(rows)
     assert exactly(rows) == exactly(folded)
     assert (len(set(rows)) == 1) == isinstance(folded, Constant)
@@ -133,7 +133,7 @@ def test_fold_keeps_rows(rows: list[str | None]) -> None:
 
 @given(st.integers(0, 9), st.slices(9))
 def test_a_constant_is_a_sequence(length: int, rows: slice) -> None:
-    """A `Constant` behaves as the list it stands for."""
+    """A `Constant` behaves like the list that it represents."""
     expected = ["a"] * length
     column = Constant("a", length)
     assert expected == list(column)
@@ -148,20 +148,20 @@ def test_a_constant_is_a_sequence(length: int, rows: slice) -> None:
 
 @pytest.mark.parametrize("index", [2, -3, 100])
 def test_a_constant_ends(index: int) -> None:
-    """An index out of range raises as a list does."""
+    """An index out of range raises an `IndexError`, as for a list."""
     with pytest.raises(IndexError):
         Constant("a", 2)[index]
 
 
 def test_a_constant_shows_itself() -> None:
-    """The text of a `Constant` makes it again."""
+    """The `repr` of a `Constant` is an expression that makes an equal one."""
     expected = "Constant('a', 3)"
     assert expected == repr(Constant("a", 3))
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=20), st.sampled_from([0, 1, 100]))
 def test_each_text_of_a_column_is_mapped_once(rows: list[str], more: int) -> None:
-    """Whatever else is in the list of texts, and wherever in it the column's own are."""
+    """`mapped` calls its function once for each distinct text of the column, not for other texts of the list."""
     known = [*(f"other {number}" for number in range(more)), *"abcdef", *("" for _ in range(more))]
     column = Coded(np.array([known.index(text) for text in rows], np.uint32), Texts.of(known))
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Cursors as bytes: back unchanged, and nothing else taken for one."""
+"""Cursors can be converted to bytes and back, and other bytes are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ filters = st.lists(st.just("+") | levels, min_size=1, max_size=6).map("/".join).
 
 
 def framed(body: bytes) -> bytes:
-    """Give a body the version and checksum of a good cursor."""
+    """Prepend a cursor's version and a valid checksum to a body."""
     return b"\x01" + xxhash.xxh64_intdigest(body).to_bytes(8, "little") + body
 
 
@@ -33,13 +33,13 @@ def packed(*fields: Any) -> bytes:
 def test_an_cursor_comes_back_from_its_bytes(
     database: bytes, shard: int, generation: int, stream: int, topic_filter: str, place: bytes
 ) -> None:
-    """Every field is the same after the round trip."""
+    """All fields are the same after conversion to bytes and back."""
     one = Cursor(database, shard, generation, stream, topic_filter, place)
     assert one == Cursor.from_bytes(one.to_bytes())
 
 
 def test_the_stored_form_is_frozen() -> None:
-    """Version 1 is what its grammar says, byte for byte."""
+    """The bytes of version 1 don't change."""
     expected = bytes.fromhex("0139d9ea36087716e696c404646174610302cc80a3612f2bc40200ff")
     one = Cursor(b"data", 3, 2, 128, "a/+", b"\x00\xff")
     assert expected == one.to_bytes()
@@ -48,21 +48,21 @@ def test_the_stored_form_is_frozen() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_any_kind_of_bytes_will_do(kind: type) -> None:
-    """Bytes, bytearray and memoryview are read alike, and nothing of them is kept."""
+    """Bytes, bytearray and memoryview are accepted, and are copied."""
     one = Cursor.from_bytes(kind(ONE.to_bytes()))
     assert one == ONE
     assert (bytes, bytes) == (type(one.database), type(one.place))
 
 
 def test_an_cursor_cannot_be_changed() -> None:
-    """Whoever holds one holds a fixed place; equal ones are one key."""
+    """A cursor is immutable, and equal cursors have the same hash."""
     with pytest.raises(AttributeError):
         ONE.shard = 4  # type: ignore[misc]
     assert {Cursor(*FIELDS): 1} == {ONE: 1}
 
 
 def test_every_damaged_byte_is_noticed() -> None:
-    """No single byte can take any other value unnoticed."""
+    """A change of any single byte is detected."""
     good = ONE.to_bytes()
     for place in range(len(good)):
         for change in range(1, 256):
@@ -72,7 +72,7 @@ def test_every_damaged_byte_is_noticed() -> None:
 
 
 def test_every_truncation_and_extension_is_noticed() -> None:
-    """Neither a part of a cursor nor one with something behind it is one, whatever its checksum says."""
+    """A truncated or extended cursor is refused, even with a valid checksum."""
     good = ONE.to_bytes()
     for size in range(len(good)):
         with pytest.raises(InvalidCursorError):
@@ -90,14 +90,14 @@ def test_every_truncation_and_extension_is_noticed() -> None:
     "thing", [None, "", "text", 1, 1.5, [1], (b"",), {}, ONE, object()], ids=lambda t: type(t).__name__
 )
 def test_only_bytes_are_read(thing: Any) -> None:
-    """Anything but bytes is refused by the documented error."""
+    """Anything but bytes is refused with `InvalidCursorError`."""
     with pytest.raises(InvalidCursorError, match="is bytes"):
         Cursor.from_bytes(thing)
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_other_versions_are_refused(version: int) -> None:
-    """The error says that the version may be newer."""
+    """The error for another version says that it may be newer."""
     with pytest.raises(InvalidCursorError, match="newer version"):
         Cursor.from_bytes(bytes([version]) + ONE.to_bytes()[1:])
 
@@ -105,7 +105,7 @@ def test_other_versions_are_refused(version: int) -> None:
 @pytest.mark.parametrize("field", range(6))
 @pytest.mark.parametrize("value", [None, True, 1.0, -1, "text+", b"\xff", [1], {"a": 1}], ids=repr)
 def test_fields_of_the_wrong_type_are_refused(field: int, value: Any) -> None:
-    """A good checksum does not make a bad field good; a negative number names no shard."""
+    """A field of a wrong type or a negative number is refused, even with a valid checksum."""
     if field in (0, 5) and isinstance(value, bytes):
         return
     with pytest.raises(InvalidCursorError):
@@ -113,12 +113,12 @@ def test_fields_of_the_wrong_type_are_refused(field: int, value: Any) -> None:
 
 
 BAD_UTF8 = [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80"]
-"""Broken, surrogate, overlong and too high encodings."""
+"""Encodings that are truncated, of surrogates, overlong, or beyond Unicode."""
 
 
 @pytest.mark.parametrize("text", ["", "a#", "a/#/b", "a+", "\0", "a" * 65_536, *BAD_UTF8], ids=lambda it: repr(it[:9]))
 def test_bad_filters_are_refused(text: str | bytes) -> None:
-    """The filter within obeys the rules for filters, and is UTF-8."""
+    """A filter that is invalid, or isn't valid UTF-8, is refused."""
     data = text if isinstance(text, bytes) else text.encode()
     head = bytes([0xA0 + len(data)]) if len(data) < 32 else b"\xdb" + len(data).to_bytes(4, "big")
     with pytest.raises(InvalidCursorError):
@@ -126,7 +126,7 @@ def test_bad_filters_are_refused(text: str | bytes) -> None:
 
 
 EMPTY = b"\x96\xc4\x00\x00\x00\x00\xa1a"
-"""All fields but the last."""
+"""The encoding of all fields but the last."""
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ EMPTY = b"\x96\xc4\x00\x00\x00\x00\xa1a"
     ids=lambda body: f"{body[:12].hex()}-{len(body)}",
 )
 def test_hostile_bodies_are_refused(body: bytes) -> None:
-    """Huge lengths and deep nesting cost neither memory nor the stack."""
+    """Huge lengths and deep nesting are refused, without much memory or a stack overflow."""
     with pytest.raises(InvalidCursorError):
         Cursor.from_bytes(framed(body))
 
@@ -152,7 +152,7 @@ def test_hostile_bodies_are_refused(body: bytes) -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
-    """Random bytes, also behind a good version and checksum, are never taken for a cursor, nor crash."""
+    """Random bytes, also after a valid version, are refused with `InvalidCursorError`."""
     for bad in (data, b"\x01" + data):
         with pytest.raises(InvalidCursorError):
             Cursor.from_bytes(bad)
@@ -166,7 +166,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @settings(max_examples=500)
 @given(st.integers(0, len(ONE.to_bytes()) - 10), st.binary(min_size=1, max_size=4))
 def test_garbled_bodies_with_a_good_checksum_are_read_or_refused(place: int, change: bytes) -> None:
-    """Whoever forges a checksum gets a cursor or the documented error, nothing else."""
+    """Changed bytes with a valid checksum are decoded or refused with `InvalidCursorError`."""
     body = ONE.to_bytes()[9:]
     try:
         one = Cursor.from_bytes(framed(body[:place] + change + body[place + len(change) :]))

@@ -1,4 +1,4 @@
-"""The errors: all documented, each in one family, and whole after a trip to another process."""
+"""All errors are documented, belong to one family, and can be pickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_error_is_published() -> None:
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
 def test_every_error(error: type[Exception]) -> None:
-    """Each is documented, recoverable or not, says its reason as it is, and survives pickling, for Spark's workers."""
+    """Each error is documented, recoverable or not, keeps its text, and can be pickled for Spark's workers."""
     assert error.__doc__ is not None
     assert error.__doc__.rstrip().endswith(".")
     assert error.__name__.endswith("Error")
@@ -44,12 +44,12 @@ def test_every_error(error: type[Exception]) -> None:
     ],
 )
 def test_errors_are_also_what_python_calls_them(error: type[Exception], builtin: type[Exception]) -> None:
-    """Those with an equal among Python's own errors can be caught as such."""
+    """An error with an equivalent in Python is a subclass of the built-in error."""
     assert issubclass(error, builtin)
 
 
 def test_a_message_error_names_the_message() -> None:
-    """With an index the text names it; both parts are kept, also after pickling."""
+    """An index is part of the error's text; text and index survive pickling."""
     for error in (errors.InvalidMessageError, errors.MessageTooLargeError, errors.LateMessageError):
         for one in (error("late", 3), pickle.loads(pickle.dumps(error("late", 3)))):
             expected = ("message 3 of the batch: late", "late", 3)
@@ -59,7 +59,7 @@ def test_a_message_error_names_the_message() -> None:
 
 
 def test_corruption_names_its_place() -> None:
-    """The place comes first in the text; both parts are kept, also after pickling."""
+    """The place comes first in the error's text; text and place survive pickling."""
     for one in (
         errors.CorruptionError("bad checksum", "block 7"),
         pickle.loads(pickle.dumps(errors.CorruptionError("bad checksum", "block 7"))),

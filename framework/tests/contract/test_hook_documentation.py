@@ -19,19 +19,19 @@ REQUESTS = {
 
 
 def section(hook: str) -> str:
-    """Return what stands under a hook's heading."""
+    """Return the text below a hook's heading."""
     return re.split(r"^#+ ", DOCUMENT.split(f"### {hook}(", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def test_every_hook_has_a_heading_with_its_arguments() -> None:
-    """The headings are exactly the hooks, argument by argument."""
+    """The guide's headings are exactly the hooks with their arguments."""
     headings = re.findall(r"^### (topicstore_\w+\(.*\))$", DOCUMENT, flags=re.MULTILINE)
     expected = [f"{name}({', '.join(inspect.signature(hook).parameters)})" for name, hook in HOOKS.items()]
     assert expected == headings
 
 
 def test_every_argument_and_field_of_a_request_is_explained() -> None:
-    """What a hook is given is named in its section."""
+    """A hook's section names all its arguments, and the fields of its request."""
     missing = []
     for name, hook in HOOKS.items():
         text = section(name)
@@ -43,5 +43,5 @@ def test_every_argument_and_field_of_a_request_is_explained() -> None:
 
 
 def test_every_hook_has_a_docstring() -> None:
-    """The specification says what each hook is for."""
+    """Every hook has a docstring."""
     assert [] == [name for name, hook in HOOKS.items() if not inspect.getdoc(hook)]

@@ -1,4 +1,4 @@
-"""Keys as ordered bytes."""
+"""Encoding of keys as bytes that sort like the keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIXES = st.binary(max_size=3)
 
 
 def numbers(width: int) -> st.SearchStrategy[int]:
-    """Draw numbers of a width, often small, large, or of a single byte."""
+    """Draw numbers of a width in bytes, often small, large, or with a single bit."""
     largest = (1 << 8 * width) - 1
     single = st.integers(0, 8 * width - 1).map(lambda bit: 1 << bit)
     return st.integers(0, 3) | single | st.integers(largest - 3, largest) | st.integers(0, largest)
@@ -24,14 +24,14 @@ def numbers(width: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def keyspaces_with_keys(draw: st.DrawFn) -> tuple[Keyspace, list[Any]]:
-    """Draw a keyspace and keys of it."""
+    """Draw a keyspace, and keys of it."""
     shape = draw(st.none() | SHAPES)
     keys = st.binary(max_size=6) if shape is None else st.tuples(*map(numbers, shape))
     return Keyspace("some", shape), draw(st.lists(keys, max_size=8))
 
 
 def test_the_stored_form() -> None:
-    """It is what databases hold, so it never changes."""
+    """The encoding doesn't change, because databases contain it."""
     numbers = KeyEncoding(DATA)
     assert bytes.fromhex("00000001 0000000000000002 0000000000000003") == numbers.encode((1, 2, 3))
     assert b"\x10" + numbers.encode((1, 2, 3)) == KeyEncoding(DATA, b"\x10").encode((1, 2, 3))
@@ -41,7 +41,7 @@ def test_the_stored_form() -> None:
 
 @given(keyspaces_with_keys(), PREFIXES)
 def test_keys_come_back(drawn: tuple[Keyspace, list[Any]], prefix: bytes) -> None:
-    """One by one as all at once."""
+    """Decoding returns the encoded keys, and `encode_all` returns the same as `encode` for each."""
     keyspace, keys = drawn
     encoding = KeyEncoding(keyspace, prefix)
     encoded = [encoding.encode(key) for key in keys]
@@ -52,7 +52,7 @@ def test_keys_come_back(drawn: tuple[Keyspace, list[Any]], prefix: bytes) -> Non
 
 @given(keyspaces_with_keys(), PREFIXES)
 def test_bytes_are_ordered_as_keys_are(drawn: tuple[Keyspace, list[Any]], prefix: bytes) -> None:
-    """Of any two, and so of all."""
+    """The order of encoded keys is the order of the keys, and different keys have different encodings."""
     keyspace, keys = drawn
     encoding = KeyEncoding(keyspace, prefix)
     assert list(map(encoding.encode, sorted(keys))) == sorted(map(encoding.encode, keys))
@@ -80,7 +80,7 @@ def test_bytes_are_ordered_as_keys_are(drawn: tuple[Keyspace, list[Any]], prefix
     ],
 )
 def test_other_keys_are_refused(keyspace: Keyspace, key: Any, prefix: bytes) -> None:
-    """By name, also where they are among good ones. The three bytes would do as three numbers."""
+    """Keys of a wrong type, length or range are refused by name, also among valid keys."""
     encoding = KeyEncoding(keyspace, prefix)
     good = b"key" if keyspace.shape is None else (1, 2, 3)
     with pytest.raises(InvalidArgumentError, match="is not a key of keyspace") as alone:

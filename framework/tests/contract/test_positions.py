@@ -1,4 +1,4 @@
-"""Positions, against a model that gives them out one by one."""
+"""Positions equal those of a model that assigns them one by one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_times(times: list[int]) -> np.ndarray:
 @example(0, 0, 1)
 @example(-1, MAX_TIME, 5_000)
 def test_commit_positions_equal_the_model(last: int, now: int, rows: int) -> None:
-    """A batch takes the next positions at or behind the time of the commit."""
+    """A batch gets the next positions at or after the time of its commit."""
     actual = commit_positions(last, now, rows)
     assert np.uint64 == actual.dtype
     assert one_by_one(last, [now] * rows) == actual.tolist()
@@ -60,7 +60,7 @@ def test_commit_positions_equal_the_model(last: int, now: int, rows: int) -> Non
 @example(-1, [0, 0, MAX_TIME, 0, MAX_TIME])
 @example((MAX_TIME + 1) << COUNTER_BITS, [0, MAX_TIME])
 def test_message_positions_equal_the_model(last: int, times: list[int]) -> None:
-    """Each message takes max(previous + 1, its time), in any order of times."""
+    """Each message gets max(previous + 1, its time), whatever the order of times."""
     actual = message_positions(last, as_times(times))
     assert np.uint64 == actual.dtype
     assert one_by_one(last, times) == actual.tolist()
@@ -69,7 +69,7 @@ def test_message_positions_equal_the_model(last: int, times: list[int]) -> None:
 @pytest.mark.parametrize("time", [0, 1, 1_700_000_000_000_000, MAX_TIME])
 @pytest.mark.parametrize("rows", [PER_MICROSECOND - 1, PER_MICROSECOND, PER_MICROSECOND + 1, 3 * PER_MICROSECOND + 7])
 def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) -> None:
-    """The counter overflows into the time; what follows still strictly increases."""
+    """More messages than a microsecond has positions continue in the next microsecond, and positions still increase."""
     following = [min(time + 1, MAX_TIME)] * 3
     expected = one_by_one(-1, [time] * rows + following)
     assert expected == message_positions(-1, as_times([time] * rows + following)).tolist()
@@ -78,7 +78,7 @@ def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) ->
 
 
 def test_the_largest_time_leaves_room() -> None:
-    """Ten million messages at the largest time stay below 64 bits."""
+    """Ten million messages at the largest time have positions below 2**64."""
     assert first_position(MAX_TIME) + 10_000_000 < LARGEST
 
 
@@ -88,7 +88,7 @@ def test_the_largest_time_leaves_room() -> None:
 @example(5, [])
 @example(5, [5, 4, 5, 6, 5])
 def test_late_rows_equal_a_loop(last_time: int, times: list[int]) -> None:
-    """A row is late if anything before it is newer; an equal time is not late."""
+    """A row is late if an earlier row has a larger time; an equal time is not late."""
     expected = []
     newest = last_time
     for time in times:
@@ -101,7 +101,7 @@ def test_late_rows_equal_a_loop(last_time: int, times: list[int]) -> None:
 
 @given(around, st.integers(0, PER_MICROSECOND - 1))
 def test_a_position_holds_its_time(time: int, counter: int) -> None:
-    """`time_of` takes back what `first_position` and a counter made."""
+    """`time_of` returns the time that was passed to `first_position`."""
     assert time == time_of(first_position(time) + counter)
 
 
@@ -109,7 +109,7 @@ def test_a_position_holds_its_time(time: int, counter: int) -> None:
     ("time", "clamped"), [(-1, 0), (-(1 << 70), 0), (MAX_TIME + 2, MAX_TIME + 1), (1 << 70, MAX_TIME + 1)]
 )
 def test_first_position_clamps(time: int, clamped: int) -> None:
-    """Times out of range are clamped to just outside it, so that open ends of ranges may be any number."""
+    """`first_position` clamps times to the range from 0 to one microsecond after the last."""
     assert first_position(clamped) == first_position(time)
 
 
@@ -125,14 +125,14 @@ def test_first_position_clamps(time: int, clamped: int) -> None:
     ids=str,
 )
 def test_to_microseconds(time: int | datetime, microseconds: int) -> None:
-    """Integers stay, and the first and last datetime are exact; a test below has those in between."""
+    """Integers are returned as they are, and the first and last datetime are converted exactly."""
     actual = to_microseconds(time)
     assert microseconds == actual
     assert int is type(actual)
 
 
 class Berlin(tzinfo):
-    """The night in which summer time ended in 2024: the hour from two comes twice."""
+    """Time in Berlin in the night when summer time ended in 2024, in which the hour from two o'clock occurs twice."""
 
     def utcoffset(self, time: datetime | None) -> timedelta:
         assert time is not None
@@ -142,13 +142,13 @@ class Berlin(tzinfo):
 
 @pytest.mark.parametrize(("fold", "microseconds"), [(0, 1_729_989_000_000_000), (1, 1_729_992_600_000_000)])
 def test_the_hour_that_comes_twice(fold: int, microseconds: int) -> None:
-    """The `fold` of a datetime says which of two equal spellings it is."""
+    """`fold` distinguishes the two occurrences of a repeated hour."""
     assert microseconds == to_microseconds(datetime(2024, 10, 27, 2, 30, tzinfo=Berlin(), fold=fold))
 
 
 @given(st.datetimes(timezones=st.integers(-1_439, 1_439).map(lambda offset: timezone(timedelta(minutes=offset)))))
 def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
-    """A time zone changes the spelling, not the time, and a microsecond is never lost."""
+    """The result doesn't depend on the time zone, and is exact to the microsecond."""
     try:
         in_utc = time.astimezone(UTC)
     except OverflowError:
@@ -159,7 +159,7 @@ def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
 
 
 class Nowhere(tzinfo):
-    """A zone that knows no offset: by Python's rule a datetime in it is still naive."""
+    """A zone without an offset, in which Python considers a datetime naive."""
 
     def utcoffset(self, _: datetime | None) -> timedelta | None:
         return None
@@ -167,13 +167,13 @@ class Nowhere(tzinfo):
 
 @pytest.mark.parametrize("zone", [None, Nowhere()], ids=["none", "without offset"])
 def test_a_naive_datetime_is_refused(zone: tzinfo | None) -> None:
-    """A datetime without a time zone names no time."""
+    """A datetime without a time zone is refused."""
     with pytest.raises(InvalidArgumentError, match="no time zone"):
         to_microseconds(datetime(2024, 1, 1, tzinfo=zone))
 
 
 @pytest.mark.parametrize("time", [None, 1.0, True, "0", "2024-01-01", b"0", timedelta(1), date(2024, 1, 1)])
 def test_what_is_no_time_is_refused(time: object) -> None:
-    """Floats, bools, texts, dates and time spans are not guessed at."""
+    """Floats, bools, texts, dates and time spans are refused as times."""
     with pytest.raises(InvalidArgumentError, match="a time is"):
         to_microseconds(time)  # type: ignore[arg-type]

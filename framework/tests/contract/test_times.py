@@ -1,4 +1,4 @@
-"""Times: what is written is what is meant, what is hardly meant is refused, what is shown can be written again."""
+"""Text as times: implausible times are refused, and printed times can be parsed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_examples(text: str, expected: int) -> None:
 
 
 def test_an_error_names_no_form_that_is_refused_too() -> None:
-    """Files have times and numbers; what is relative to now, or has an ``@``, is for people."""
+    """An error lists only forms that its function accepts: relative times and ``@`` are not for files."""
     for text in ("now", "-2h", "@1700000000", "someday"):
         with pytest.raises(ValueError, match="is not a time") as refused:
             parse_timestamp(text)
@@ -94,7 +94,7 @@ def test_whatever_is_written_it_is_a_time_or_refused_by_one_error(text: str) -> 
 
 @pytest.mark.parametrize("text", ["1700000000", "1700000000000", "99999999999999", "123456789"])
 def test_numbers_that_are_hardly_microseconds(text: str) -> None:
-    """A person meant seconds or milliseconds; a file may have such times all the same."""
+    """A number that is probably seconds or milliseconds is refused from a person, and accepted from a file."""
     with pytest.raises(ValueError, match=r"is not a time: as microseconds it lies in 197[0-3]; seconds have an @"):
         parse_when(text, NOW)
     assert parse_timestamp(text) == int(text)
@@ -153,7 +153,7 @@ def moment(when: object, **arguments: bool) -> int:
 
 
 def test_a_time_to_read_from_is_written_in_many_ways() -> None:
-    """Microseconds, a datetime, a negative timedelta, or text."""
+    """A time can be given as microseconds, a datetime, a negative timedelta, or text."""
     hour = 3_600_000_000
     assert [LATELY, 0, 5] == [moment(when) for when in (LATELY, 0, 5)]
     assert LATELY == moment(datetime.fromtimestamp(LATELY / 1e6, UTC)) == moment("now") == moment("@1700000000")
@@ -182,13 +182,13 @@ def test_a_time_to_read_from_is_written_in_many_ways() -> None:
     ],
 )
 def test_what_is_hardly_meant_is_refused(when: object, told: str) -> None:
-    """With what it was taken for, or what to write instead."""
+    """An implausible time is refused, with the unit that it seems to have, or what to write instead."""
     with pytest.raises(InvalidArgumentError, match=told):
         moment(when)
 
 
 def test_ancient_times_may_be_meant() -> None:
-    """Whoever says so gets the first two months of 1970."""
+    """`allow_ancient` accepts times in the first two months of 1970."""
     assert 1_700_000_000 == moment(1_700_000_000, allow_ancient=True)
     assert 1_700_000_000_000 == moment(1_700_000_000_000, allow_ancient=True)
 
@@ -196,7 +196,7 @@ def test_ancient_times_may_be_meant() -> None:
 @pytest.mark.parametrize("allow_ancient", [False, True])
 @pytest.mark.parametrize("form", ["messages", "some", "one time", "arrow"])
 def test_messages_whose_times_are_in_seconds_are_refused(tmp_path: Path, form: str, allow_ancient: bool) -> None:
-    """By all that takes messages, whatever holds them, and by number; unless they are allowed."""
+    """Messages with times in seconds are refused with their index by all methods, unless `allow_ancient` is set."""
     times: list[int | None] = [LATELY, None, 1_700_000_000] if form == "some" else [LATELY, LATELY, 1_700_000_000]
     if form == "one time":
         times = [1_700_000_000] * 3

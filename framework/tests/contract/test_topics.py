@@ -1,4 +1,4 @@
-"""Topic names and filters, against a corpus that any language can read and a matcher from the standard."""
+"""Topic names and filters, compared with a language-independent list of cases and a simple matcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cases(kind: str) -> Any:
 
 
 def obviously_matches(levels: list[str], topic: list[str]) -> bool:
-    """Section 4.7, a level at a time; that of $ is left to the caller."""
+    """Match as section 4.7 of the MQTT standard says, one level at a time; the caller handles topics with $."""
     if levels == ["#"]:
         return True
     if not levels or not topic:
@@ -36,7 +36,7 @@ def obviously_matches(levels: list[str], topic: list[str]) -> bool:
     return levels[0] in ("+", topic[0]) and obviously_matches(levels[1:], topic[1:])
 
 
-# A small alphabet, so that filters and topics meet.
+# A small alphabet, so that filters often match topics.
 level = st.text("ab$ é", max_size=2)
 topics = st.lists(level, min_size=1, max_size=6).map("/".join).filter(bool)
 filters = st.builds(
@@ -48,7 +48,7 @@ filters = st.builds(
 
 @cases("topics")
 def test_a_topic_is_valid_or_refused(case: dict[str, Any]) -> None:
-    """`check_topic` returns valid topics as they are and refuses the others."""
+    """`check_topic` returns valid topics unchanged and refuses others."""
     topic = spelled(case["topic"])
     if case["valid"]:
         assert topic == check_topic(topic)
@@ -59,7 +59,7 @@ def test_a_topic_is_valid_or_refused(case: dict[str, Any]) -> None:
 
 @cases("filters")
 def test_a_filter_is_valid_or_refused(case: dict[str, Any]) -> None:
-    """`TopicFilter` keeps the text of valid filters and refuses the others."""
+    """`TopicFilter` accepts valid filters unchanged and refuses others."""
     text = spelled(case["filter"])
     if case["valid"]:
         assert text == TopicFilter(text).text
@@ -70,7 +70,7 @@ def test_a_filter_is_valid_or_refused(case: dict[str, Any]) -> None:
 
 @cases("matches")
 def test_a_filter_matches_or_does_not(case: dict[str, Any]) -> None:
-    """`matches` and `TopicFilter.matches` say what the corpus says."""
+    """`matches` and `TopicFilter.matches` give the result in the list of cases."""
     text, topic = spelled(case["filter"]), spelled(case["topic"])
     assert case["matches"] == matches(text, topic)
     assert case["matches"] == TopicFilter(text).matches(topic)
@@ -78,7 +78,7 @@ def test_a_filter_matches_or_does_not(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["topics", "filters", "matches"])
 def test_the_corpus_names_no_case_twice(kind: str) -> None:
-    """Every case of the corpus is another one."""
+    """No case is listed twice."""
     texts = [(json.dumps(case.get("filter")), json.dumps(case.get("topic"))) for case in CASES[kind]]
     assert len(texts) == len(set(texts))
 
@@ -86,7 +86,7 @@ def test_the_corpus_names_no_case_twice(kind: str) -> None:
 @settings(max_examples=1000)
 @given(filters, topics)
 def test_matching_equals_the_standard(text: str, topic: str) -> None:
-    """Any filter, any topic: as the recursive matcher says."""
+    """`TopicFilter.matches` gives the result of the simple recursive matcher."""
     hidden = topic.startswith("$") and text.startswith(("+", "#"))
     expected = not hidden and obviously_matches(text.split("/"), topic.split("/"))
     assert expected == TopicFilter(text).matches(topic)
@@ -95,7 +95,7 @@ def test_matching_equals_the_standard(text: str, topic: str) -> None:
 @settings(max_examples=500)
 @given(st.text(st.sampled_from("ab+#/$\0\ud800é"), max_size=6))
 def test_a_filter_without_wildcards_is_valid_where_the_topic_is(text: str) -> None:
-    """Names and filters obey the same rules but for the wildcards; a filter is literal if it has none."""
+    """Topics and filters obey the same rules except for wildcards; a filter without wildcards is literal."""
     try:
         check_topic(text)
     except InvalidTopicError:
@@ -110,7 +110,7 @@ def test_a_filter_without_wildcards_is_valid_where_the_topic_is(text: str) -> No
     "thing", [None, 1, True, b"a", bytearray(b"a"), ["a"], ("a",), object()], ids=lambda thing: type(thing).__name__
 )
 def test_only_text_is_a_topic_or_a_filter(thing: object) -> None:
-    """Anything but a str is refused by its documented error."""
+    """Anything but a str is refused with `InvalidTopicError` or `InvalidFilterError`."""
     with pytest.raises(InvalidTopicError, match=f"not {type(thing).__name__}"):
         check_topic(thing)
     with pytest.raises(InvalidFilterError, match=f"not {type(thing).__name__}"):
@@ -118,7 +118,7 @@ def test_only_text_is_a_topic_or_a_filter(thing: object) -> None:
 
 
 def test_matches_checks_both() -> None:
-    """`matches` refuses a wildcard in the topic and a bad filter."""
+    """`matches` refuses a wildcard in the topic, and an invalid filter."""
     with pytest.raises(InvalidTopicError):
         matches("a/#", "a/+")
     with pytest.raises(InvalidFilterError):
@@ -126,7 +126,7 @@ def test_matches_checks_both() -> None:
 
 
 def test_errors_do_not_repeat_a_long_text() -> None:
-    """The message of an error stays readable, however long the topic is."""
+    """The text of an error stays short for a long topic."""
     for bad in ("a" * (MAX_TOPIC_BYTES + 1), "\0" * 60_000, "a+" * 30_000, "\ud800" * 60_000):
         with pytest.raises(InvalidTopicError) as caught:
             check_topic(bad)
@@ -134,7 +134,7 @@ def test_errors_do_not_repeat_a_long_text() -> None:
 
 
 def test_filters_are_equal_by_their_text() -> None:
-    """Equality and hash go by the text; a str is not a filter."""
+    """Equality and hash of filters are those of their texts; a filter doesn't equal a str."""
     assert TopicFilter("a/+") == TopicFilter("a/+")
     assert TopicFilter("a/+") != TopicFilter("a/#")
     assert TopicFilter("a/+") != "a/+"

@@ -1,4 +1,4 @@
-"""Exports of few messages that still have several files and row groups, and databases to make them of."""
+"""Limits that make small exports have several files and row groups, and databases to export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicstore_conformance.faults.clock import START, Clock
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups of about twenty messages, files of a few of those, and few topics that are too many to be listed."""
+    """Limit row groups to about twenty messages, files to a few row groups, and lists of topics to five."""
     monkeypatch.setattr(exporting, "_MOST_TOPICS", 5)
     monkeypatch.setattr(exporting, "_BATCH", 7)
     monkeypatch.setattr(exporting, "_GROUP_ROWS", 20)
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def fill(clock: Clock) -> Callable[..., None]:
-    """Return what stores messages of several topics and publishers in a database, each payload once."""
+    """Return a function that stores messages of several topics and publishers, each with a new payload."""
     count = 0
 
     def fill(db: ts.Database, messages: int = 100) -> None:
@@ -69,5 +69,5 @@ def db(
 
 @pytest.fixture
 def start() -> int:
-    """The time of the first message."""
+    """Return the time of the first message."""
     return START + 1_000

@@ -1,4 +1,4 @@
-"""Exports and archivings that are killed anywhere, and what the next one makes of it."""
+"""Exports and archivings that are killed at any step, and the calls that resume them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def path(tmp_path: Path) -> Path:
 def test_killed_again_and_again_it_ends_like_one_that_was_not(
     path: Path, tmp_path: Path, run_until: RunUntil, method: str, deaths: Sequence[int]
 ) -> None:
-    """Every message is there at every moment; slabs are not exported again, nor generations archived again."""
+    """All messages stay readable after each kill; finished slabs and archived generations are not written again."""
     target = tmp_path / "export"
     with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))
@@ -81,13 +81,13 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
 
 
 def _slabs(target: Path) -> list[Path]:
-    """Return the slabs that are complete."""
+    """Return the directories of complete slabs."""
     return sorted(path.parent.relative_to(target) for path in target.glob("shard=*/*/_topicstore_slab.json"))
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_around_the_write_that_drops(path: Path, tmp_path: Path, run_until: RunUntil, moment: str) -> None:
-    """Nothing is local or all is, and where the export is was noted just then."""
+    """After a kill, a generation is either local, or archived with the export's path recorded."""
     with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))
         local = db.generations()[0].live_bytes
@@ -104,14 +104,14 @@ def test_killed_around_the_write_that_drops(path: Path, tmp_path: Path, run_unti
 
 
 def keys(shard: Shard) -> Iterator[object]:
-    """Yield what is local of the first generation."""
+    """Yield the local keys and values of the first generation."""
     for keyspace, start, end in ranges_of(1):
         for chunk in shard.writer.open_engine().scan(keyspace, start, end):
             yield from chunk
 
 
 def test_killed_between_shards_it_is_whole_and_goes_on(path: Path, tmp_path: Path) -> None:
-    """Each shard notes by itself where its part is."""
+    """A generation that only some shards have archived is readable, and the next archiving completes it."""
     target = tmp_path / "export"
     with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))

@@ -1,4 +1,4 @@
-"""Damaged exports: an error that names the place, for that generation alone, and never silence."""
+"""Damaged exports: replays of the damaged generation raise an error that names the place, and others work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fill = Callable[..., None]
 
 @pytest.fixture
 def target(db: ts.Database, tmp_path: Path) -> Path:
-    """An export to which both generations were archived; nothing of it was read yet."""
+    """An export to which both generations were archived, and of which nothing was read."""
     db.archives.archive(tmp_path / "export")
     return tmp_path / "export"
 
@@ -37,7 +37,7 @@ def rows_in(directory: Path) -> list[pa.RecordBatch]:
 
 
 def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
-    """Whichever byte of a file is another, it is told from what was written."""
+    """A change of any byte of a file raises an error, or doesn't change the rows that are read."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         fill(db, 20)
         db.add_generation()
@@ -55,12 +55,12 @@ def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
         with suppress(ts.CorruptionError):
             assert rows_in(directory) == expected
             harmless.append(place)
-    assert harmless == [0, 1, 2, 3]  # the magic number, which only other readers look at
+    assert harmless == [0, 1, 2, 3]  # the magic number at the beginning, which only other readers check
     assert unseen == []
 
 
 def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> None:
-    """Also in those that were read before, and of which nobody needs what was flipped to read messages."""
+    """`verify` reports a flipped bit in any file, also if reading messages doesn't need it or happened before."""
     assert list(db.replay("#"))
     assert db.verify().ok
     chance, files = random.Random(13), sorted(file for file in target.rglob("*") if file.is_file())
@@ -68,7 +68,7 @@ def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> 
     for file in files * 10:
         whole = file.read_bytes()
         flipped = bytearray(whole)
-        flipped[chance.randrange(len(whole) - 1)] ^= 1 << chance.randrange(8)  # the last is a line's end
+        flipped[chance.randrange(len(whole) - 1)] ^= 1 << chance.randrange(8)  # the last byte is a line feed
         file.write_bytes(flipped)
         assert not db.verify().ok, (file, flipped)
         file.write_bytes(whole)
@@ -76,7 +76,7 @@ def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> 
 
 
 def damage(kind: str, slab: Path) -> None:
-    """Do something to a slab's directory."""
+    """Damage a slab's directory; `kind` is one of `KINDS`."""
     part, contents = slab / "part-00000.parquet", slab / "_topicstore_slab.json"
     match kind:
         case "truncated":
@@ -130,7 +130,7 @@ def test_it_is_named_and_the_rest_is_there(db: ts.Database, target: Path, kind: 
 
 
 def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path) -> None:
-    """A disk that was not mounted needs no reopening."""
+    """Archived messages are readable again as soon as their files are back, without reopening."""
     target, before = tmp_path / "export", list(db.replay("#", order="time"))
     db.archives.archive(target)
     target.rename(tmp_path / "elsewhere")
@@ -145,7 +145,7 @@ def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path)
 def test_a_volume_that_is_not_mounted_is_no_archive(
     db: ts.Database, tmp_path: Path, clock: Clock, mount_point: str
 ) -> None:
-    """Nothing is written into its mount point, nor removed, by hand or by retention, which says so."""
+    """If the archive's volume isn't mounted, its mount point is left unchanged, and errors say why."""
     cold, volume = tmp_path / "cold", tmp_path / "volume"
     db.archives.archive(cold, generations=[1])
     before = list(db.replay("#", order="time", start=db.generations()[1].created))
@@ -204,11 +204,11 @@ def test_another_databases_export_does_not_pass_for_its_own(db: ts.Database, tar
 
 
 def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path: Path) -> None:
-    """What was exported before is compared, too, before the local messages go."""
+    """An earlier export is compared with the stored messages before these are removed."""
     db.archives.export(tmp_path / "export")
     clock = Clock()
     with ts.open(tmp_path / "twin", backend="memory", shards=2, clock=clock) as twin:
-        twin.storage.manifest = db.manifest  # a copy that went another way: other messages at the same positions
+        twin.storage.manifest = db.manifest  # like a copy with other messages at the same positions
         for number in range(200):
             clock.now += 1_000
             twin.store([ts.Message("a", b"", f"c{number % 5}")])

@@ -20,7 +20,7 @@ Fill = Callable[..., None]
 
 @pytest.fixture
 def db(tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
-    """A database where nothing runs by itself."""
+    """A database without retention in the background."""
     with ts.open(tmp_path / "db", shards=2, clock=clock) as opened:
         opened.retention.stop()
         yield opened
@@ -52,7 +52,7 @@ def test_what_is_too_old_is_archived_and_stays(db: ts.Database, tmp_path: Path, 
 
 
 def test_only_local_bytes_count(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
-    """Which make room when they are archived, so that one generation at a time goes."""
+    """Archived generations don't count for `max_bytes`, so only as many are archived as needed."""
     for _ in range(6):
         fill(db, 50)
         db.add_generation()
@@ -66,7 +66,7 @@ def test_only_local_bytes_count(db: ts.Database, tmp_path: Path, fill: Fill) -> 
 
 
 def test_archived_ones_are_not_dropped_for_room(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
-    """They take none. For age they go like others, where retention does not archive."""
+    """Archived generations are not dropped for `max_bytes`; `max_age` drops them if retention doesn't archive."""
     for _ in range(4):
         fill(db, 50)
         db.add_generation()
@@ -94,7 +94,7 @@ def test_where_it_can_not_be_archived_it_stays_and_says_so(db: ts.Database, tmp_
 
 
 def test_what_is_deleted_after_a_failure_is_in_no_ones_way(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
-    """Whichever write of an archiving fails, nothing of the generation stays in the archive."""
+    """Whichever write of an archiving fails, the archive contains nothing of the generation, and deletes succeed."""
     fill(db, 50)
     db.add_generation()
     for write in itertools.count(1):
@@ -125,7 +125,7 @@ def test_a_relative_place_lies_from_the_database(db: ts.Database, tmp_path: Path
 
 
 def test_it_is_archived_by_itself_when_something_is_stored(tmp_path: Path, clock: Clock, fill: Fill) -> None:
-    """In the background; closing waits for no more than a batch of it."""
+    """Retention archives in the background after a store; closing waits for at most one batch."""
     with ts.open(tmp_path / "db", clock=clock) as db:
         db.retention.set(max_age=100, rotate_every=10, archive_to="../cold")
         fill(db, 50)

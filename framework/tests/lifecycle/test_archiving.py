@@ -1,4 +1,4 @@
-"""Archived generations: everything that reads a database reads them as if they were local."""
+"""Archived generations are read like local ones by everything that reads a database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FILTERS = ("#", "fleet/+/speed", "fleet/bus-1/#", "$SYS/#", "no/such/topic")
 
 
 def everything(db: ts.Database) -> list[list[ts.Message]]:
-    """What replays return, filter by filter, in order of time."""
+    """Return the replays of all filters in order of time."""
     return [list(db.replay(text, order="time")) for text in FILTERS]
 
 
@@ -52,7 +52,7 @@ def by_publisher(messages: Iterator[ts.Message]) -> dict[tuple[str, str], list[t
 
 @attrs.frozen
 class History:
-    """Messages by batch and generation, the layout of each generation, which are archived, and what is asked."""
+    """Batches of messages by generation, the layouts of generations, those to archive, and replays to compare."""
 
     generations: list[tuple[str, list[list[ts.Message]]]]
     archived: set[int]
@@ -83,7 +83,7 @@ PAIRS = [
 @pytest.mark.parametrize(("backend", "layouts", "examples"), PAIRS)
 @SMALL
 def test_archived_generations_replay_as_they_did(backend: str, layouts: tuple[str, ...], examples: int) -> None:
-    """Whatever is stored, in whichever layouts: any filter, start, end and batch size, also after opening again."""
+    """Replays are the same before and after archiving, in all layouts, also after reopening."""
     learns = not {"reference", "table"} & set(layouts)
 
     @settings(COSTLY, max_examples=examples)
@@ -121,7 +121,7 @@ def _archive_and_compare(directory: Path, backend: str, history: History) -> Non
 
 
 def _answers(db: ts.Database, history: History) -> Iterator[object]:
-    """What each question brings, in order of time, by topic and publisher, and with positions."""
+    """Yield each replay in order of time, by topic and publisher, and with positions."""
     for text, start, until, size in history.questions:
         end = None if until is None else START + until
         yield list(db.replay(text, START + start, end, order="time", batch_size=size))
@@ -148,7 +148,7 @@ def test_each_stream_is_in_order_of_positions_and_ends(db: ts.Database, tmp_path
 
 @SMALL
 def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
-    """Rows, payload bytes, an end in time, and a timeout that still lets it move on."""
+    """Reads of an archive keep limits of rows, bytes and positions; a passed deadline still returns some rows."""
     db.archives.archive(tmp_path / "export")
     stream = next(one for one in db.streams("#") if one.generation == 1)
     cursor = db.cursor(stream, "#")
@@ -194,7 +194,7 @@ def test_what_can_not_match_is_not_decoded(db: ts.Database, tmp_path: Path, star
 
 
 def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_path: Path) -> None:
-    """Where its topics are few, they are known without a look into its files."""
+    """A generation with few topics is not read if none of them matches: the export has a list of its topics."""
     db.archives.archive(tmp_path / "export")
     shutil.rmtree(tmp_path / "export" / "shard=0000" / "generation=0001")
     with pytest.raises(ts.CorruptionError):
@@ -209,7 +209,7 @@ def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_
 
 
 def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is decoded is kept up to a limit, over all databases, also if one row group is above it."""
+    """Decoded row groups are kept up to a limit over all databases, also if one is larger."""
     monkeypatch.setattr(exporting, "_GROUP_BYTES", 300_000)
     monkeypatch.setattr(exporting, "_BATCH", 10)
     monkeypatch.setattr(archive, "_KEPT_BYTES", 1_000_000)
@@ -228,7 +228,7 @@ def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
 def test_cursors_and_replays_of_before_say_so(tmp_path: Path, layout: str, fill: Fill, clock: Clock) -> None:
-    """They never return less, or anything twice."""
+    """Cursors and replays from before an archiving raise an error, and neither lose nor repeat messages."""
     with ts.open(tmp_path / "db", backend="memory", layout=layout, clock=clock) as db:
         fill(db)
         db.add_generation()
@@ -269,7 +269,7 @@ def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts
 
 
 def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, tmp_path: Path) -> None:
-    """Behind all that was archived, in one step, as a number that can be handed in."""
+    """The error says from which time on messages can be deleted: after all archived generations."""
     db.archives.archive(tmp_path / "export")
     with pytest.raises(ts.GenerationError, match=r"generation 1, 2 lies .*begin at \d+ \(") as refused:
         db.delete("fleet/#")
@@ -336,7 +336,7 @@ def test_a_relative_export_moves_with_its_database(tmp_path: Path, monkeypatch: 
 
 
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
-    """A database that was opened by a relative path stays where it is, and so do its exports."""
+    """A database opened by a relative path, and its exports, don't depend on the working directory."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     with ts.open("db") as db:
@@ -378,7 +378,7 @@ def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
 
 @SMALL
 def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Path) -> None:
-    """It is copied out of the old export, and the old one is not needed any more."""
+    """Archiving to another place copies from the old export, which isn't needed afterwards."""
     before = everything(db)
     db.archives.archive(tmp_path / "old")
     assert db.archives.archive(tmp_path / "new").slabs == 0
@@ -390,7 +390,7 @@ def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Pa
 
 
 def test_an_older_version_refuses_it(db: ts.Database, tmp_path: Path) -> None:
-    """It would take the generation for an empty one."""
+    """An older version refuses to open archived generations, because it would take them for empty."""
     versions = {record.version for shard in db.storage.shards for record in shard.generations.listed()}
     db.archives.archive(tmp_path / "export", generations=[1])
     assert versions == {1}
@@ -415,7 +415,7 @@ def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill)
 
 @SMALL
 def test_a_subscription_that_lags_reads_on(db: ts.Database, tmp_path: Path) -> None:
-    """It began when everything was local, and is in the middle of it."""
+    """A subscription that lags behind reads on from the archive."""
     expected = list(db.replay("fleet/#", order="time"))
     with closing(db.subscribe("fleet/#", 0, batch_size=7)) as subscription:
         got = list(subscription.fetch(timeout=PATIENCE).messages)
@@ -431,7 +431,7 @@ def test_a_subscription_that_lags_reads_on(db: ts.Database, tmp_path: Path) -> N
 
 @SMALL
 def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) -> None:
-    """What was sent and not acknowledged is read again from the export when the client comes back."""
+    """Messages that were sent to a client but not acknowledged are read from the archive for redelivery."""
     session = db.sessions.open("me", expiry_interval=None, receive_maximum=4)
     session.subscribe("jobs/#", 1)
     db.publish([ts.Message("jobs/1", b"%d" % number, "c1", 1) for number in range(12)])
@@ -439,7 +439,7 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
     assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
     db.add_generation()
     db.archives.archive(tmp_path / "export")
-    db._sessions = None  # as the next process would find it
+    db._sessions = None  # discards sessions in memory, as a new process would
     again = db.sessions.open("me", receive_maximum=4, expiry_interval=None)
     got: list[bytes] = []
     while deliveries := [one for one in again.deliver() if isinstance(one, Publish)]:
@@ -449,7 +449,7 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
 
 
 def test_readers_and_writers_beside_it_see_everything(tmp_path: Path, fill: Fill) -> None:
-    """Replays that begin at any moment have all of it, or say that a generation was archived under them."""
+    """Replays during archivings return all messages, or raise `GenerationArchivedError`."""
     with ts.open(tmp_path / "db", shards=2) as db:
         for _ in range(4):
             fill(db, 100)
@@ -473,7 +473,7 @@ def test_readers_and_writers_beside_it_see_everything(tmp_path: Path, fill: Fill
 
 
 def _read_until(stop: threading.Event, db: ts.Database, expected: int, ended: list[None]) -> None:
-    """Note that replays come to their end, but those that were told of what happened under them."""
+    """Count replays that finish, except for those that raise `GenerationArchivedError`."""
     while not stop.is_set():
         with suppress(ts.GenerationArchivedError):
             assert sum(1 for _ in db.replay("#", batch_size=50)) == expected
@@ -488,7 +488,7 @@ def _write_until(stop: threading.Event, db: ts.Database) -> None:
 
 
 def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it would delete is in the export by then: neither is lost sight of."""
+    """A delete that waits for an archiving is refused afterwards, because its messages are in the export."""
     before = everything(db)
     write, deleting = exporting._write, []
 
@@ -510,11 +510,11 @@ def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, mon
 
 @SMALL
 def test_an_export_ends_with_its_database(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the next batch, and it leaves nothing that counts."""
+    """Closing the database ends an export at its next batch, and leaves no file of it."""
     compare = exporting._compare
 
     def close_and_compare(*arguments: object) -> None:
-        db.close()  # within another call, so that another thread closes it
+        db.close()  # called within another call, so another thread closes the database
         wait_until(lambda: db.storage.closed, "the other thread to begin closing")
         compare(*arguments)  # type: ignore[arg-type]
 
@@ -528,7 +528,7 @@ def test_an_export_ends_with_its_database(db: ts.Database, tmp_path: Path, monke
 
 
 def test_rows_are_exported_as_stored_and_pass_the_plugins_once(tmp_path: Path, reversing: str, fill: Fill) -> None:
-    """What a plugin hides on the disk is hidden in the export; and its rows are not taken for messages."""
+    """Exports contain payloads as plugins have stored them, and can't be imported without these plugins."""
     with ts.open(tmp_path / "db", plugins=[reversing]) as db:
         fill(db)
         db.add_generation()

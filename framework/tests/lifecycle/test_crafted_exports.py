@@ -1,4 +1,4 @@
-"""Exports that somebody has made to harm: what they say is not believed only because its checksums are right."""
+"""Exports that an attacker has crafted with valid checksums."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def craft(file: Path, data: dict[str, Any]) -> None:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every container within a value and a key of it."""
+    """Yield each container within a value, with each of its keys."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield value, key
         yield from places(inner)
@@ -51,7 +51,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
     "name", ["../x.parquet", "../../../x.parquet", "/x.parquet", "sub/part-00000.parquet", "part-00000.parquet\n"]
 )
 def test_a_part_is_a_file_of_the_export(target: Path, tmp_path: Path, name: str) -> None:
-    """One whose name leads elsewhere is refused: the file there may be anybody's."""
+    """A part whose name leads outside its slab is refused, because the export must not read other files."""
     data = load(target / SLAB)
     part = target / "shard=0000/generation=0001" / data["parts"][0]["name"]
     moved = (tmp_path / "root" if name.startswith("/") else part.parent) / name.removeprefix("/")
@@ -67,7 +67,7 @@ def test_a_part_is_a_file_of_the_export(target: Path, tmp_path: Path, name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [HEAD, SLAB])
 def test_whatever_is_crafted_is_told(target: Path, tmp_path: Path, name: str) -> None:
-    """An export that says something wrong of itself is imported, where that makes no difference, or refused clearly."""
+    """An export with a wrong value in its description is refused with a clear error, or imported correctly."""
     whole = load(target / name)
     for number in range(len(list(places(whole)))):
         for wrong in WRONG:

@@ -1,4 +1,4 @@
-"""Exports: what is on disk, what other programs make of it, and going on with one."""
+"""Exports: their files, which other programs can read, and exports that continue an earlier one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def files(target: Path) -> dict[str, bytes]:
 
 
 def test_an_export_tells_its_parts_and_ends_where_that_raises(db: ts.Database, tmp_path: Path) -> None:
-    """Another one writes the parts that are missing."""
+    """An export reports its progress by part, and ends if the callback raises; the next writes the missing parts."""
     told: list[tuple[int, int]] = []
 
     def end(done: int, parts: int) -> None:
@@ -53,7 +53,7 @@ def test_an_export_tells_its_parts_and_ends_where_that_raises(db: ts.Database, t
 
 
 def test_archiving_tells_generations(db: ts.Database, tmp_path: Path) -> None:
-    """Before each, and at the end."""
+    """Archiving reports its progress before each generation and at the end."""
     told: list[tuple[int, int]] = []
     db.archives.archive(tmp_path / "export", progress=lambda *done: told.append(done))
     assert [(0, 2), (1, 2), (2, 2)] == told
@@ -63,7 +63,7 @@ def test_archiving_tells_generations(db: ts.Database, tmp_path: Path) -> None:
 
 
 def test_other_programs_read_every_column_of_every_row(db: ts.Database, tmp_path: Path) -> None:
-    """The shard, which no file has, comes from the path."""
+    """Other programs can read all columns of all rows, and take the shard from the path."""
     report = db.archives.export(tmp_path / "export")
     exported = ds.dataset(tmp_path / "export", partitioning="hive").to_table().sort_by("position")
     stored = pa.concat_tables([rows(db), rows(db, "$SYS/#")]).sort_by("position").slice(0, 200)
@@ -131,7 +131,7 @@ def test_topics_that_begin_with_a_dollar_are_found_where_the_layout_knows_them(t
 
 @pytest.mark.parametrize(("backend", "layout"), [("memory", "reference"), ("duckdb", "table")])
 def test_what_no_filter_finds_is_an_error_not_a_loss(tmp_path: Path, backend: str, layout: str) -> None:
-    """Layouts that learn nothing can't tell with what such topics begin."""
+    """A layout that learns no topics can't find unknown topics with $, so that an export of them raises an error."""
     with ts.open(tmp_path / "db", backend=backend, layout=layout) as db:
         db.store([ts.Message("$aws/x", b""), ts.Message("$SYS/x", b""), ts.Message("a", b"")])
         db.add_generation()
@@ -157,7 +157,7 @@ def test_only_what_is_missing_is_written(db: ts.Database, tmp_path: Path) -> Non
 
 
 def test_what_an_export_did_not_complete_counts_for_nothing(db: ts.Database, tmp_path: Path) -> None:
-    """A directory that has its name, but nothing that says it is whole, is one of somebody's half copy."""
+    """A slab's directory without its description is incomplete, and is written again."""
     target = tmp_path / "export"
     db.archives.export(target)
     whole = files(target)
@@ -192,7 +192,7 @@ def test_a_full_disk_leaves_nothing(db: ts.Database, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("inside", [".", "export", "sub/export", "../db/export"])
 def test_a_target_inside_the_database_is_refused(db: ts.Database, inside: str) -> None:
-    """It would go with the database, and checkpoints lack it."""
+    """A target inside the database is refused: it would be deleted with the database, and missing in checkpoints."""
     target, before = db.path / inside, sorted(db.path.rglob("*"))
     for act in (db.archives.export, db.archives.archive):
         with pytest.raises(ts.ManifestMismatchError, match="inside the database"):
@@ -206,7 +206,7 @@ def test_a_target_inside_the_database_is_refused(db: ts.Database, inside: str) -
 def test_it_goes_on_when_its_generation_is_archived(
     db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are in another place then, but the same."""
+    """An export whose generation is archived meanwhile reads the same rows from the archive."""
     compare, archived = exporting._compare, []
 
     def archive_and_compare(*arguments: object) -> None:
@@ -222,7 +222,7 @@ def test_it_goes_on_when_its_generation_is_archived(
 
 
 def test_the_export_of_a_copy_that_went_its_own_way_is_told_apart(tmp_path: Path) -> None:
-    """A checkpoint has the same id; what is stored in it later is not what the database has, if it is as many."""
+    """The export of a copy of the database with other messages is refused, though the copy has the same id."""
     with ts.open(tmp_path / "db") as db:
         db.checkpoint(tmp_path / "copy")
         with ts.open(tmp_path / "copy") as copy:
@@ -262,7 +262,7 @@ def test_an_export_of_messages_that_were_deleted_since_is_not_replaced(db: ts.Da
 
 
 def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
-    """Each slab is written by one of them, whoever is first; nobody fails."""
+    """When several processes export to one target, each slab is written once, and none fails."""
     with ts.open(tmp_path / "db", shards=2) as db:
         for generation in range(6):
             db.store([ts.Message("a", b"%d" % n, f"c{generation + n}") for n in range(300)])

@@ -1,4 +1,4 @@
-"""Retention: by age and by bytes, at any moment, across kills, with clocks that are wrong."""
+"""Retention by age and by bytes: at any time, after kills, and with wrong clocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator
 
 @pytest.fixture
 def quiet(db: ts.Database) -> ts.Database:
-    """Return a database where nothing runs by itself."""
+    """Return a database without retention in the background."""
     db.retention.stop()
     return db
 
@@ -67,17 +67,17 @@ def live_bytes(db: ts.Database) -> int:
 def test_what_is_set_while_it_is_first_read_holds(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who reads the settings at that moment doesn't bring the older ones back."""
+    """Settings that change while they are read for the first time are not replaced by the old ones."""
     with ts.open(tmp_path / "db", clock=clock) as db:
         db.retention.set(max_age=1.0)
     with ts.open(tmp_path / "db", clock=clock) as db:
         setting = []
 
         def decode(key: bytes, stored: bytes) -> RetentionSettings:
-            """Decode what was stored, and have somebody set something else meanwhile."""
+            """Decode the stored settings, while another thread sets others."""
             older = whole(key, stored)
             setting.append(begin(lambda: db.retention.set(max_age=2.0)))
-            if not owned(db.retention._running):  # it can come in between
+            if not owned(db.retention._running):  # nothing blocks the other thread
                 setting[0].result(PATIENCE)
             return older
 
@@ -89,7 +89,7 @@ def test_what_is_set_while_it_is_first_read_holds(
 
 
 def test_everything_is_kept_at_first(db: ts.Database, clock: Clock) -> None:
-    """A run then does nothing, however old things are."""
+    """Without a limit a run does nothing, whatever the messages' age."""
     db.store([message("1")])
     clock.now += 10**15
     report = db.retention.run()
@@ -110,7 +110,7 @@ def test_settings_are_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_is_not_named_stays_and_none_lifts_a_limit(db: ts.Database) -> None:
-    """Lengths of time may be timedeltas."""
+    """`set` changes only the given limits, and None removes one; durations can be a timedelta."""
     set_ = db.retention.set(max_age=timedelta(days=1), rotate_every=timedelta(hours=1), max_bytes=7, when_full="drop")
     assert RetentionSettings(max_age=86_400, rotate_every=3_600, max_bytes=7, when_full="drop") == set_
     assert set_ == db.retention.set()
@@ -146,7 +146,7 @@ def test_damaged_settings_are_an_error(db: ts.Database) -> None:
 
 
 def test_messages_go_by_age_never_early_and_not_much_late(quiet: ts.Database, clock: Clock) -> None:
-    """Each stays for its age, and at most for the length of a generation and of the time between runs longer."""
+    """A message stays for its age, and at most as much longer as a generation and the pause between runs last."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=20)
     times: dict[str, int] = {}
@@ -163,7 +163,7 @@ def test_messages_go_by_age_never_early_and_not_much_late(quiet: ts.Database, cl
 
 
 def test_an_empty_generation_is_used_on(quiet: ts.Database, clock: Clock) -> None:
-    """A database where nothing happens grows no generations."""
+    """An empty generation is not rotated, so an idle database gets no new generations."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     for _ in range(5):
@@ -173,7 +173,7 @@ def test_an_empty_generation_is_used_on(quiet: ts.Database, clock: Clock) -> Non
 
 
 def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
-    """``now`` stands for the present."""
+    """A run with `now` acts as at that time."""
     db = quiet
     db.retention.set(max_age=100)
     db.store([message("1")])
@@ -184,7 +184,7 @@ def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
 
 @pytest.mark.parametrize("how", ["run", "outlook"])
 def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> None:
-    """As microseconds, a datetime with a time zone, or text; seconds are refused."""
+    """`now` can be microseconds, a datetime with a time zone, or text; seconds are refused."""
     call = getattr(quiet.retention, how)
     assert call("2030-01-01") == call(datetime(2030, 1, 1, tzinfo=UTC)) == call(1_893_456_000_000_000)
     with pytest.raises(ts.InvalidArgumentError, match="seems to be seconds"):
@@ -192,7 +192,7 @@ def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> 
 
 
 def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) -> None:
-    """With positions from the messages' times, what happened long ago is old."""
+    """With positions from the messages' own times, imported messages are dropped by these times."""
     with ts.open(tmp_path / "db", timestamps="message", clock=clock) as db:
         db.retention.stop()
         db.retention.set(max_age=100)
@@ -204,7 +204,7 @@ def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) ->
 
 
 def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Database, clock: Clock) -> None:
-    """What was stored in the future, and behind that, goes by the present clock: an age after it was sealed."""
+    """Messages stored while the clock was ahead are dropped an age after their generation was sealed."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     clock.jump(10**15)
@@ -222,7 +222,7 @@ def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Databa
 
 
 def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: Clock) -> None:
-    """A machine that begins in 1970 until it is told better takes nothing along."""
+    """A clock that was set to 1970 and back drops no message before its age."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("1")])
@@ -249,7 +249,7 @@ def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: 
 def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
     quiet: ts.Database, clock: Clock, settings: dict[str, Any], seen: bool
 ) -> None:
-    """Its times are a day old when the clock is set right again, also if no run has seen that it was not."""
+    """Messages stored while the clock was behind stay for their age after its correction, even if no run noticed."""
     db = quiet
     db.retention.set(rotate_every=1, **settings)
     clock.jump(-DAY)
@@ -268,7 +268,7 @@ def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
 
 
 def test_a_clock_that_was_set_back_still_rotates(quiet: ts.Database, clock: Clock) -> None:
-    """A generation that was begun in the near future ends a length after that, one of the far future at once."""
+    """Generations begun with the clock slightly ahead are rotated on time, and those begun far ahead at once."""
     db = quiet
     db.retention.set(rotate_every=10)
     for ahead, waits in ((5, True), (15, False)):
@@ -281,7 +281,7 @@ def test_a_clock_that_was_set_back_still_rotates(quiet: ts.Database, clock: Cloc
 
 
 def generation_a_day(db: ts.Database, clock: Clock, days: int) -> None:
-    """Store a message a day, each in a generation of its own."""
+    """Store a message a day, each in its own generation."""
     for day in range(days):
         db.store([message(f"{day}")])
         clock.now += DAY
@@ -289,7 +289,7 @@ def generation_a_day(db: ts.Database, clock: Clock, days: int) -> None:
 
 
 def test_a_clock_that_jumps_forward_drops_nothing_early(quiet: ts.Database, clock: Clock) -> None:
-    """Only what time has really passed for goes; it is warned of once, and told; it goes on when the clock is right."""
+    """After the clock jumps forward, a run warns once and drops only by elapsed time, until the clock is corrected."""
     db = quiet
     db.retention.set(max_age=7 * DAY // SECOND)
     generation_a_day(db, clock, 5)
@@ -311,7 +311,7 @@ def test_a_clock_that_jumps_forward_drops_nothing_early(quiet: ts.Database, cloc
 
 
 def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clock: Clock) -> None:
-    """Else a machine that began in 1970 would keep everything; what was stored since then goes at its age."""
+    """A corrected clock is trusted after the age has passed, so that messages from 1970 are dropped at last."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("before")])
@@ -331,7 +331,7 @@ def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clo
 
 
 def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> None:
-    """It isn't believed with the first."""
+    """After a second jump, the age must pass again before the clock is trusted."""
     db = quiet
     db.retention.set(max_age=100)
     db.store([message("1")])
@@ -346,7 +346,7 @@ def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> 
 
 
 def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tmp_path: Path, clock: Clock) -> None:
-    """A jump that an opening finds is no jump."""
+    """The clock at opening, and a time that is passed to `run`, are trusted."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.stop()
         db.retention.set(max_age=7 * DAY // SECOND)
@@ -362,7 +362,7 @@ def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tm
 
 
 def test_a_full_database_refuses(db: ts.Database) -> None:
-    """Nothing of the call is stored; state and reading go on; making room lets it store again."""
+    """A full database refuses messages, but not state or reads, until there is room."""
     db.retention.set(max_bytes=20_000)
     asking = ts.Properties(user_properties=(("topicstore-persist", "1"),))
     while live_bytes(db) < 20_000:
@@ -404,7 +404,7 @@ def test_deleting_makes_room(db: ts.Database) -> None:
 
 
 def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
-    """What stays is a run of the newest, within the limit after each run, and most of what the limit allows."""
+    """After each run the newest messages are there, within the limit and near it."""
     db = quiet
     db.retention.set(max_bytes=40_000, when_full="drop")
     for number in range(200):
@@ -426,7 +426,7 @@ def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
 def test_whatever_is_set_a_suffix_stays(
     max_age: int | None, rotate_every: int | None, max_bytes: int | None, steps: list[tuple[int, int]]
 ) -> None:
-    """What is there is what was stored last; young enough messages are, if bytes allow; a second run is idle."""
+    """Runs keep the newest messages; young ones stay if the bytes allow it, and a second run does nothing."""
     clock = Clock()
     with ts.open("nowhere", backend="memory", layout="reference", clock=clock) as db:
         db.retention.stop()
@@ -453,7 +453,7 @@ def test_whatever_is_set_a_suffix_stays(
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that is set when retention has dropped a generation."""
+    """Return an event that is set when retention has dropped a generation."""
     event = threading.Event()
 
     def tell(storage: Storage, generation: int, *, remove: bool) -> bool:
@@ -466,7 +466,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_it_works_by_itself_when_something_is_stored(db: ts.Database, dropped: threading.Event) -> None:
-    """In the background; where there is no limit there is no thread."""
+    """Retention runs in the background after stores; without a limit there is no thread."""
     db.store([message("0")])
     assert db.retention._task._thread is None
     db.retention.set(max_bytes=10_000, when_full="drop")
@@ -480,7 +480,7 @@ def test_it_works_by_itself_when_something_is_stored(db: ts.Database, dropped: t
 
 
 def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock, dropped: threading.Event) -> None:
-    """Also what was retained goes, when it has expired."""
+    """Retention runs at intervals, also without stores."""
     db.retention.set(max_age=100)
     db.store([message("1")])
     db.add_generation()
@@ -491,7 +491,7 @@ def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: C
 
 
 def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
-    """No thread is left behind, and nothing is warned of."""
+    """Closing waits for the background thread, without a warning."""
     with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
         db.retention.set(max_age=100)
         db.retention.start(0.001)
@@ -504,7 +504,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends, says why, and the database stays usable."""
+    """A failure in the background is reported as a warning, and the database stays usable."""
     told = threading.Event()
     monkeypatch.setattr("topicstore.runtime.background.warnings.warn", lambda *_, **__: told.set())
     db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
@@ -539,7 +539,7 @@ db.retention.run()
 
 @pytest.mark.parametrize("where", ["while rotating", "before dropping", "between shards", "before removing"])
 def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callable[..., object], where: str) -> None:
-    """The next does the rest; nothing else is lost."""
+    """The next run completes a run that was killed, and no other message is lost."""
     run_until((1, "before"), KILLED, tmp_path / "db", where)
     with ts.open(tmp_path / "db", clock=Clock(START + 240 * SECOND)) as db:
         db.retention.run()
@@ -556,17 +556,17 @@ def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callabl
 def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
-    """What is stored or not removed yet is never more than half of it and a batch above it."""
+    """However far the background lags, the database exceeds `max_bytes` by at most half of it and a batch."""
 
     def held() -> int:
         live = sum(record.live_bytes for shard in db.storage.shards for record in shard.generations.listed())
         return live + removing_bytes(db.storage.shards)
 
     limit, batch = 100_000, [ts.Message("a/b", random.Random(3).randbytes(5_000), "me")]
-    if behind == "dropping":  # nobody is woken, and reclaiming doesn't end before the database is closed
+    if behind == "dropping":  # the thread isn't woken, and reclaiming disk space only ends with the database
         monkeypatch.setattr(db.retention._task, "wake", lambda: None)
         monkeypatch.setattr(retention, "reclaim_removed", lambda _: db.retention._reclaiming.stopping.wait(PATIENCE))
-    else:  # nothing is removed before somebody has to wait for it
+    else:  # nothing is removed before a store waits for it
 
         def remove_dropped(storage: Storage) -> None:
             wait_until(
@@ -581,6 +581,6 @@ def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     done: list[int] = []
     for _ in range(100):
         db.store(batch)
-        done.append(db.storage.locked(held))  # at one moment: a drop makes the ones the others
+        done.append(db.storage.locked(held))  # consistent, because a drop moves bytes from one count to the other
     assert max(done) <= limit + limit // 2 + 2 * sum(len(one.payload) for one in batch)
     assert db.retention.failure is None

@@ -1,4 +1,4 @@
-"""Retention by topic filter: what goes earlier or later than the rest, exactly, across reopenings and kills."""
+"""Retention by topic filter: which messages are deleted earlier or later than others, also after restarts and kills."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stored(db: ts.Database) -> set[str]:
 
 
 def put(db: ts.Database, *topics: str) -> None:
-    """Store a message in each topic, whose payload is the topic and the clock's time."""
+    """Store a message in each topic; the payload is the topic and the clock's time."""
     now = db.clock()
     db.store([ts.Message(topic, f"{topic} {now}".encode(), f"client {n % 3}") for n, topic in enumerate(topics)])
 
@@ -51,7 +51,7 @@ def put(db: ts.Database, *topics: str) -> None:
 
 
 def test_filters_are_stored_and_changed_as_a_whole(tmp_path: Path) -> None:
-    """What is not named stays; None, as none of them, takes all away."""
+    """Filters are changed as a whole; omitted they stay, and None removes them."""
     with ts.open(tmp_path / "db") as db:
         wanted = db.retention.set(max_age=100, filters={"debug/#": timedelta(hours=1), "alarms/#": None})
         assert wanted.filters == {"debug/#": 3_600, "alarms/#": None}
@@ -75,7 +75,7 @@ def test_filters_that_are_none_are_refused(db: ts.Database, filters: object) -> 
 
 
 def test_what_matches_goes_earlier_or_later(db: ts.Database, clock: Clock) -> None:
-    """Debug messages after their ten seconds, others with their generation's age, alarms never."""
+    """Messages of a filter with a shorter age go first, those without a limit stay, and others go by `max_age`."""
     db.retention.set(max_age=100, rotate_every=50, filters={"debug/#": 10, "alarms/#": None})
     put(db, "debug/a", "alarms/a", "plain/a", "$SYS/a")
     clock.now += 11 * SECOND
@@ -93,7 +93,7 @@ def test_what_matches_goes_earlier_or_later(db: ts.Database, clock: Clock) -> No
 
 
 def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Clock) -> None:
-    """And one with an alarm stays, whatever comes before and after it."""
+    """A generation is dropped once all its messages were deleted, and kept while a filter keeps one."""
     db.retention.set(max_age=100, rotate_every=10, filters={"alarms/#": None})
     for number in range(4):
         put(db, "plain/a", *(["alarms/a"] if number == 1 else []))
@@ -106,7 +106,7 @@ def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Cloc
 
 
 def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock: Clock) -> None:
-    """After the longest, without a delete for what has that one."""
+    """A generation is dropped as a whole after the longest age, without deleting the messages with that age."""
     db.retention.set(max_age=100, rotate_every=10, filters={"long/#": 200})
     put(db, "plain", "long/a")
     clock.now += 101 * SECOND
@@ -117,7 +117,7 @@ def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock:
 
 
 def test_filters_that_change_begin_at_the_oldest_again(db: ts.Database, clock: Clock) -> None:
-    """What was spared before may go now."""
+    """After filters change, the next run checks all messages again."""
     db.retention.set(filters={"a/#": 10, "a/b": 50})
     put(db, "a/b", "a/c")
     clock.now += 20 * SECOND
@@ -128,7 +128,7 @@ def test_filters_that_change_begin_at_the_oldest_again(db: ts.Database, clock: C
 
 
 def test_what_is_archived_is_left_alone(db: ts.Database, clock: Clock, tmp_path: Path) -> None:
-    """Debug messages go before; what stays longer is in the archive, as everything is; nothing of that is deleted."""
+    """Short-lived messages are deleted before archiving; archived messages aren't deleted."""
     db.retention.set(max_age=100, rotate_every=20, archive_to=str(tmp_path / "cold"), filters=FILTERS)
     put(db, "debug/a", "alarms/a", "plain")
     clock.now += 21 * SECOND
@@ -142,7 +142,7 @@ def test_what_is_archived_is_left_alone(db: ts.Database, clock: Clock, tmp_path:
 
 
 def test_what_a_clock_ahead_stored_goes_by_the_time_it_was_sealed(db: ts.Database, clock: Clock) -> None:
-    """Its positions lie in the future; with its generation it is as old as the present clock says."""
+    """Messages stored while the clock was ahead are deleted an age after their generation was sealed."""
     db.retention.set(rotate_every=10, filters={"debug/#": 100})
     clock.jump(10**15)
     put(db, "debug/future")
@@ -174,7 +174,7 @@ def test_a_clock_that_jumps_forward_deletes_nothing_early(db: ts.Database, clock
 
 
 def test_by_itself_it_waits_until_it_is_worth_the_work(db: ts.Database, clock: Clock) -> None:
-    """At most a quarter of the age longer; what it doesn't look at again is counted."""
+    """In the background, messages are deleted up to a quarter of their age late, so that fewer runs are needed."""
     db.retention.set(filters={"debug/#": 100})
     looked = 0
     for step in range(80):
@@ -192,7 +192,7 @@ def test_by_itself_it_waits_until_it_is_worth_the_work(db: ts.Database, clock: C
 
 
 def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Clock) -> None:
-    """In the background, once the age and a quarter of it have passed."""
+    """In the background, a store triggers a run once the age and a quarter have passed."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.set(filters={"debug/#": 100})
         put(db, "debug/a")
@@ -205,7 +205,7 @@ def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Cloc
 def test_damage_in_one_shard_keeps_no_other_from_its_work(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is raised when the rest is done, and what it hindered is made up for."""
+    """An error in one shard is raised after the other shards were processed, and the next run makes up for it."""
     db.retention.set(filters={"debug/#": 10})
     db.store([ts.Message("debug/a", b"%d" % n, f"client {n}") for n in range(20)])
     mine = [n for n in range(20) if db.shard_of(f"client {n}") == 0]
@@ -226,7 +226,7 @@ def test_damage_in_one_shard_keeps_no_other_from_its_work(
 
 
 def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
-    """In sentences: no limit, no messages, the current generation, one that is not old enough, a filter."""
+    """`why` gives the reason for what stays: no limit, no messages, the current generation, its age, or a filter."""
     assert db.retention.run().why == ("no limit is set, so nothing goes",)
     db.retention.set(max_bytes=10**9)
     assert "messages are refused" in db.retention.run().why[0]
@@ -243,7 +243,7 @@ def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
 
 
 def test_what_is_to_come_comes(db: ts.Database, clock: Clock) -> None:
-    """A generation goes in a run at the time that is told, and in none before."""
+    """A generation is dropped at the time that `outlook` returns, and not before."""
     db.retention.set(max_age=100, rotate_every=20)
     put(db, "plain")
     clock.now += 21 * SECOND
@@ -264,26 +264,26 @@ LENGTHS = st.none() | st.integers(1, 200)
 
 @attrs.define
 class Model:
-    """What was stored, and how long it stays."""
+    """The stored messages, and the settings that decide which of them must stay."""
 
     max_age: float | None
     filters: Mapping[str, float | None]
     times: dict[str, tuple[str, int]] = attrs.field(factory=dict)
-    """By payload, the topic and the time."""
+    """The topic and time of each payload."""
 
     def age(self, topic: str) -> float | None:
-        """Return how long messages of a topic stay."""
+        """Return the seconds for which messages of a topic stay, or None for ever."""
         found = [length for name, length in self.filters.items() if ts.matches(name, topic)]
         if not found:
             return self.max_age
         return None if None in found else max(length for length in found if length is not None)
 
     def must_stay(self, now: int) -> set[str]:
-        """Return what is young enough."""
+        """Return the payloads of messages that are younger than their age."""
         return {text for text, (topic, time) in self.times.items() if not self._old(topic, time, now)}
 
     def must_go(self, now: int) -> set[str]:
-        """Return what is too old, unless it goes with its generation, as what stays longest does."""
+        """Return the payloads that are too old, except those with the longest age, which go with their generation."""
         ages = [self.max_age, *self.filters.values()]
         longest = None if None in ages else max(age for age in ages if age is not None)
         return {
@@ -311,7 +311,7 @@ STEP = st.one_of(
 
 
 def run_struck(db: ts.Database, fault: Fault) -> None:
-    """Run retention, which a fault ends; leave in the place of the database what that leaves."""
+    """Run retention with a fault, and replace the database by the state after the fault."""
     killed = db.path.parent / "killed"
     with striking(fault, [shard.writer.engine for shard in db.storage.shards], db.path, killed):
         db.retention.run()
@@ -338,9 +338,10 @@ def test_exactly_what_is_too_old_goes(
     filters: Mapping[str, float | None],
     steps: list[tuple[str, object]],
 ) -> None:
-    """A run leaves what must stay, and nothing else but what goes with its generation; a second run is idle.
+    """A run deletes exactly the messages that are too old, except those that go with their generation.
 
-    Whatever is set and changed, sealed, compacted and reopened, and where runs are killed or find the disk full.
+    A second run does nothing. Filters change, generations are sealed and compacted, databases are reopened, and runs
+    are killed or find the disk full.
     """
     clock, model, numbers = Clock(), Model(max_age, filters), count()
     with quick_directory() as directory:
@@ -385,7 +386,7 @@ def test_exactly_what_is_too_old_goes(
                 assert not there & model.must_go(clock.now)
                 again = db.retention.run()
                 assert (None, (), {}) == (again.rotated, again.dropped, again.deleted)
-            # What has gone may have been allowed to stay by filters that were set later.
+            # filters that were set later might have kept a message that is gone
             there = stored(db)
             assert model.must_stay(clock.now) <= there or what == "set"
             model.times = {text: row for text, row in model.times.items() if text in there}

@@ -1,11 +1,11 @@
-"""Retention and archives against a plain model: any history of storing, dropping, archiving, jumps and faults.
+"""Retention and archives compared with a model, in random histories of stores, drops, clock jumps and faults.
 
-The model knows when each message was stored, by the time that has really passed, and so which must still be there. What
-is gone must have been allowed to go, and never comes back. All else is read as it was stored, by wildcard and by time,
-wherever it lies, and a subscription gets each message once.
+The model knows when each message was stored, by elapsed time, and so which messages must be there. A message that is
+gone must have been allowed to go, and never returns. All others are read unchanged, by filter and by time, from the
+database or an archive, and a subscription receives each once.
 
-A fault strikes within an archiving, a run or a drop: the disk is full at one of the writes, or the process is killed
-there, and a copy of the database and of its archives is what is left. The same call then ends what was begun.
+A fault strikes within an archiving, a run or a drop: a write finds the disk full, or the process is killed there and
+only a copy of the database and its archives remains. Repeating the call then completes it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ DAY = 86_400
 TOPICS = ["a/1", "a/2", "b/1", "b/c/1", "$SYS/load"]
 FILTERS = ["#", "a/#", "+/1", "b/c/1", "$SYS/#", "none/#"]
 SMALL = {"_MOST_TOPICS": 3, "_BATCH": 7, "_GROUP_ROWS": 10, "_PART_BYTES": 1_500}
-"""Exports of few messages that still have several files and row groups."""
+"""Limits that make small exports have several files and row groups."""
 
 MESSAGES = st.lists(
     st.tuples(st.sampled_from(TOPICS), st.sampled_from(["p", "q", "r"]), st.sampled_from([0, 0, 300])),
     min_size=1,
     max_size=20,
 )
-"""Messages as they are drawn: topic, publisher, and bytes of the payload besides the number."""
+"""Messages to store: topic, publisher, and bytes of the payload besides its number."""
 SETTINGS = st.fixed_dictionaries(
     {
         "max_age": st.sampled_from([None, 50, 200]),
@@ -57,23 +57,23 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 FAULTS = st.none() | st.builds(Fault, st.sampled_from(["full", "before", "after"]), st.integers(1, 6))
-"""Faults at the writes of engines, or at those of all files, which are most of what an archiving writes."""
+"""Faults at writes of engines, or of all files, which are most of the writes of an archiving."""
 
 
 @attrs.define
 class Row:
-    """A message as it was stored."""
+    """A stored message, and what the model knows of it."""
 
     message: ts.Message
     place: tuple[int, int]
-    """Its shard and position."""
+    """Shard and position."""
     generation: int
     steady: int
-    """When it was stored, by a clock that was never set."""
+    """Time of the store by a monotonic clock, in microseconds."""
     jumped: int
-    """By how much the clock had been set then."""
+    """The clock's offset at the time of the store, in microseconds."""
     doubted: bool = False
-    """The clock has been set since then, and trusted by a process that could not know of it."""
+    """Whether the clock was set later, and a new process, which couldn't know, trusted it."""
     gone: bool = False
 
     @property
@@ -82,14 +82,14 @@ class Row:
 
 
 class RetentionHistories(RuleBasedStateMachine):
-    """What must be there is read, once, and nothing else is."""
+    """Random histories; every message that must be there is read once, and no other."""
 
     backend, layouts = "memory", ["block", "skipstream", "reference"]
     options: ClassVar[dict[str, Any]] = {}
 
     @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans(), first=SETTINGS)
     def begin(self, shards: int, jumps: bool, first: dict[str, Any]) -> None:
-        """Begin; where no clock is ever set, what is due goes at once."""
+        """Begin a history; without clock jumps, what is due must go at once."""
         self.jumps = jumps
         self.small = patch.multiple(exporting, **SMALL)
         self.small.start()
@@ -144,7 +144,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.jumps)
     @rule(seconds=st.sampled_from([100, 3_600, DAY]), back=st.booleans())
     def jump(self, seconds: int, back: bool) -> None:
-        """The clock is set."""
+        """Set the clock."""
         by = (-seconds if back else seconds) * SECOND
         self.clock.jump(by)
         self.jumped += by
@@ -152,7 +152,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.jumps)
     @rule(drawn=MESSAGES, seconds=st.sampled_from([100, DAY]))
     def store_while_set_back(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
-        """The clock is set right again before anybody looks."""
+        """Store while the clock is behind, and correct it before a run."""
         self.jump(seconds, back=True)
         self.store(drawn)
         self.jump(seconds, back=False)
@@ -165,14 +165,14 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(drawn=MESSAGES, seconds=st.sampled_from([1, 21, 31, 60]))
     def turn(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
-        """What happens most: something is stored, time passes, and what is due goes."""
+        """The most frequent steps: store, let time pass, and run retention."""
         self.store(drawn)
         self.wait(seconds)
         self.run(None, files=False)
 
     @rule(fault=FAULTS, files=st.booleans())
     def run(self, fault: Fault | None, files: bool) -> None:
-        """What is due goes, and nothing else; a run that is interrupted is made up for by the next."""
+        """Run retention, which removes exactly what is due; after an interruption, the next run completes it."""
         before, place = set(self.generations), self.settings.archive_to
         report = self.call(fault, self.db.retention.run, files=files)
         self.adopt()
@@ -185,29 +185,29 @@ class RetentionHistories(RuleBasedStateMachine):
         self.check_due()
         again = self.db.retention.run()
         idle = (None, (), (), {}) == (again.rotated, again.dropped, again.archived, again.deleted)
-        assert idle or self.jumps  # the second run may trust a clock that the first has warned of
+        assert idle or self.jumps  # unless the second run trusts a clock of which the first has warned
         self.adopt()
 
     def limit(self, row: Row) -> float | None:
-        """Return the seconds for which a message stays; None: for ever."""
+        """Return the seconds for which a message stays, or None for ever."""
         ages = [age for text, age in self.settings.filters.items() if match(text, row.message.topic)]
         ages = ages or [self.settings.max_age]
         return None if None in ages else max(age for age in ages if age is not None)
 
     @property
     def whole(self) -> float | None:
-        """The seconds after which nothing of a generation stays where it is; None: never."""
+        """The seconds after which all of a generation is removed or archived, or None for never."""
         ages = [self.settings.max_age, *({} if self.settings.archive_to else self.settings.filters).values()]
         return None if None in ages else max(age for age in ages if age is not None)
 
     def goes_by_filter(self, row: Row) -> bool:
-        """Say whether a message goes before its generation, when it is old enough."""
+        """Return whether a message is deleted before its generation when it is old enough."""
         limit = self.limit(row)
         earlier = limit is not None and (self.whole is None or limit < self.whole)
         return bool(self.settings.filters) and earlier and row.generation not in self.archived
 
     def may_go(self, row: Row) -> bool:
-        """Say whether a run may remove a message."""
+        """Return whether a run may remove a message."""
         age = (self.clock.monotonic() - row.steady) / SECOND
         limit = self.limit(row)
         if limit is not None and self.goes_by_filter(row) and (row.doubted or age > limit):
@@ -219,7 +219,7 @@ class RetentionHistories(RuleBasedStateMachine):
         return self.whole is not None and (row.doubted or age > self.whole)
 
     def adopt(self) -> None:
-        """Take over what is gone, after checking that it may be."""
+        """Mark messages that are gone, after checking that they were allowed to go."""
         there = set(self.read("#") + self.read("$SYS/#"))
         for number in self.live() - there:
             assert self.may_go(self.rows[number]), self.rows[number]
@@ -227,7 +227,7 @@ class RetentionHistories(RuleBasedStateMachine):
         self.take_generations()
 
     def take_generations(self) -> None:
-        """Take over which generations there are; none comes back, and none in an archive leaves it."""
+        """Update the generations; a generation must not return, nor leave its archive."""
         before = self.archived
         generations = [one.number for one in self.db.generations()]
         assert not [n for n in generations if n < self.generations[-1] and n not in self.generations]
@@ -236,7 +236,7 @@ class RetentionHistories(RuleBasedStateMachine):
         assert set(before) & set(generations) <= set(self.archived)
 
     def check_due(self) -> None:
-        """What was due is gone, where no clock was set."""
+        """Check that all that was due is gone, unless the clock was set."""
         oldest = 0 if self.whole is None else self.clock.now - self.whole * SECOND
         for number in self.generations[:-1] if not self.jumps else ():
             stored = [row for row in self.rows.values() if row.generation == number]
@@ -245,7 +245,7 @@ class RetentionHistories(RuleBasedStateMachine):
                 limit = self.limit(row)
                 late = limit is not None and row.time < self.clock.now - limit * SECOND
                 assert not (late and self.goes_by_filter(row))
-            if rows and max(row.time for row in stored) < oldest:  # its age is that of the newest it ever had
+            if rows and max(row.time for row in stored) < oldest:  # its age is that of its newest message ever
                 assert number in self.archived
                 assert self.settings.archive_to is not None
         if self.settings.max_bytes is not None:
@@ -261,7 +261,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.generations) > 1)
     @rule(which=st.integers(0, 9), fault=FAULTS)
     def drop(self, which: int, fault: Fault | None) -> None:
-        """A generation is dropped, from wherever it lies, and in all shards in the end."""
+        """Drop a generation, local or archived; in the end it is dropped in all shards."""
         number = self.generations[which % (len(self.generations) - 1)]
         dropped = self.call(fault, lambda: self.db.drop_generation(number))
         assert dropped or fault is not None
@@ -281,7 +281,7 @@ class RetentionHistories(RuleBasedStateMachine):
         files=st.booleans(),
     )
     def archive(self, some: list[int], place: str, fault: Fault | None, files: bool) -> None:
-        """Generations are moved into an archive, or from one to another; each stays readable all the time."""
+        """Archive generations, or move them to another archive; each stays readable throughout."""
         sealed = self.generations[:-1]
         chosen = {sealed[which % len(sealed)] for which in some}
         wanted = chosen or {number for number in sealed if number not in self.archived}
@@ -299,7 +299,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.generations) > 1)
     @rule()
     def export(self) -> None:
-        """What is exported can be restored, from wherever it lies, row by row."""
+        """Export all sealed generations, local or archived, and compare the rows."""
         target = self.root / f"export-{next(self.exports)}"
         self.db.archives.export(target)
         for exported in exported_generations(target):
@@ -309,7 +309,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.archived)
     @rule(seconds=st.sampled_from([0, 250]))
     def unmount(self, seconds: int) -> None:
-        """An archive is away during a run, which doesn't take an empty directory for it; and then it is back."""
+        """Move an archive away during a run, which must not recreate it, and then move it back."""
         place = next(iter(self.archived.values()))
         self.clock.now += seconds * SECOND
         (self.root / place[3:]).rename(self.root / "away")
@@ -320,7 +320,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(FILTERS))
     def delete(self, text: str) -> None:
-        """Nothing is deleted in an archive, and nothing elsewhere by the same call."""
+        """Delete by filter, which is refused as a whole if archived messages are left."""
         if any(row.generation in self.archived and not row.gone for row in self.rows.values()):
             with pytest.raises(ts.GenerationError):
                 self.db.delete(text)
@@ -333,7 +333,7 @@ class RetentionHistories(RuleBasedStateMachine):
     # --- processes ---
 
     def call(self, fault: Fault | None, call: Callable[[], T], *, files: bool = False) -> T | None:
-        """Return the result of a call, or None after a fault; another process follows one that can't go on."""
+        """Return the result of a call, or None after a fault; a new process opens the database if needed."""
         lasting = self.backend != "memory"
         fault = fault if fault is None or lasting or not fault.kills else None
         copy, result = self.root.with_name("copy"), None
@@ -369,13 +369,13 @@ class RetentionHistories(RuleBasedStateMachine):
         return {number for number, row in self.rows.items() if not row.gone}
 
     def found(self, text: str, start: int = 0, until: int | None = None) -> list[int]:
-        """Return what a replay finds, by the model, in order of positions."""
+        """Return the numbers of the messages that a replay should find, in order of positions."""
         rows = [(number, row) for number, row in self.rows.items() if not row.gone and match(text, row.message.topic)]
         rows = [(number, row) for number, row in rows if start <= row.time and (until is None or row.time < until)]
         return [number for number, row in sorted(rows, key=lambda one: one[1].place[::-1])]
 
     def read(self, text: str, *times: int | None, **how: Any) -> list[int]:
-        """Return what a replay reads: messages as they were stored, none of them gone, none twice."""
+        """Return the numbers of the messages that a replay finds, after comparing them with the stored messages."""
         found = list(self.db.replay(text, *times, **how))
         numbers = [number_of(message) for message in found]
         assert found == [self.rows[number].message for number in numbers]
@@ -390,7 +390,7 @@ class RetentionHistories(RuleBasedStateMachine):
         size=st.sampled_from([1, 3, 1_000]),
     )
     def replay(self, text: str, which: list[int], order: str, size: int) -> None:
-        """Read by wildcard from the time of one message to that of another."""
+        """Replay a filter between the times of two messages."""
         times = sorted(row.time for row in self.rows.values()) or [START]
         start, until = sorted(times[number % len(times)] for number in which)
         for end in (until, None):
@@ -401,7 +401,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 5, 1_000]))
     def follow(self, limit: int) -> None:
-        """A subscription goes on where it was, wherever that lies by now, and gets nothing twice."""
+        """Read on from the subscription; no message may come twice."""
         self.take(self.follower.fetch(limit, timeout=0).messages)
 
     def take(self, messages: Sequence[ts.Message]) -> None:
@@ -418,7 +418,7 @@ class RetentionHistories(RuleBasedStateMachine):
                 assert sorted(self.read(text)) == sorted(self.found(text))
 
     def settle(self) -> None:
-        """The subscription comes to its end; nothing is damaged; then time passes, and what is due goes."""
+        """Read the subscription to its end, verify the database, and let all messages expire."""
         while (batch := self.follower.fetch(timeout=0)).messages or batch.dropped:
             self.take(batch.messages)
         assert self.followed >= set(self.found("#"))
@@ -437,7 +437,7 @@ def number_of(message: ts.Message) -> int:
 
 
 class RetentionHistoriesOnDisk(RetentionHistories):
-    """The same with processes that end."""
+    """The same histories on disk, with restarts and kills."""
 
     backend, layouts = "rocksdb", ["block", "skipstream"]
 
@@ -452,7 +452,7 @@ class TableRetentionHistories(RetentionHistories):
 
 
 def case(machine: type[RetentionHistories], quick: int, full: int) -> Any:
-    """Return the test of a machine."""
+    """Return the test case of a state machine."""
     told: Iterable[str] = ("shard .* in the future", "the clock is .* ahead", "what is due could not be archived")
     found: Any = machine.TestCase
     for text in told:

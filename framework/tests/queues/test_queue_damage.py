@@ -1,4 +1,4 @@
-"""Damaged queues: what is another than it was written is told by verifying, or is of no consequence."""
+"""Damaged queues: `verify` reports any change of their files that affects their messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ["one", "two/three"]
 
 
 def make(path: Path, backend: str) -> None:
-    """Make a database with two queues, of each of which a part was committed."""
+    """Make a database with two queues, of which some messages were committed."""
     with ts.open(path, backend=backend, auto_compact=False) as db:
         for name in NAMES:
             queue = db.queues.open(name)
@@ -39,7 +39,7 @@ def damages(path: Path, **how: bool) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path, backend: str) -> None:
-    """Whichever file of a queue it is in; the place names the queue's directory."""
+    """A flipped bit in any file of a queue is reported with the queue's directory, or doesn't affect its messages."""
     need(backend)
     made, flipped = tmp_path / "made", tmp_path / "flipped"
     make(made, backend)
@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path, backend: str) -> None
 
 @pytest.mark.parametrize("how", ["whole", "read-only", "not yet made"])
 def test_what_is_not_damaged_is_not_told(tmp_path: Path, how: str) -> None:
-    """Nor is anything changed; a queue whose making was interrupted is none."""
+    """`verify` reports no damage for whole queues, changes nothing, and ignores a queue that is only half made."""
     make(tmp_path / "db", "rocksdb")
     if how == "not yet made":
         (tmp_path / "db" / "queues" / "new").mkdir()
@@ -76,7 +76,7 @@ def test_what_is_not_damaged_is_not_told(tmp_path: Path, how: str) -> None:
 
 
 def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
-    """Beside those that are not; what a queue says of itself counts too."""
+    """`verify` checks open queues, too, with their own record."""
     make(tmp_path / "db", "rocksdb")
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         queue = db.queues.open("one")
@@ -91,7 +91,7 @@ def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_is_damaged_since_is_told(tmp_path: Path) -> None:
-    """The database's own, though it was read when it was opened."""
+    """`verify` detects damage of the database's manifest after opening."""
     make(tmp_path / "db", "rocksdb")
     manifest = tmp_path / "db" / "topicstore.json"
     with ts.open(tmp_path / "db", auto_compact=False) as db:

@@ -1,4 +1,4 @@
-"""A queue against a list: any history of appending, reading, committing, bounding and reopening, with faults."""
+"""A queue compared with a list, in random histories of appends, reads, commits, bounds and restarts, with faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from topicstore_conformance.subjects.pairs import pairs
 
 T = TypeVar("T")
 GENERATION, LOOK = 150, 3
-"""Here, bytes after which a queue begins a generation, and messages whose sizes it reads at once."""
+"""Small limits: bytes after which a queue begins a generation, and number of messages whose sizes it reads at once."""
 PROPERTIES = [None, None, ts.Properties(correlation_data=b"\0", user_properties=(("a", "b"), ("a", "c")))]
 MESSAGES = st.builds(
     ts.Message,
@@ -45,13 +45,13 @@ SHARE = st.sampled_from([0, 0.2, 0.5, 0.8, 1, 1])
 
 
 def size_of(message: ts.Message) -> int:
-    """Return the bytes that a short message counts for."""
+    """Return the bytes that a short message counts for in `max_bytes`."""
     return 5 + len(message.topic.encode()) + len(message.client_id.encode()) + len(message.payload)
 
 
 @attrs.frozen
 class Model:
-    """What a queue has: its messages, each with its id or None, how many were dropped, and its bounds."""
+    """The state of a queue: messages with their ids or None, the number of dropped messages, and the bounds."""
 
     held: tuple[tuple[int | None, ts.Message], ...] = ()
     dropped: int = 0
@@ -67,7 +67,7 @@ class Model:
         return len(self.held) > (most or 10**9) or self.bytes > (most_bytes or 10**9)
 
     def append(self, messages: Sequence[ts.Message]) -> Model | None:
-        """Return the queue with messages that have no ids yet, or None if it refuses them."""
+        """Return the queue after an append, with None as ids of the new messages, or None if it refuses."""
         found, overflow = self, self.bounds["overflow"]
         for message in messages:
             more = attrs.evolve(found, held=(*found.held, (None, message)))
@@ -82,19 +82,19 @@ class Model:
         return attrs.evolve(found, dropped=self.dropped + len(self.held) + len(messages) - len(found.held))
 
     def with_ids(self, ids: Sequence[int]) -> Model:
-        """Return the queue with ids for those messages, the last, that have none."""
+        """Return the queue with ids for its last messages, which have none yet."""
         known = [pair for pair in self.held if pair[0] is not None]
         assert len(ids) == len(self.held) - len(known)
         new = [message for _, message in self.held[len(known) :]]
         return attrs.evolve(self, held=(*known, *zip(ids, new, strict=True)))
 
     def without(self, count: int) -> Model:
-        """Return the queue without the oldest messages."""
+        """Return the queue without its oldest messages."""
         return attrs.evolve(self, held=self.held[count:])
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Whatever happens, a queue has what the model has: a call that a fault ends has happened as a whole or not."""
+    """Random histories; a queue equals its model, and a call with a fault takes effect as a whole or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,14 +150,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(drawn=st.lists(MESSAGES, max_size=3))
     def append_badly(self, drawn: list[ts.Message]) -> None:
-        """One bad message keeps all of a call out."""
+        """Append with an invalid message, which refuses the whole call."""
         with pytest.raises(ts.InvalidMessageError) as refused:
             self.queue.append([*drawn, ts.Message("#", b"")])
         assert len(drawn) == refused.value.index
 
     @rule(share=SHARE, beyond=st.sampled_from([0, 0, 1, 2**64]), fault=faults())
     def commit(self, share: float, beyond: int, fault: Fault | None) -> None:
-        """Commit up to an id, or to one that nothing has; then the same again, which has nothing left to do."""
+        """Commit up to an id, existing or not; then repeat it without effect."""
         count = int(len(self.model.held) * share)
         upto = min((self.model.held[count - 1][0] or 0) + beyond if count else 0, 2**64 - 1)
         gone = sum((one or 0) <= upto for one, _ in self.model.held)
@@ -172,7 +172,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(bounds=st.fixed_dictionaries({}, optional=BOUNDS), fault=faults(1))
     def open_again(self, bounds: dict[str, Any], fault: Fault | None) -> None:
-        """Bounds that are not named stay, and None lifts one."""
+        """Change bounds by opening the queue again; omitted bounds stay, and None removes one."""
         after = attrs.evolve(self.model, bounds={**self.model.bounds, **bounds})
         queue = self._call(fault, lambda: self.db.queues.open("q", **bounds), after)
         if queue is not None:
@@ -180,7 +180,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._adopt(after)
 
     def _call(self, fault: Fault | None, call: Callable[[], T], after: Model) -> T | None:
-        """Return the result of a call, or None after a fault: then the database was opened again."""
+        """Return the result of a call, or None after a fault, with the database reopened."""
         result = None
         with striking(fault, [self.queue._storage.shards[0].writer.engine], self.path, self.root / "killed"):
             result = call()
@@ -197,14 +197,14 @@ class QueueMachine(RuleBasedStateMachine):
                 self.db.queues.open("q", max_messages=99)
         possible = [self.model, after] if fault.struck else [after]
         if not fault.kills and fault.write == 1:
-            possible = [self.model]  # later writes drop generations that the first has passed
+            possible = [self.model]  # later writes only drop generations that the first has committed
         self._adopt(next(model for model in possible if self._is(model)))
         if not fault.kills:
             self.reopen()
         return None
 
     def _is(self, model: Model) -> bool:
-        """Return whether the queue has what a model has; ids that it doesn't know count for nothing."""
+        """Return whether the queue equals a model, in which an id may be None."""
         found = self._all()
         return (
             [message for _, message in model.held] == [message for _, message in found]
@@ -220,7 +220,7 @@ class QueueMachine(RuleBasedStateMachine):
     # --- reading ---
 
     def _all(self, after: int = 0, limit: int = 1_000) -> list[tuple[int, ts.Message]]:
-        """Return what follows an id, without moving the place of reading."""
+        """Return the messages after an id, without changing the read position."""
         found: list[tuple[int, ts.Message]] = []
         while batch := self.queue.peek(limit, after=after):
             found += zip(batch.ids, batch.messages, strict=True)
@@ -229,7 +229,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 8), anew=st.sampled_from([False, False, False, True]))
     def read(self, limit: int, *, anew: bool) -> None:
-        """Each read goes on where the last one ended, or at the head, and brings at least one if there is one."""
+        """Read from where the last read ended, or from the head; at least one message is returned if there are any."""
         if anew:
             self.queue.rewind()
             self.read_upto = 0
@@ -242,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(share=SHARE, limit=st.integers(1, 8))
     def peek(self, share: float, limit: int) -> None:
-        """What follows an id, or the head if that is further."""
+        """Peek at the messages after an id, or after the head if it is larger."""
         row = int(len(self.model.held) * share)
         after = (self.model.held[row - 1][0] or 0) if row else 0
         assert list(self.model.held[row:]) == self._all(after, limit)
@@ -251,7 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Reading begins at the first message that was not committed."""
+        """Reopen the database; reads begin at the first message that was not committed."""
         self.db.close()
         self._open()
         assert self._is(self.model)
@@ -267,7 +267,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def figures(self) -> None:
-        """Counts are right, and the database has none of the messages."""
+        """The counts equal the model's, and the database has none of the queue's messages."""
         if not hasattr(self, "db"):
             return
         model, queue = self.model, self.queue

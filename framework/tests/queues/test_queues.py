@@ -1,4 +1,4 @@
-"""Queues: their copies, names, arguments and files. `test_queue_histories` has what holds of their messages."""
+"""Queues: checkpoints, names, arguments and files. `test_queue_histories` tests their messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(batch: queues.QueueBatch) -> list[int]:
 
 
 def test_a_checkpoint_has_all_queues(tmp_path: Path) -> None:
-    """Those that are open, of which some is read and committed, those that aren't, and none that was never made."""
+    """A checkpoint contains open queues, with committed messages removed, and closed ones, but none half made."""
     with ts.open(tmp_path / "db") as db:
         db.queues.open("closed", max_messages=7).append(numbered(1, 2))
     with ts.open(tmp_path / "db") as db:
@@ -51,7 +51,7 @@ def test_a_checkpoint_has_all_queues(tmp_path: Path) -> None:
 
 
 def test_listing_changes_nothing(tmp_path: Path) -> None:
-    """Queues that aren't open are only read."""
+    """Listing queues that aren't open changes no file."""
     with ts.open(tmp_path / "db") as db:
         queue = db.queues.open("q")
         queue.commit(queue.append(numbered(1, 2, 3))[0])
@@ -68,7 +68,7 @@ def test_listing_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_much_that_is_not_committed_is_copied_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading all of a queue in small parts copies no more than a few times what it has."""
+    """Reading a queue in small parts copies no more than a few times its size."""
     copied: list[int] = []
 
     def concatenate(arrays: Sequence[Any], _concatenate: Any = np.concatenate) -> Any:
@@ -112,7 +112,7 @@ NAMES = ["q", "Q/ü", "..", ".", "a.b", "%41", "A", "x" * 60_000, "x" * 59_999, 
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
-    """Each is a queue of its own, also for the file system, and is listed by its name."""
+    """Any text is a name of a queue of its own, also in the file system and in lists."""
     with ts.open(tmp_path / "db", backend=backend) as db:
         for name in NAMES:
             db.queues.open(name).append([ts.Message("a", name[:9].encode())])
@@ -132,7 +132,7 @@ def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
 
 
 def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
-    """With its files, whether it was open or not; one made anew is empty."""
+    """A dropped queue's files are deleted, whether it was open or not; a new queue of that name is empty."""
     with ts.open(tmp_path / "db") as db:
         for name in ("open", "closed", "other"):
             db.queues.open(name).append(numbered(1))
@@ -146,7 +146,7 @@ def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_drop_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue is gone at once; the next drop removes what is left of it."""
+    """An interrupted drop hides the queue at once, and the next drop removes its files."""
     with ts.open(tmp_path / "db") as db:
         db.queues.open("a").append(numbered(1))
         monkeypatch.setattr(
@@ -170,7 +170,7 @@ def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
 
 
 def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
-    """As they were when it opened them; it makes, empties, changes and drops none."""
+    """A database that is open for reading can read its queues as they were at opening, but not change them."""
     with ts.open(tmp_path / "db") as db:
         db.queues.open("q").append(numbered(1, 2, 3))
         with ts.open(tmp_path / "db", mode="r") as view:
@@ -192,7 +192,7 @@ def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
 
 
 def test_plugins_see_what_is_queued(tmp_path: Path, reversing: str) -> None:
-    """An encrypting plugin of the database keeps queued topics and payloads from the disk."""
+    """Plugins of the database transform queued messages, too."""
     message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
     with ts.open(tmp_path / "db", plugins=[reversing]) as db:
         db.queues.open("q").append([message])
@@ -204,7 +204,7 @@ def test_plugins_see_what_is_queued(tmp_path: Path, reversing: str) -> None:
 
 
 def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
-    """They are neither listed nor called damage, and stay; a queue that lost its files is damage."""
+    """Files that operating systems create are neither listed nor reported as damage; a queue without its files is."""
     with ts.open(tmp_path / "db") as db:
         for name in ("a", "x" * 300, "lost+found"):
             db.queues.open(name).append([ts.Message("t", b"1")])

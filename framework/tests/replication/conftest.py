@@ -1,4 +1,4 @@
-"""A store whose answers are lost, doubled and delayed on command."""
+"""A log store whose answers are lost, repeated and delayed on command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 
 LONG = 30
-"""Seconds after which a test that waits for something that never comes fails."""
+"""The timeout of waits in seconds, after which a test fails."""
 
 
 class Objects(LogStore):
-    """Objects in a dict, which the lines of all sites share."""
+    """A log store in a dict, which all sites share."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -52,7 +52,7 @@ class Objects(LogStore):
 
 
 class Gate:
-    """Where a PUT waits, until the test lets it go; ``then`` is the command for it."""
+    """A point at which a PUT waits until the test opens it; ``then`` is the PUT's command."""
 
     def __init__(self, then: str = "") -> None:
         self.then = then
@@ -70,10 +70,10 @@ class Gate:
 
 
 class Line(Objects):
-    """A site's line to the store. For each PUT to come it has a command, or lets it through.
+    """A site's connection to the store, with a command for each PUT; without one, the PUT succeeds.
 
-    ``drop``: it does not arrive. ``lose``: its answer does not. ``late``: it arrives when `arrive` is called, and again
-    at each call. ``refuse``: the store says "taken" though it isn't. A `Gate` lets it wait before it arrives.
+    ``drop``: the request is lost. ``lose``: the answer is lost. ``late``: the request arrives at each call of `arrive`.
+    ``refuse``: the store answers that the name exists though it doesn't. `Gate`: the request waits.
     """
 
     def __init__(self, store: LogStore, *commands: str | Gate) -> None:
@@ -98,7 +98,7 @@ class Line(Objects):
             raise StorageUnavailableError("no answer")
 
     def arrive(self) -> None:
-        """Have what is late arrive."""
+        """Send the late requests to the store."""
         for name, data in self._late:
             try:
                 self._store.create(name, data)

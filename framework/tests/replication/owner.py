@@ -1,4 +1,4 @@
-"""An owner in a process of its own, which says what was acknowledged, a line each, until it is killed or fenced."""
+"""A program that owns a shard, and prints each acknowledged change on a line, until it is killed or fenced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicstore.replication.reading import LocalWrite
 
 
 class Nowhere:
-    """A copy that keeps nothing but how far it is."""
+    """A copy of the shard that only keeps its progress."""
 
     def __init__(self) -> None:
         self.progress = BEGINNING
@@ -26,7 +26,7 @@ class Nowhere:
 
 
 def main(url: str, epoch: int) -> None:
-    """Own the shard, and propose one change after the other."""
+    """Own the shard, and propose one change after another."""
     log = ShardLog(open_log_store(url), 3, Nowhere(), "child")
     assert log.take_over(epoch)
     number = 0

@@ -1,4 +1,4 @@
-"""Bases and cuts: whatever is interrupted, nothing is lost, and the next one finishes it."""
+"""Base snapshots and cuts of the log: an interruption loses nothing, and the next truncation completes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_log import SHARD, Site, entries
 
 
 class Breaking(Line):
-    """A line that breaks for good after so many changes of the store."""
+    """A connection that fails for good after a number of changes."""
 
     def __init__(self, store: Objects, changes: int) -> None:
         super().__init__(store)
@@ -37,7 +37,7 @@ class Breaking(Line):
 
 
 def filled(store: Objects) -> Site:
-    """A site that has written, truncated, and written again."""
+    """Return a site whose log was written, truncated, and written again."""
     site = Site(store, "a")
     assert site.log.take_over(1)
     site.propose(b"1", b"2", b"3")
@@ -51,7 +51,7 @@ def filled(store: Objects) -> Site:
 
 @pytest.mark.parametrize("changes", range(11))
 def test_a_truncation_that_is_broken_off_loses_nothing(changes: int) -> None:
-    """After any of its steps; one that is done again finishes it."""
+    """A truncation that is interrupted after any step loses nothing, and can be completed by repeating it."""
     store = Objects()
     site = filled(store)
     line = Breaking(store, changes)
@@ -64,7 +64,7 @@ def test_a_truncation_that_is_broken_off_loses_nothing(changes: int) -> None:
         broken = True
     assert broken == (changes < 10)
     assert site.copy.changes == Site(store, "new").follow()
-    site.propose(b"7")  # parts that were written in vain stay until there is a higher base
+    site.propose(b"7")  # unused parts stay until there is a newer base
     site.truncate()
     assert site.copy.changes == Site(store, "newer").follow()
     assert [(0, Kind.FENCE), (7, Kind.FENCE)] == [(one.head.index, one.head.kind) for one in entries(store)]
@@ -78,7 +78,7 @@ def counts(store: Objects) -> dict[str, int]:
 
 
 def test_two_sites_that_write_one_base_use_the_first() -> None:
-    """And the parts of the second go with the next sweep behind a higher one."""
+    """If two sites write the same base, the first counts, and the second's parts are deleted after a newer base."""
     store = Objects()
     at = Progress(4, 1, b"x", 9)
     first = write_base(store, SHARD, "a", at, 4, [b"a", b"b"])
@@ -91,7 +91,7 @@ def test_two_sites_that_write_one_base_use_the_first() -> None:
 
 
 def test_a_base_that_is_still_being_written_is_left_alone() -> None:
-    """Its parts have no head yet, and a higher index than the newest base."""
+    """Parts of a base that is still being written are not deleted: their index is higher than the newest base's."""
     store = Objects()
     write_base(store, SHARD, "a", Progress(4, 1, b"x", 9), 4, [b"a"])
     store.create(names.base_part(SHARD, 5, "writing", 0), b"b")
@@ -113,7 +113,7 @@ def test_a_damaged_part_is_told(change, reason: str) -> None:  # type: ignore[no
 
 @pytest.mark.parametrize("what", ["head", "part"])
 def test_a_base_that_is_deleted_while_it_is_taken_gives_way_to_the_next(what: str) -> None:
-    """The listing named one that was gone when it was read."""
+    """If a base is deleted while it is read, the reader continues with the next one."""
     store = Objects()
     site = filled(store)
     late = Site(store, "late")
@@ -133,7 +133,7 @@ def test_a_base_that_is_deleted_while_it_is_taken_gives_way_to_the_next(what: st
 
 
 def test_a_part_that_is_missing_is_told() -> None:
-    """If no higher base explains it."""
+    """A missing part is an error, unless there is a newer base."""
     store = Objects()
     site = filled(store)
     (base,) = [name for name in store.objects if name.startswith(names.bases(SHARD))]

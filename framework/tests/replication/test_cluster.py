@@ -1,4 +1,4 @@
-"""The cluster's documents: one after the other, whoever creates them."""
+"""The cluster's documents: a numbered sequence, to which any site can append."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[[int, ClusterDocument | None], ClusterDocument | None]
 
 
 def adds(name: str) -> Make:
-    """Return what adds a policy to the document that counts, with the number of the document that it came with."""
+    """Return a change that adds a policy with the number of the new document."""
 
     def make(number: int, document: ClusterDocument | None) -> ClusterDocument | None:
         policies = document.policies if document is not None else {}
@@ -57,7 +57,7 @@ def test_each_document_is_made_of_the_one_before() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["", "drop", "lose", "late", "refuse"]), max_size=12))
 def test_whatever_answers_are_lost_a_change_is_made_once(commands: list[str]) -> None:
-    """The numbers of those that came with a policy show it."""
+    """Whichever answers are lost, each change is made once, as the numbers in the policies show."""
     store = Objects()
     line = Line(store, *commands)
     for name in "abc":
@@ -75,7 +75,7 @@ def test_of_many_that_change_it_at_once_all_do() -> None:
 
 
 def test_a_document_in_the_place_of_one_that_was_deleted_does_not_count() -> None:
-    """A site was paused after it had read the newest, and many were made and deleted since."""
+    """A document with the number of a deleted one doesn't count, if the site was paused while newer ones were made."""
     store, gate = Objects(), Gate()
     paused = cluster(store, gate)
     cluster(store).change(adds("a"))
@@ -105,7 +105,7 @@ def test_giving_up_is_left_to_the_pause() -> None:
 
 
 def test_a_damaged_document_is_told() -> None:
-    """It is not passed over for an older one."""
+    """A damaged newest document is an error, and no older one is used instead."""
     store = Objects()
     cluster(store).change(adds("a"))
     cluster(store).change(adds("b"))

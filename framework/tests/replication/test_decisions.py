@@ -1,4 +1,4 @@
-"""Each decision, where the model does not look: errors, and what it leaves out."""
+"""Decisions of the replication protocol: errors and cases that the model checker omits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_entry_is_applied_in_one_write_with_its_index() -> None:
 
 
 def test_changes_without_messages_give_no_position() -> None:
-    """Such as a generation that is added; they count all the same."""
+    """Changes without messages, such as a new generation, count as changes but have no positions."""
     (write,) = reading.apply(AT, head(first_position=0, last_position=0))
     assert (True, Progress(6, 3, b"own", 10)) == (write.changes, write.progress)
 
@@ -51,7 +51,7 @@ def test_a_fence_moves_the_index_and_the_epoch(kind: Kind) -> None:
 
 
 def test_an_entry_of_a_lower_epoch_is_void() -> None:
-    """It takes its place in the chain, and nothing else."""
+    """An entry with a lower epoch is void, but remains part of the chain of checksums."""
     (write,) = reading.apply(AT, head(epoch=2))
     assert (False, Progress(6, 3, b"own", 10)) == (write.changes, write.progress)
 
@@ -71,7 +71,7 @@ def test_an_entry_that_does_not_follow_is_told(wrong: dict[str, Any], reason: st
 
 
 def test_a_log_that_ends_before_what_was_applied_is_told() -> None:
-    """As where a bucket was restored from a copy: the entries that follow would be others."""
+    """A log that ends before the applied entries, for example after a restore from a backup, is an error."""
     reading.check_reaches(BEGINNING, None, 0)
     reading.check_reaches(AT, head(index=4, checksum=b"before"), 0)
     reading.check_reaches(AT, None, 5)
@@ -131,7 +131,7 @@ def test_one_put_is_in_flight_and_releasing_comes_last() -> None:
 
 
 def test_a_silent_owner_is_suspected_and_one_that_has_released_at_once() -> None:
-    """But not for the release of an owner before it."""
+    """A site may take over from a silent owner after the timeout, and at once after a release in the current epoch."""
     released = head(kind=Kind.RELEASED)
     assert taking_over.may_suspect(None, 3, 5.0, 5.0)
     assert not taking_over.may_suspect(head(), 3, 4.9, 5.0)
@@ -158,5 +158,5 @@ def test_only_what_lies_below_the_cut_goes_and_no_fence(kind: Kind, index: int, 
 
 
 def test_progress_is_stored_as_an_array() -> None:
-    """It is part of bases and of every local write."""
+    """Progress is stored in bases and with every local write as an array."""
     assert AT == msgspec.msgpack.decode(msgspec.msgpack.encode(AT), type=Progress)

@@ -1,4 +1,4 @@
-"""A running log with real threads, over a store that loses, doubles and delays on command, by gates."""
+"""A replicated log with real threads, on a log store that loses, repeats and delays requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARD = 3
 
 
 class Copy:
-    """A shard in memory: a list of changes."""
+    """A shard in memory: a list of applied changes."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class Site:
             self.log.propose(change).wait(LONG)
 
     def truncate(self) -> None:
-        """Write a base of what is here, cut the log there, and delete what lies below."""
+        """Write a base of the applied changes, cut the log there, and delete the entries before it."""
         progress = self.copy.progress
         write_base(self.line, SHARD, self.name, progress, progress.next, [msgspec.msgpack.encode(self.copy.changes)])
         cut_log(self.line, SHARD, self.name, progress.next)
@@ -110,7 +110,7 @@ def test_what_is_acknowledged_is_in_the_log_and_at_every_follower(site: Any) -> 
 
 
 def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, store: Objects) -> None:
-    """Group commit, in the order of the proposals."""
+    """Changes that are proposed while a PUT is in flight become one entry, in their order."""
     gate = Gate()
     a = site("a", "", gate, epoch=1)
     first = a.log.propose(b"0", 1, 1)
@@ -138,7 +138,7 @@ def test_many_threads_that_propose_are_each_told(site: Any) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["", "drop", "lose", "late", "refuse"]), max_size=14))
 def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str]) -> None:
-    """And what comes late, and twice, changes nothing."""
+    """Whichever answers are lost, each change is stored once, and late or repeated requests change nothing."""
     store = Objects()
     a, b = Site(store, "a", *commands), Site(store, "b")
     assert a.log.take_over(1)
@@ -152,7 +152,7 @@ def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str
 
 
 def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -> None:
-    """What is in flight and what is queued; then it follows."""
+    """A paused owner is fenced, its pending changes fail, and it can follow the new owner."""
     gate = Gate()
     a, b = site("a", "", "", gate, epoch=1), site("b")
     a.propose(b"1")
@@ -175,7 +175,7 @@ def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -
 
 
 def test_an_owner_that_wakes_after_truncation_meets_the_fence(site: Any, store: Objects) -> None:
-    """Its next index is the fence's, which stays; all others of its time are gone."""
+    """An owner that continues after its log was truncated finds the fence at its next index."""
     gate = Gate()
     a, b, c = site("a", "", "", gate, epoch=1), site("b"), site("c")
     a.propose(b"1")
@@ -193,7 +193,7 @@ def test_an_owner_that_wakes_after_truncation_meets_the_fence(site: Any, store: 
 
 
 def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledged(site: Any) -> None:
-    """It was sent again into the emptied place; it is in the base, so that is true."""
+    """An entry that was written and truncated before its answer is acknowledged, because the base contains it."""
     gate = Gate()
     a, b, c = site("a", "", "lose", gate, epoch=1), site("b"), site("c")
     written = a.log.propose(b"1")
@@ -209,7 +209,7 @@ def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledg
 
 
 def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Objects) -> None:
-    """A site that found the log's end, and was paused until that was truncated, begins at the base and fences again."""
+    """A fence in the place of a deleted entry doesn't count: the site reads the base and fences again."""
     gate = Gate()
     a, b, late = site("a", epoch=1), site("b", gate), site("late")
     taken: list[bool] = []
@@ -226,11 +226,12 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
     with pytest.raises(ShardMovedError):
         a.propose(b"5")
     assert [b"1", b"2", b"3", b"4"] == b.copy.changes == a.follow() == late.follow()
-    assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]  # the second is the one in the emptied place
+    # Entry 2 is the fence that was written into the place of a deleted entry.
+    assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]
 
 
 def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: Any) -> None:
-    """A base alone does not make it throw away what it has."""
+    """A replica behind the newest base keeps its state and reads the log, unless the log was cut."""
     a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2")
     head = names.base_head(SHARD, a.copy.progress.next)
@@ -240,7 +241,7 @@ def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: A
 
 
 def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
-    """Whether it meets the higher one in the log or has it already."""
+    """A site can't take over with an epoch that is lower than one in the log, whether it has read that or not."""
     a, b = site("a", epoch=2), site("b")
     assert not b.log.take_over(1)
     b.follow()
@@ -250,7 +251,7 @@ def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
 
 
 def test_a_late_fence_of_a_lower_epoch_is_passed(site: Any) -> None:
-    """It is void, and the owner writes behind it."""
+    """A late fence with a lower epoch is void, and the owner continues after it."""
     a, b = site("a"), site("b", "late")
     b.line.commands.append(gate := Gate())
     thread = threading.Thread(target=b.log.take_over, args=(1,))
@@ -302,7 +303,7 @@ def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> 
 
 
 def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store: Objects) -> None:
-    """Nobody knows whether it will be stored."""
+    """If the log is closed while the store doesn't answer, pending changes fail with an unknown outcome."""
     gate = Gate("drop")
     a = Site(store, "a", "", "drop", "drop", gate)
     assert a.log.take_over(1)
@@ -331,7 +332,7 @@ def test_a_shard_is_taken_over_once_at_a_time_and_not_after_the_close(site: Any)
 
 
 def test_an_engine_that_fails_stops_the_log(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The change is in the log and not here: the error is told, and nothing more is taken."""
+    """If the local engine fails, the log raises its error and accepts no more changes."""
     a, b = site("a", epoch=1), site("b")
 
     def fail(_entry: Entry, _write: LocalWrite) -> None:
@@ -355,7 +356,7 @@ def test_a_damaged_entry_stops_who_reads_it(site: Any, store: Objects) -> None:
 
 
 def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
-    """After what lies before it was applied."""
+    """A missing entry is an error, after the entries before it were applied."""
     a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2", b"3")
     store.delete(names.entry(SHARD, 2))
@@ -365,7 +366,7 @@ def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
 
 
 def test_a_log_that_was_set_back_is_told(site: Any, store: Objects) -> None:
-    """When a site starts again that has applied more than the log has."""
+    """A restarted site that has applied more entries than the log has raises an error."""
     a = site("a", epoch=1)
     a.propose(b"1", b"2")
     store.delete(names.entry(SHARD, 2))
@@ -384,7 +385,7 @@ def test_a_cut_without_a_base_is_told(site: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_sites_that_depose_each_other_keep_what_must_hold(seed: int, tmp_path: Path) -> None:
-    """Three sites on a real directory take over from each other at any moment, truncate, and lose answers."""
+    """Three sites on a real directory take over at random, truncate the log and lose answers, without data loss."""
     store = open_log_store(tmp_path.as_uri())
     chosen = random.Random(seed)
     commands = ["", "", "", "lose", "drop", "refuse", "late"]

@@ -1,4 +1,4 @@
-"""Opening a log store by its URL, and refusing one that breaks the condition."""
+"""Opening a log store by its URL, and refusing a store that ignores conditional writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .conftest import Objects
 
 
 class Overwriting(Objects):
-    """A store that ignores the condition, as rclone's and s3rver's do."""
+    """A store that ignores the condition of a PUT, as those of rclone and s3rver do."""
 
     place = "s3://careless"
 
@@ -22,7 +22,7 @@ class Overwriting(Objects):
 
 
 def test_a_store_that_ignores_the_condition_is_refused() -> None:
-    """With its name and what to use instead; the probe is removed."""
+    """A store that ignores the condition is refused with advice, and the probe object is deleted."""
     store = Overwriting()
     with pytest.raises(NotConditionalError, match=r"^s3://careless created an object whose name was taken.*Ceph"):
         probe(store)
@@ -30,7 +30,7 @@ def test_a_store_that_ignores_the_condition_is_refused() -> None:
 
 
 def test_a_store_that_keeps_to_it_is_opened(tmp_path: Path) -> None:
-    """The probe leaves nothing behind."""
+    """A store that honours the condition is opened, and the probe object is deleted."""
     store = open_log_store((tmp_path / "store").as_uri())
     assert [] == list(store.names("probes"))
     store.close()

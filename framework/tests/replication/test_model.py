@@ -1,4 +1,4 @@
-"""The model checker finds nothing wrong with the protocol, and finds each rule that is broken."""
+"""The model checker finds no error in the protocol, and finds an error if any of its rules is broken."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ FULL_SCOPES = {
     "two late PUTs": Scope(late=2, lost=1),
 }
 MOST = 4_000_000
-"""The states that a walk may have; a whole one has fewer."""
+"""The maximum number of states to check; a complete search has fewer."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("name", [*QUICK_SCOPES, *(FULL_SCOPES if FULL else ())])
 def test_every_interleaving_keeps_what_must_hold(name: str) -> None:
-    """All states of a scope, to the last."""
+    """No state of a scope violates an invariant."""
     report = check((QUICK_SCOPES | FULL_SCOPES)[name], most=MOST)
     assert report.finding is None, str(report.finding)
     assert report.whole
@@ -44,14 +44,14 @@ def test_every_interleaving_keeps_what_must_hold(name: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_broken_rule_is_found(fault: Fault) -> None:
-    """With the steps that lead there."""
+    """A broken rule is found, with the steps that lead to the violation."""
     report = check(fault.scope, fault.decisions(), most=200_000)
     assert report.finding is not None
     assert len(report.finding.trace) > 2
 
 
 def test_a_finding_shows_its_steps() -> None:
-    """One a line, as they follow each other."""
+    """A finding's text lists its steps in order, one on each line."""
     fault = FAULTS["acknowledged when sent"]
     report = check(fault.scope, fault.decisions())
     assert str(report.finding).splitlines() == [

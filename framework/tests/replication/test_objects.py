@@ -1,4 +1,4 @@
-"""Objects of a log store come back as they were, and damage is told with the name of the object."""
+"""Objects of a log store are decoded as encoded, and damage is reported with the object's name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_record_comes_back(what: str, data: st.DataObject) -> None:
 @KINDS
 @given(data=st.data())
 def test_damage_of_any_kind_is_told_with_the_name_of_the_object(what: str, data: st.DataObject) -> None:
-    """A flipped bit, an end that is missing, bytes that are too many, and another object of the kind."""
+    """Damage is reported with the object's name: a flipped bit, truncation, extra bytes, or another's contents."""
     codec, name, records = RECORDS[what]
     stored = codec.encode(name, data.draw(records))
     check_damage(data, stored, lambda bad: codec.decode(name, bad, "s3://b"), f"s3://b: {what} {name}: ")
@@ -103,7 +103,7 @@ def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[byt
     _, stored = objects.encode_entry(5, head, changes)
     place = f"s3://b: log entry shards/5/log/{head.index:020}: "
     check_damage(data, stored, lambda bad: objects.decode_entry(5, head.index, bad, "s3://b"), place)
-    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry in another's place
+    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under another's name
         with pytest.raises(CorruptionError, match="checksum"):
             objects.decode_entry(shard, index, stored, "s3://b")
 
@@ -121,7 +121,7 @@ def check_damage(data: st.DataObject, stored: bytes, decode: Callable[[bytes], o
 @settings(max_examples=300)
 @given(st.binary(max_size=80), st.sampled_from(sorted(RECORDS)))
 def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str) -> None:
-    """Bytes that somebody else has put there give an error of ours, never another."""
+    """Arbitrary bytes with a valid checksum are decoded or refused with an error that names the object."""
     codec, name, _ = RECORDS[what]
     for decode, at in (
         (lambda data: codec.decode(name, data, "s3://b"), name),
@@ -147,7 +147,7 @@ def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str
     ],
 )
 def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: str) -> None:
-    """Without unpacking more than the entry says, and without believing a size beyond all bounds."""
+    """Changes that don't unpack to the size in their entry are refused, without unpacking more or allocating it."""
     name = names.entry(1, 1)
     stored = objects._StoredEntry(
         kind=Kind.CHANGES,
@@ -167,7 +167,7 @@ def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: 
 
 @KINDS
 def test_a_newer_version_is_told(what: str) -> None:
-    """With what to do: it is not damage."""
+    """A newer version is reported as such, and not as damage."""
     codec, name, _ = RECORDS[what]
     body = msgspec.msgpack.encode([9, "unknown"])
     with pytest.raises(NewerFormatError, match=f"{what} {name}: it has version 9; this topicstore reads up to 1"):

@@ -1,4 +1,4 @@
-"""Where shards go: bounded, the same everywhere, and only what must move moves."""
+"""Placement of shards: balanced, equal on all sites, and with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(replicas: tuple[tuple[str, ...], ...]) -> Counter[str]:
 
 @given(SHARDS, SITES, COUNTS)
 def test_each_shard_has_as_many_sites_as_it_can(shards: int, sites: list[str], count: int) -> None:
-    """No site twice, and none more than its part, but for one where nobody with room lacks the shard."""
+    """Each shard has as many different sites as possible, and each site at most one replica above an even share."""
     found = placed(shards, sites, count)
     assert all(len(set(some)) == len(some) == min(count, len(sites)) for some in found)
     bound = most(shards * min(count, len(sites)), len(sites))
@@ -33,7 +33,7 @@ def test_each_shard_has_as_many_sites_as_it_can(shards: int, sites: list[str], c
 
 @given(SHARDS, SITES, COUNTS, st.randoms())
 def test_nothing_moves_if_nothing_has_to(shards: int, sites: list[str], count: int, random: object) -> None:
-    """Whatever the order in which sites are named."""
+    """Without a change of sites nothing moves, whatever the order of their names."""
     found = placed(shards, sites, count)
     shuffled = sorted(sites, key=lambda _: random.random())  # type: ignore[attr-defined]
     assert found == placed(shards, shuffled, count)
@@ -44,7 +44,7 @@ def test_nothing_moves_if_nothing_has_to(shards: int, sites: list[str], count: i
 def test_for_a_new_site_only_what_others_hold_beyond_their_part_moves(
     shards: int, sites: list[str], count: int
 ) -> None:
-    """Where there were fewer sites than replicas it gets every shard, and nothing else happens."""
+    """A new site gets only shards that others hold above an even share, or all if there were too few sites."""
     found = placed(shards, sites, count)
     after = choose_replicas(found, [*sites, "new"], count)
     bound = most(shards * min(count, len(sites) + 1), len(sites) + 1)
@@ -78,7 +78,7 @@ def test_owners_are_replicas_and_stay(shards: int, sites: list[str], count: int)
 def test_of_an_owner_that_goes_only_its_shards_get_another(
     shards: int, sites: list[str], count: int, which: int
 ) -> None:
-    """And where a replica has no room for them, some of those it owns: as many as it would own beyond its part."""
+    """If an owner is removed, its shards get new owners; others move only from a site above an even share."""
     replicas = placed(shards, sites, count)
     owners = choose_owners([""] * shards, replicas)
     gone = sites[which % len(sites)]
@@ -92,7 +92,7 @@ def test_of_an_owner_that_goes_only_its_shards_get_another(
 
 @pytest.mark.parametrize(("sites", "shards"), [(2, 8), (3, 16), (5, 64)])
 def test_owners_are_spread(sites: int, shards: int) -> None:
-    """Every site owns something, and none more than a part and a half."""
+    """Every site owns a shard, and none more than one and a half times an even share."""
     replicas = placed(shards, [f"site-{number}" for number in range(sites)], 3)
     owned = Counter(choose_owners([""] * shards, replicas))
     assert sites == len(owned)

@@ -1,4 +1,4 @@
-"""Owners in processes of their own, which are killed or stopped at a moment that nobody chooses."""
+"""Owners in processes of their own that are killed or stopped at random times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
-    """Return what the owner says was acknowledged, when it has said so often."""
+    """Return the next acknowledged changes of the owner."""
     assert owner.stdout is not None
     return [owner.stdout.readline().strip().encode() for _ in range(lines)]
 
@@ -35,7 +35,7 @@ def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
 def test_what_a_killed_owner_has_acknowledged_is_there(
     owner: subprocess.Popen[str], lines: int, tmp_path: Path
 ) -> None:
-    """And what it had in flight at most once, behind that."""
+    """All changes that a killed owner acknowledged are in the log, and at most the one in flight after them."""
     said(owner, lines)
     owner.kill()
     rest, _ = owner.communicate()
@@ -53,10 +53,10 @@ def test_what_a_killed_owner_has_acknowledged_is_there(
 def test_an_owner_that_was_stopped_and_goes_on_acknowledges_nothing_that_is_not_there(
     owner: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """Meanwhile another has taken over and deleted all of the log that it could."""
+    """A stopped owner that continues after a takeover and truncation acknowledges only changes that are in the log."""
     said(owner, 20)
     owner.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)  # a thread of it may be in a call that can't be interrupted
+    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)  # one of its threads may be in a call that can't be interrupted
     heir = Site(open_log_store(tmp_path.as_uri()), "heir")
     assert heir.log.take_over(2)
     heir.propose(b"next")

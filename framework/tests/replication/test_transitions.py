@@ -1,4 +1,4 @@
-"""The way from one placement to another, a document at a time."""
+"""The transition from one placement to another, one document at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def document(*places: ShardPlace) -> ClusterDocument:
 def test_a_shard_gets_where_it_is_to_be_and_is_never_short_of_replicas(
     now: tuple[str, ...], wanted: tuple[str, ...], reports: list[set[str]]
 ) -> None:
-    """Whatever is reported on the way, once all have caught up and the heir has taken over."""
+    """Whatever sites report, a shard reaches its new placement, and never has too few replicas on the way."""
     at = document(ShardPlace(now[0], 1, b"", now))
     fewest = min(len(now), len(wanted))
     number = 1
@@ -43,7 +43,7 @@ def test_a_shard_gets_where_it_is_to_be_and_is_never_short_of_replicas(
 
 
 def test_whoever_takes_over_owns_with_the_number_of_the_document_as_its_epoch() -> None:
-    """Other shards stay as they are."""
+    """A site that takes over owns the shard with the document's number as its epoch; other shards are unchanged."""
     other = ShardPlace("c", 2, b"c", ("c",))
     at = document(ShardPlace("a", 3, b"a", ("a", "b"), ("d",), "b"), other)
     assert (ShardPlace("b", 9, b"b", ("a", "b"), ("d",)), other) == named(at, 9, 0, "b", b"b").shards
@@ -53,7 +53,7 @@ def test_whoever_takes_over_owns_with_the_number_of_the_document_as_its_epoch() 
     ("answer", "found", "highest", "expected"),
     [
         (Answer.CREATED, None, 5, Named.COUNTS),
-        (Answer.CREATED, None, 6, Named.LOST),  # the number had been used, and its document deleted
+        (Answer.CREATED, None, 6, Named.LOST),  # the number was used before, and its document deleted
         (Answer.CREATED, None, None, Named.LOST),
         (Answer.EXISTS, b"mine", 5, Named.COUNTS),
         (Answer.EXISTS, b"mine", 7, Named.LOST),

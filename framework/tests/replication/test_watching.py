@@ -1,4 +1,4 @@
-"""Who seems to be alive, who takes over first, and two processes with one site's id."""
+"""Detection of silent sites, the order of takeovers, and two processes with the same site id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore.replication.watching import BeatCame, Silences, after_beat, pati
 
 
 def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
-    """Whatever the number is, also a lower one, as after a new beginning; a site that is gone is forgotten."""
+    """A site is silent since its current beat was first seen, even if its number is lower; gone sites are forgotten."""
     silences = Silences()
     assert {"a": 0.0, "b": 0.0} == silences.look({"a": 7, "b": 1}, 100.0)
     assert {"a": 5.0, "b": 0.0} == silences.look({"a": 7, "b": 2}, 105.0)

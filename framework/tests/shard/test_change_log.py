@@ -1,4 +1,4 @@
-"""A writer with a log: its writes are prepared at once, and applied later, several as one."""
+"""A shard writer with a replicated log: writes are prepared at once and applied later, several as one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ VALUES = st.sampled_from([None, b"1", b"2"])
 
 
 class HoldingLog:
-    """Holds a shard's writes back until `apply_all`, and acknowledges them before that, which no real log does."""
+    """Holds a shard's writes until `apply_all`, but acknowledges them before, which no real log does."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self.writer = writer
         self.held = 0
         self.applied: list[PendingWrite] = []
-        """What was applied under the lock, and is not completed yet."""
+        """Writes that were applied under the lock and are not completed yet."""
         with writer.lock:
             writer.log = self
 
@@ -47,7 +47,7 @@ class HoldingLog:
                 self.applied.append(writer.apply_locked(count))
 
     def apply_all(self) -> None:
-        """Apply what is held as one write."""
+        """Apply the held writes as one."""
         count, self.held = self.held, 0
         if count:
             self.writer.apply(count)
@@ -59,7 +59,7 @@ def message(number: int) -> ts.Message:
 
 @contextlib.contextmanager
 def holding(db: ts.Database) -> Iterator[list[HoldingLog]]:
-    """Have all shards of a database hold their writes back; apply the rest at the end."""
+    """Make all shards of a database hold their writes, and apply the remaining ones at the end."""
     logs = [HoldingLog(shard.writer) for shard in db.storage.shards]
     yield logs
     for log in logs:
@@ -69,7 +69,7 @@ def holding(db: ts.Database) -> Iterator[list[HoldingLog]]:
 
 
 def stored(db: ts.Database) -> list[Any]:
-    """Return everything that the engines of a database hold."""
+    """Return all keys and values in the engines of a database."""
     engines = [shard.writer.open_engine() for shard in db.storage.shards]
     return [pair for engine in engines for keyspace in KEYSPACES for chunk in engine.scan(keyspace) for pair in chunk]
 
@@ -114,7 +114,7 @@ OPERATIONS = st.lists(
 
 
 def run(db: ts.Database, operations: list[Any], logs: list[HoldingLog]) -> list[Any]:
-    """Do operations, and return what each has returned or raised."""
+    """Execute operations, and return the result or error of each."""
     found: list[Any] = []
     count = 0
     for name, *arguments in operations:
@@ -132,7 +132,7 @@ def run(db: ts.Database, operations: list[Any], logs: list[HoldingLog]) -> list[
             found.append(db.add_generation())
         elif name == "delete":
             for log in logs:
-                log.apply_all()  # a delete removes what can be read, and no real log acknowledges what can't be
+                log.apply_all()  # a delete only sees applied writes, and a real log acknowledges no others
             found.append(db.delete(f"a/{arguments[0]}/b"))
         elif logs:
             for log in logs:

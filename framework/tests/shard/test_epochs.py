@@ -1,7 +1,6 @@
-"""Epochs: one that is written is hidden until it is over, is then seen whole, and gets no more messages.
+"""Epochs: messages of an epoch are hidden until it ends, then become visible together, and none is added later.
 
-Epochs are so long that none ends during a test except by the clock that the test sets, or so short that waiting for
-them costs little.
+Long epochs end in a test only by setting its clock; short ones are cheap to wait for.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from topicstore_conformance.oracle.checks import drain, replayed
 from topicstore_conformance.subjects.pairs import small_options
 
 LONG, SHORT = 30, 16
-"""The number of bits of an epoch's microseconds: eighteen minutes, and 66 milliseconds."""
+"""Base-2 logarithms of the epochs' lengths in microseconds: 18 minutes and 66 milliseconds."""
 LENGTH = 1 << LONG
 BEGIN = START >> LONG << LONG
-"""The time at which a long epoch begins."""
+"""The time at which a long epoch begins, in microseconds."""
 EPOCHAL = "wildcard_optimized"
 
 both_timestamps = pytest.mark.parametrize("timestamps", ["commit", "message"])
@@ -37,14 +36,14 @@ both_timestamps = pytest.mark.parametrize("timestamps", ["commit", "message"])
 def opened(
     clock: Callable[[], int], path: Path | str = "memory", layout: str = EPOCHAL, bits: int = LONG, **how: Any
 ) -> ts.Database:
-    """Return a database, on disk if it has a path, whose epochs have a length if it has any."""
+    """Return a database with epochs of 2**`bits` microseconds: in memory without a path, otherwise on RocksDB."""
     backend = "memory" if path == "memory" else "rocksdb"
     options = {layout: small_options(layout, epoch_bits=bits)}
     return ts.open(path, backend=backend, layout=layout, options=options, clock=clock, **{"durability": "sync", **how})
 
 
 def reopened(path: Path, clock: Callable[[], int]) -> ts.Database:
-    """Open a database again, whose last position may lie in the future."""
+    """Reopen a database, ignoring the warning that its last position is in the future."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return ts.open(path, clock=clock)
@@ -56,12 +55,12 @@ def some(number: int, count: int = 8) -> list[Message]:
 
 
 def seen(db: ts.Database) -> list[MessageId]:
-    """Return the ids of all that cursors give at this moment, sorted."""
+    """Return the sorted ids of the messages that cursors return."""
     return sorted(id_ for stream in db.streams("#") for id_, _ in drain(db, db.cursor(stream, "#"))[0])
 
 
 def found(db: ts.Database) -> list[MessageId]:
-    """Return the ids of all that a replay gives, sorted."""
+    """Return the sorted ids of the messages that a replay returns."""
     return sorted(id_ for id_, _ in replayed(db))
 
 
@@ -97,7 +96,7 @@ def test_nothing_comes_before_what_was_seen(tmp_path: Path, durability: str) -> 
 
 
 def test_a_generation_ends_its_epoch() -> None:
-    """Sealing a generation shows at once what its epoch hid, with the end of each stream."""
+    """Sealing a generation ends its epoch, so that its messages become visible at once, and its streams end."""
     clock = Clock(BEGIN)
     with opened(clock) as db:
         old = db.store(some(1)).ids
@@ -116,7 +115,7 @@ def test_a_generation_ends_its_epoch() -> None:
 @both_timestamps
 @pytest.mark.parametrize("start", [0, BEGIN])
 def test_a_delete_takes_what_an_epoch_hides(timestamps: str, start: int) -> None:
-    """Also if the positions of what is hidden are later than its time, because the epoch of that time had ended."""
+    """A delete includes hidden messages, also if their positions are later than their times after an epoch ended."""
     with opened(Clock(BEGIN), bits=SHORT, timestamps=timestamps) as db:
         for number in range(2):
             db.store(some(number))
@@ -128,7 +127,7 @@ def test_a_delete_takes_what_an_epoch_hides(timestamps: str, start: int) -> None
 
 @both_timestamps
 def test_short_epochs_in_real_time(timestamps: str) -> None:
-    """A replay has everything, and a follower waits only for the end of an epoch."""
+    """A replay returns all messages, and a follower waits only for the end of an epoch."""
     options = {EPOCHAL: small_options(EPOCHAL, epoch_bits=SHORT)}
     with ts.open("memory", backend="memory", layout=EPOCHAL, options=options, timestamps=timestamps) as db:
         stored = []
@@ -148,7 +147,7 @@ def test_a_replay_waits_an_epoch_and_not_longer(timestamps: str) -> None:
 
         def write() -> None:
             number = 0
-            while not done.wait(0.001):  # without a pause more would be stored meanwhile than the replays can check
+            while not done.wait(0.001):  # with no pause, more would be stored than the replays can check
                 number += 1
                 db.store(some(number, 1))
 
@@ -163,7 +162,7 @@ def test_a_replay_waits_an_epoch_and_not_longer(timestamps: str) -> None:
 
 @pytest.mark.parametrize("other", ["replay", "store"])
 def test_two_replays_at_the_end_of_an_epoch(other: str) -> None:
-    """A replay has all that was there at its call, even while the end of an epoch, or the next, is flushed."""
+    """A replay returns all messages stored before its call, even during the flush at the end of an epoch."""
     clock = Clock(BEGIN)
     with opened(clock) as db, ThreadPoolExecutor() as threads:
         stored = db.store(some(1)).ids
@@ -191,7 +190,7 @@ def test_two_replays_at_the_end_of_an_epoch(other: str) -> None:
 @pytest.mark.parametrize("first", ["store", "read"])
 @pytest.mark.parametrize("layout", ["block", EPOCHAL])
 def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, refused: str) -> None:
-    """A stored message is read or reported as unreachable, never left out without an error; reopening shows it."""
+    """After a failed write, a stored message is either read or reported as unreachable; reopening returns it."""
     clock, hiding = Clock(BEGIN - LENGTH), layout == EPOCHAL
     with opened(clock, tmp_path / "db", layout) as db:
         stored = db.store(some(0)).ids
@@ -217,7 +216,7 @@ def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, r
         clock.now += LENGTH
         whole = found(db)
         assert known <= set(whole)
-        assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # a failed batch may be there whole
+        assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # the failed batch may be stored as a whole
         assert whole == seen(db)
 
 
@@ -236,7 +235,7 @@ def test_a_replay_that_waits_is_let_go(what: str, told: type[Exception] | None) 
 
     def now() -> int:
         if threading.get_ident() in replaying:
-            asked.set()  # the replay has the shard's lock, asks how long the epoch still lasts, and waits
+            asked.set()  # the replay holds the shard's lock here, and will wait for the epoch
         return clock.now
 
     def replay() -> list[MessageId]:

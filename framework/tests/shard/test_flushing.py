@@ -1,4 +1,4 @@
-"""What is stored and read while a flush is under way: nothing appears too early, nothing is taken back."""
+"""Stores and reads during a flush: no message is visible before it is durable, and none disappears."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opened(durability: str = "commit") -> ts.Database:
 
 
 def gated(db: ts.Database) -> Gate:
-    """Put a gate into the only shard of a database."""
+    """Replace the engine of the only shard by a gate."""
     gate = Gate(db.storage.shards[0].writer.open_engine())
     replace_engine(db, gate)
     return gate
@@ -63,7 +63,7 @@ def test_nothing_is_seen_before_it_is_on_disk() -> None:
 
 
 def test_flushes_are_shared() -> None:
-    """All batches stored while a flush is under way wait for the next one, which serves all of them."""
+    """All batches stored during a flush share the next flush."""
     with opened("sync") as db:
         shard, engine = db.storage.shards[0], db.storage.shards[0].writer.open_engine()
         turnstile = Turnstile(engine)
@@ -73,7 +73,7 @@ def test_flushes_are_shared() -> None:
         written = shard.writer.tail.writes
         stores += [begin(partial(db.store, [Message("a", b"%d" % number)])) for number in range(THREADS)]
         wait_until(lambda: shard.writer.tail.writes == written + THREADS, "the writes of all other stores")
-        db.generations()  # takes the lock under which the last of them is written
+        db.generations()  # takes the lock under which the last batch is written
         turnstile.let_through()
         wait_until(lambda: turnstile.begun == 2, "the flush of the others")
         assert 1 == stores[0].result(PATIENCE).count
@@ -88,7 +88,7 @@ def test_flushes_are_shared() -> None:
 
 @pytest.mark.parametrize("durability", ["commit", "sync"])
 def test_everything_at_once_during_a_flush(durability: str) -> None:
-    """Storing, adding, dropping, flushing and closing while a flush is under way never wait for ever."""
+    """Storing, adding, dropping, deleting, flushing and closing during a flush don't deadlock."""
     for _ in range(10):
         db = opened(durability)
         db.add_generation()

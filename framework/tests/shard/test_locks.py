@@ -1,4 +1,4 @@
-"""Nobody starves behind a thread that takes a lock again and again; a lock may be taken several times."""
+"""`FairLock` is fair and reentrant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, held_elsewher
 
 
 def test_who_waits_is_next() -> None:
-    """A thread that gives the lock back and takes it at once gets it after the one that waited."""
+    """A thread that releases the lock and acquires it again gets it after a waiting thread."""
     lock = FairLock()
     order: list[str] = []
 
@@ -34,7 +34,7 @@ def test_who_waits_is_next() -> None:
 
 
 def test_a_holder_may_take_it_again() -> None:
-    """Others wait until it is given back as often as it was taken, in a ``held``, a wait, or a ``with``."""
+    """Others wait until the lock was released as often as it was acquired, also by `holding` and a condition's wait."""
     lock, moved, entered = FairLock(), [], threading.Event()
     changed = threading.Condition(lock)
 
@@ -56,11 +56,11 @@ def test_a_holder_may_take_it_again() -> None:
         waiting.result(PATIENCE)
         assert moved == ["moved", "seen"]
         taken = threads.submit(lock.acquire)
-        taken.result(PATIENCE)  # all of it was given back
+        taken.result(PATIENCE)  # it is completely released
 
 
 def test_only_its_holder_gives_it_back() -> None:
-    """A thread that doesn't hold it can't release it, while another holds it twice."""
+    """A thread that doesn't hold the lock can't release it."""
     lock = FairLock()
     with lock, lock, ThreadPoolExecutor() as threads, pytest.raises(RuntimeError):
         threads.submit(lock.release).result(PATIENCE)
@@ -69,14 +69,14 @@ def test_only_its_holder_gives_it_back() -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """As Ctrl-C raises, in the middle of anything."""
+    """The interruption that a test raises at a chosen step."""
 
 
 def interrupted_at(step: int, work: Callable[[], None]) -> bool:
-    """Work, and be interrupted at a step; tell whether it came so far.
+    """Do work, and be interrupted at a step; return whether the step was reached.
 
-    Steps are what Python's handlers of signals come between: the beginning of a function, and the return from C.
-    Going on with a generator is none, because an exception raised there would pass over its ``finally``.
+    Steps are the points where Python runs signal handlers: the beginning of a function and the return from C. Resuming
+    a generator is none, because an exception raised there would skip its ``finally``.
     """
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -98,7 +98,7 @@ def interrupted_at(step: int, work: Callable[[], None]) -> bool:
 
 @pytest.mark.parametrize("how", ["once", "again", "several"])
 def test_an_interrupt_leaves_no_lock_taken(how: str) -> None:
-    """Wherever it comes, in taking, holding or giving back."""
+    """An interrupt at any step of acquiring, holding or releasing leaves no lock acquired."""
     for step in itertools.count(1):
         locks = [FairLock() for _ in range(4)]
         came = interrupted_at(step, lambda locks=locks: take(how, locks))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Cursors and replays while the database grows: where they end, and that they end nowhere else."""
+"""Cursors and replays while the database grows: where they end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_end_comes_with_the_last_message_or_after(db: ts.Database) -> None:
 
 
 def test_start_is_inclusive_and_until_exclusive(db: ts.Database, clock: Clock) -> None:
-    """A cursor that was read up to a time is caught up there, but not at the end of its sealed stream."""
+    """A cursor that has read up to `until` is caught up there, but its stream ends only after the last message."""
     for number in range(5):
         clock.now = START + number
         store(db, b"%d" % number)
@@ -84,7 +84,7 @@ def test_start_is_inclusive_and_until_exclusive(db: ts.Database, clock: Clock) -
 
 
 def test_a_read_without_time_moves_on(db: ts.Database) -> None:
-    """Every call advances, even with no time at all, and in the end everything was read."""
+    """A read with timeout 0 still advances, so that repeated reads return every message."""
     for number in range(40):
         db.store([Message(f"t/{number % 2}", b"%02d" % number)])
     for topic_filter, expected in (("t/0", 20), ("no/such", 0), ("#", 40)):
@@ -101,7 +101,7 @@ def test_a_read_without_time_moves_on(db: ts.Database) -> None:
 
 
 def test_saved_cursors_survive_a_restart(tmp_path: Path) -> None:
-    """Cursors kept as bytes continue at their place, in a sealed generation and in the current one."""
+    """Cursors saved as bytes continue at their position after a restart, in sealed and current generations."""
     with ts.open(tmp_path / "db") as db:
         store(db, b"old 0", b"old 1", b"old 2")
         db.add_generation()
@@ -112,7 +112,7 @@ def test_saved_cursors_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_new_streams_appear(db: ts.Database) -> None:
-    """Listing streams again shows those of new topics and generations, beside those that were there."""
+    """Listing streams again also returns those of new topics and generations."""
     store(db, b"1")
     before = db.streams("#")
     db.add_generation()
@@ -124,7 +124,7 @@ def test_new_streams_appear(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("how", [*({"order": order} for order in get_args(Order)), {"reverse": True}], ids=str)
 def test_a_replay_ends_at_the_watermark_of_its_call(db: ts.Database, how: dict[str, Any]) -> None:
-    """Messages stored while a replay runs, or after its call but before its first item is read, are not in it."""
+    """A replay contains neither messages stored while it runs, nor those stored between its call and its first item."""
     store(db, *(b"%d" % number for number in range(10)))
     replay, arrow = db.replay("#", batch_size=2, **how), db.replay_arrow("#", batch_size=2, **how)
     store(db, b"later")
@@ -136,7 +136,7 @@ def test_a_replay_ends_at_the_watermark_of_its_call(db: ts.Database, how: dict[s
 
 
 def test_a_replay_spans_a_generation_added_under_it(db: ts.Database) -> None:
-    """A replay of a generation that is sealed while it runs ends at the same message as it would have otherwise."""
+    """A replay of a generation that is sealed meanwhile ends at the same message as without the sealing."""
     store(db, *(b"%d" % number for number in range(6)))
     replay = db.replay("#", batch_size=2)
     assert b"0" == next(replay).payload

@@ -1,4 +1,4 @@
-"""Zones: their spans hold every timestamp, stay few, and leave out no position that matters."""
+"""Time spans of consecutive messages (zones), by which a read can skip ranges of positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMS = [
 
 
 def filled(batches: list[list[int]], form: object = FORMS[0]) -> tuple[list[ZoneRecord], list[tuple[int, int]]]:
-    """Return the zones of batches, the open one too, and (position, timestamp) of every message."""
+    """Return the zones of batches, the open one included, and the (position, timestamp) of every message."""
     zone, full, stored = Zone(1), [], []
     for batch in batches:
         times = form(batch)  # type: ignore[operator]
@@ -35,13 +35,13 @@ def filled(batches: list[list[int]], form: object = FORMS[0]) -> tuple[list[Zone
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zones of a few messages."""
+    """Use zones of seven messages."""
     monkeypatch.setattr(zones, "SIZE", 7)
 
 
 @given(BATCHES, st.sampled_from(FORMS))
 def test_every_message_lies_in_its_zone(batches: list[list[int]], form: object) -> None:
-    """By position in one, and there by timestamp in a span; spans are few, in order and apart."""
+    """Every position is in one zone, whose spans include the timestamp; spans are few, ordered and disjoint."""
     made, stored = filled(batches, form)
     for position, time in stored:
         (zone,) = [zone for zone in made if zone.first <= position <= zone.last]
@@ -56,7 +56,7 @@ def test_every_message_lies_in_its_zone(batches: list[list[int]], form: object) 
 
 @given(BATCHES, TIMES, TIMES, st.integers(1, 300), st.integers(1, 300))
 def test_what_is_left_out_holds_nothing_wanted(batches: list[list[int]], a: int, b: int, first: int, last: int) -> None:
-    """Spans are in order, within the bounds, and every wanted message between them lies in one."""
+    """The ranges to read are ordered, within the bounds, and contain all messages in the time range."""
     made, stored = filled(batches)
     wanted = TimeRange(min(a, b), max(a, b))
     spans = list(may_hold(wanted, made, first, last))
@@ -69,7 +69,7 @@ def test_what_is_left_out_holds_nothing_wanted(batches: list[list[int]], a: int,
 
 
 def test_one_outlier_does_not_spoil_a_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of now with a message of long ago makes two spans: nothing is known between them."""
+    """An outlier gets a span of its own, so that times between the spans can be skipped."""
     monkeypatch.setattr(zones, "SIZE", 1_000)
     now = 2**50
     made, _ = filled([[now + n for n in range(100)] + [5], [now - 1], [now + MINUTE]])
@@ -77,7 +77,7 @@ def test_one_outlier_does_not_spoil_a_zone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_of_more_spans_the_nearest_become_one() -> None:
-    """In one batch, or one after the other."""
+    """If there are too many spans, the two nearest are merged, in one batch or over several."""
     times = [n * n * 1_000 * MINUTE for n in range(7)]
     expected = ((times[0], times[1]), *((time, time) for time in times[2:]))
     for batches in ([times], [[time] for time in times]):
@@ -86,14 +86,14 @@ def test_of_more_spans_the_nearest_become_one() -> None:
 
 
 def test_a_zone_that_is_too_full() -> None:
-    """Another version may have had larger ones: it is closed with the next message."""
+    """A zone above the size limit, as another version may have written, is closed at the next message."""
     records, zone = fill(Zone(1, 100, ((3, 3),)), np.array([200, 201], dtype=np.uint64), [4, MINUTE * 9])
     assert [ZoneRecord(first=1, last=200, spans=((3, 4),))] == records
     assert zone == Zone(201, 1, ((MINUTE * 9, MINUTE * 9),))
 
 
 def test_where_no_zone_is_everything_may_be() -> None:
-    """As in what was stored before there were zones, or where two of them leave something out between them."""
+    """Positions without a zone, as in older databases or between two zones, may hold any timestamp."""
     wanted = TimeRange(10, 20)
     other, same = ((30, 40),), ((15, 15),)
     made = [

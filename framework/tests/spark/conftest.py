@@ -1,4 +1,4 @@
-"""One Spark session for all tests, and the data they read."""
+"""A Spark session for all tests, and the data that they read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two tasks at a time, each tried up to three times."""
+    """Return a session that runs two tasks at a time, each up to three times."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     from topicstore.spark import session
 
@@ -32,7 +32,7 @@ def spark() -> Iterator[SparkSession]:
             spark_master="local[2, 3]",
             spark_driver_memory="1g",
             spark_sql_shuffle_partitions=2,
-            spark_sql_files_openCostInBytes=0,  # small files are divided too
+            spark_sql_files_openCostInBytes=0,  # divides small files, too
         )
     yield running
     with _sockets_left_open():
@@ -41,21 +41,21 @@ def spark() -> Iterator[SparkSession]:
 
 @contextmanager
 def _sockets_left_open() -> Iterator[None]:
-    """Ignore PySpark's sockets. The filters are put back before a test runs, which has filters of its own."""
+    """Ignore warnings about PySpark's unclosed sockets, only while the session starts and stops."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
-        gc.collect()  # so that no later test meets one that is unreachable already
+        gc.collect()  # collects unreachable sockets here, so that no later test warns about them
 
 
 def load(spark: SparkSession, path: Path, **options: Any) -> DataFrame:
-    """Return a database as a frame."""
+    """Return a database as a data frame."""
     return spark.read.format("topicstore").options(**options).load(str(path))
 
 
 @pytest.fixture
 def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
-    """A function for Spark's tasks, which yields what it gets, and once kills its process after the second thing."""
+    """Return a function for tasks that yields its input, and once kills its process after the second item."""
     killed = tmp_path_factory.mktemp("dying") / "killed"
 
     def dying(things: Iterable[Any]) -> Iterator[Any]:
@@ -72,7 +72,7 @@ def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterab
 
 @pytest.fixture(scope="session", params=[pytest.param("bus", marks=pytest.mark.slow), "home"])
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real messages, in time order: the first hundred thousand, in row groups of which each of two tasks reads some."""
+    """Real messages in order of time: the first hundred thousand, in row groups that are divided between two tasks."""
     need_data(f"{request.param}.parquet")
     path = datasets.folder() / f"{request.param}.parquet"
     first = tmp_path_factory.mktemp("real") / path.name

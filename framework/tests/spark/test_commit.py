@@ -1,4 +1,4 @@
-"""Staged attempts and their commit: order, and exactly once whatever ends it."""
+"""Staged task attempts and their commit: order, and exactly-once storage after failures."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ promotion.CommitJob._store = store
 options, batch = arguments
 promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 """
-"""Stores fifty rows of a shard at a time, and counts the engines' writes from the first that has rows."""
+"""Stores fifty rows of a shard at a time, and counts writes of the engine from the first that stores rows."""
 
 
 def rows(count: int, first: int = 0) -> pa.RecordBatch:
-    """Of a hundred publishers, two a millisecond."""
+    """Return rows of a hundred publishers, two in each millisecond."""
     n = np.arange(first, first + count)
     return pa.record_batch(
         {
@@ -73,7 +73,7 @@ def options(path: Path, **more: str) -> dict[str, str]:
 def batch(
     path: Path, write: str, parts: list[pa.RecordBatch], writer: str | None = "w", number: int = 7
 ) -> dict[str, object]:
-    """Stage the parts as attempts of one write."""
+    """Stage each part as an attempt of one write."""
     attempts = [stage([part], path / "staging" / write, 3, MODE) for part in parts]
     return {"writer": writer, "number": number, "write": write, "shards": 3, "attempts": attempts}
 
@@ -100,7 +100,7 @@ def stored(path: Path) -> list[int]:
     st.integers(1, 40),
 )
 def test_merged_as_one_stable_sort_would(runs: list[list[int | None]], size: int) -> None:
-    """By timestamp, without one last, equal ones by run and place; no batch larger than asked for."""
+    """Rows are sorted by timestamp, those without one last, then by run and position, in batches of at most `size`."""
     ordered = [sorted(run, key=last_if_none) for run in runs]
     names = [[n * 100 + i for i in range(len(run))] for n, run in enumerate(ordered)]
     batches = [
@@ -115,7 +115,7 @@ def test_merged_as_one_stable_sort_would(runs: list[list[int | None]], size: int
 
 
 def test_runs_are_in_order_whatever_came(tmp_path: Path) -> None:
-    """A task's rows, in any order and in many batches, lie in each shard's file in order of time."""
+    """A task's rows are sorted by time in each shard's file, whatever their order and batches."""
     shuffled = rows(1000).take(pa.array(np.random.default_rng(1).permutation(1000)))
     attempt = stage([shuffled[start : start + 90] for start in range(0, 1000, 90)], tmp_path, 3, MODE)
     found = []
@@ -131,7 +131,7 @@ def test_runs_are_in_order_whatever_came(tmp_path: Path) -> None:
 
 
 def test_only_attempts_that_were_taken_count(tmp_path: Path) -> None:
-    """What else lies in the write's directory, of a try that failed or came second, is not stored."""
+    """Rows of attempts that Spark didn't accept are not stored."""
     staged = batch(tmp_path, "one", [rows(100)])
     batch(tmp_path, "one", [rows(100)])
     commit(tmp_path, staged)
@@ -145,9 +145,9 @@ def test_only_attempts_that_were_taken_count(tmp_path: Path) -> None:
 def test_a_commit_that_is_killed_is_finished_by_the_next(
     tmp_path: Path, run_until: Callable[..., object], writer: str | None, death: tuple[int, str]
 ) -> None:
-    """The same rows come again, staged anew in another order: each is there once, whether or not the writer has a name.
+    """After a killed commit, the same rows staged in another order are stored once, with or without a writer's name.
 
-    The kill comes within the first call, which stores rows of three shards; after it; and within a later one.
+    The kill is within the first call, which stores rows of three shards, after it, or within a later call.
     """
     count = 900
     staged = batch(tmp_path, "one", [rows(count // 2), rows(count // 2, count // 2)], writer)
@@ -174,14 +174,17 @@ COUNTED = COMMIT.replace(
         setattr(owner, name, countdown.counted(step))
 """,
 ).replace("from topicstore", "import shutil\nfrom pathlib import Path\nsteps = []\nfrom topicstore", 1)
-"""Counts the steps that end a commit, too."""
+"""Counts also the steps that end a commit."""
 ENDING = 6
-"""Steps by which a commit without a name ends: the new name of its rows' directory, a note of each shard that goes, the
-removal, and the look whether anything is left."""
+"""The number of steps that end a commit without a writer's name.
+
+These are renaming the directory of its rows, deleting the note of each of three shards, removing the directory, and
+checking whether anything is left.
+"""
 
 
 def last_before_the_end(path: Path, run_until: Callable[..., list[tuple[int]]]) -> int:
-    """Return the number of the step in a commit of 300 rows with which it is complete; then it ends."""
+    """Return the number of the step that completes a commit of 300 rows, after which only the ending steps follow."""
     staged = batch(path, "all", [rows(300)], None)
     [(steps,)] = run_until(None, f"{COUNTED}\nsay(len(steps))", options(path), staged)
     return steps - ENDING
@@ -192,7 +195,7 @@ def last_before_the_end(path: Path, run_until: Callable[..., list[tuple[int]]]) 
 def test_wherever_a_commit_without_a_name_is_killed(
     tmp_path: Path, run_until: Callable[..., list[tuple[int]]], follows: str
 ) -> None:
-    """At any step until it ends: what follows finishes it, and each row is there once."""
+    """After a kill at any step before the end, the next commit completes it, and each row is stored once."""
     last = last_before_the_end(tmp_path / "counted", run_until)
     for number in range(1, last + 2):
         path = tmp_path / f"{number}"
@@ -202,7 +205,7 @@ def test_wherever_a_commit_without_a_name_is_killed(
             expected = list(range(300))
         else:
             commit(path, batch(path, "two", [rows(100, 300)], None if follows == "another" else "w"))
-            expected = list(range(0 if number > 1 else 300, 400))  # before the first step nothing has begun
+            expected = list(range(0 if number > 1 else 300, 400))  # before the first step nothing was stored
         assert sorted(stored(path)) == expected, number
         with ts.open(path / "db") as db:
             assert [key for shard in range(3) for key, _ in db.state(shard).scan(b"spark-write/")] == []
@@ -213,7 +216,7 @@ def test_wherever_a_commit_without_a_name_is_killed(
 def test_a_commit_without_a_name_that_has_ended_is_not_known(
     tmp_path: Path, run_until: Callable[..., list[tuple[int]]], number: int
 ) -> None:
-    """Killed while it tidies up: the next write is another one, and tidies up the rest."""
+    """A kill during the ending steps leaves a complete commit, whose remains the next write removes."""
     last = last_before_the_end(tmp_path / "counted", run_until)
     run_until((last + number, "after"), COUNTED, options(tmp_path), batch(tmp_path, "one", [rows(300)], None))
     assert sorted(stored(tmp_path)) == list(range(300))
@@ -223,11 +226,11 @@ def test_a_commit_without_a_name_that_has_ended_is_not_known(
 
 
 LATER = ts.Message("later", b"-1", "c0", timestamp=FIRST + 300_000)
-"""Newer than 600 of `rows`, of one shard: those of the others aren't late."""
+"""A message newer than 600 of the `rows`, which makes those of its own shard late."""
 
 
 def interrupt(path: Path, run_until: Callable[..., object], writer: str | None = None) -> list[int]:
-    """Leave a commit of 900 rows after the first 150; store a later message; return which of the others are late."""
+    """Kill a commit of 900 rows after 150, store `LATER`, and return the numbers of the rows that are late."""
     run_until((3, "after"), COMMIT, options(path), batch(path, "one", [rows(900)], writer))
     there = set(stored(path))
     assert len(there) == 150
@@ -244,7 +247,7 @@ def put_aside(path: Path, write: str = "one") -> list[int]:
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """The usual one, whatever that of this process is."""
+    """Set the usual umask, 022."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -259,7 +262,7 @@ def permissions(*paths: Path) -> list[int]:
 def test_what_is_staged_has_the_permissions_of_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
 ) -> None:
-    """What a task makes, also where the database has yet to be made; one for staging that is there keeps its."""
+    """Staged files have the database's permissions, even before it exists; an existing directory keeps its own."""
     monkeypatch.setattr(TaskContext, "get", lambda: Mock(partitionId=lambda: 0))
     if mode is not None:
         ts.open(tmp_path / "db", permissions=mode, shards=3, timestamps="message").close()
@@ -294,7 +297,7 @@ def test_what_is_put_aside_has_the_permissions_of_the_database(
 def test_rows_that_became_late_hold_up_nobody(
     tmp_path: Path, run_until: Callable[..., object], writer: str | None
 ) -> None:
-    """What can't be stored is told, and kept for another use; all else is stored, and the next write is quiet."""
+    """Rows that became late are put aside with a warning; all others, and later writes, are stored."""
     late = interrupt(tmp_path, run_until)
     with pytest.warns(RuntimeWarning, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one") as told:
         commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], writer))
@@ -305,13 +308,13 @@ def test_rows_that_became_late_hold_up_nobody(
     assert sorted(stored(tmp_path)) == expected
     assert [entry.name for entry in (tmp_path / "staging").iterdir()] == ["refused-one"]
     [table] = [pq.read_table(file) for file in (tmp_path / "staging" / "refused-one").iterdir()]
-    with ts.open(tmp_path / "db") as db:  # a row without a time is never late
+    with ts.open(tmp_path / "db") as db:  # without their time these rows are not late
         db.store(table.drop_columns("timestamp").combine_chunks().to_batches()[0])
     assert sorted(stored(tmp_path)) == sorted([*expected, *late])
 
 
 def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """It comes again: an error says what can't be stored, and where it is. From then on it is late as a whole."""
+    """If a write is repeated after some of its rows became late, an error names them; afterwards all of it is late."""
     late = interrupt(tmp_path, run_until)
     with pytest.raises(ts.InvalidMessageError, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one"):
         commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
@@ -327,7 +330,10 @@ def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: C
 def test_a_write_that_another_has_finished_is_known_when_it_comes_again(
     tmp_path: Path, run_until: Callable[..., object], late: str, writer: str | None
 ) -> None:
-    """Also after several others; it is then stored no second time, but the very same rows are once that is told."""
+    """A write that others completed is recognized when it is repeated, even after several others, and not stored again.
+
+    After that, the same rows are a new write.
+    """
     run_until((3, "after"), COMMIT, options(tmp_path, late=late), batch(tmp_path, "one", [rows(900)], None))
     assert len(stored(tmp_path)) == 150
     for number in range(3):
@@ -341,7 +347,7 @@ def test_a_write_that_another_has_finished_is_known_when_it_comes_again(
 
 
 def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """When it comes again, after another write that has finished it."""
+    """A repeated write that another has completed reports the rows that were put aside."""
     late = interrupt(tmp_path, run_until)
     with pytest.warns(RuntimeWarning, match="LateMessageError"):
         commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], None))
@@ -352,7 +358,7 @@ def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: 
 
 
 def test_a_relative_staging_directory_is_one_of_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the working directory is of the process that finishes the commit."""
+    """A relative staging directory starts at the writer's working directory, also if another process commits."""
     monkeypatch.chdir(tmp_path)
     for name in ("staging", "file:staging"):
         assert WriteSettings.of({"path": "db", "staging": name}, overwrite=False).staging == str(tmp_path / "staging")
@@ -382,7 +388,7 @@ promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 14))
 def test_whoever_dies_while_finishing(tmp_path: Path, run_until: Callable[..., object], number: int) -> None:
-    """At any step, more messages stored before the next try: each row is in the database or aside, and once."""
+    """After a kill at any step of completing a commit, each row is stored or put aside, exactly once."""
     interrupt(tmp_path, run_until)
     run_until((number, "before"), FINISHING, options(tmp_path), batch(tmp_path, "two", [rows(0)], None))
     with ts.open(tmp_path / "db") as db:
@@ -396,7 +402,7 @@ def test_whoever_dies_while_finishing(tmp_path: Path, run_until: Callable[..., o
 def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
     tmp_path: Path, run_until: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are put aside, too."""
+    """Rows ahead of a clock that was set back are put aside, too."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     there = stored(tmp_path)
     early = functools.partial(ts.open, clock=lambda: FIRST - 3_600_000_000)
@@ -410,7 +416,7 @@ def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
 def test_the_next_batch_of_a_writer_finishes_the_one_before(
     tmp_path: Path, run_until: Callable[..., object], late: bool
 ) -> None:
-    """It need not come again; if it does nevertheless, the database has it."""
+    """The next batch of a writer completes the previous one; a repetition of that is recognized."""
     expected = list(range(900))
     if late:
         interrupt(tmp_path, run_until, "w")
@@ -427,7 +433,7 @@ def test_the_next_batch_of_a_writer_finishes_the_one_before(
 def test_staged_rows_that_can_not_be_read_hold_up_nobody(
     tmp_path: Path, run_until: Callable[..., object], fault: str
 ) -> None:
-    """What is there stays, under another name."""
+    """Staged rows that can't be read don't prevent later writes, and are kept under another name."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     [attempt] = (path for path in (tmp_path / "staging" / "one").iterdir() if path.is_dir())
     if fault == "gone":
@@ -445,7 +451,7 @@ def test_staged_rows_that_can_not_be_read_hold_up_nobody(
 
 
 def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """The error says whose rows they are, and how to give them up; where there is room again, all are stored."""
+    """If the disk is full, the error says whose rows wait and how to give them up; later they are stored."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(ts.Database, "store", Mock(side_effect=ts.StorageFullError("no room")))
@@ -460,7 +466,7 @@ def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable
 
 
 def test_who_looks_for_the_lock_does_not_stop_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that begins while another one commits: the commit waits for the look, and the look for the commit."""
+    """A write that checks the lock during another's commit doesn't make that commit fail: one waits for the other."""
     commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
     staged = batch(tmp_path, "two", [rows(10, 10)], number=8)
     arrived, failures = threading.Event(), []
@@ -501,7 +507,7 @@ def test_who_looks_for_the_lock_does_not_stop_a_commit(tmp_path: Path, monkeypat
 
 
 def test_a_commit_that_fails_half_way_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, say: the same rows come again, and each is there once."""
+    """After a failure in the middle of a commit, such as a full disk, the same rows are stored once."""
     monkeypatch.setattr(promotion, "_ROWS", 50)
     monkeypatch.setattr(promotion, "_LEAST_ROWS", 50)
     original, calls = promotion.CommitJob._store_parts, iter([True])
@@ -523,7 +529,7 @@ def test_a_commit_that_fails_half_way_is_finished_by_the_next(tmp_path: Path, mo
 
 @pytest.mark.parametrize("change", ["order", "payload", "twice", "none"])
 def test_the_same_rows_are_known_in_any_order(tmp_path: Path, change: str) -> None:
-    """Each as often; not if anything else is in one of them."""
+    """Digests recognize the same rows in any order, and differ for other values or counts."""
     before = rows(1000)
     after = before.take(pa.array(np.random.default_rng(2).permutation(1000)))
     if change == "payload":
@@ -537,7 +543,7 @@ def test_the_same_rows_are_known_in_any_order(tmp_path: Path, change: str) -> No
 
 
 def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    """Rows that were staged for a commit that had begun can't be made up for: EngineError, not silence."""
+    """If staged rows of a begun commit are gone, the next attempt raises an `EngineError`."""
     commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
     begun = batch(tmp_path, "two", [rows(100, 10)], number=8)
     with ts.open(tmp_path / "db") as db:
@@ -549,7 +555,7 @@ def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
-    """Late rows, a locked database, another number of shards: nothing stored, nothing staged."""
+    """Refused rows are neither stored nor left staged: late ones, a locked database, another number of shards."""
     commit(tmp_path, batch(tmp_path, "one", [rows(100)]))
     with pytest.raises(ts.LateMessageError):
         commit(tmp_path, batch(tmp_path, "two", [rows(100)], number=8))

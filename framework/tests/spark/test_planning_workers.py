@@ -1,4 +1,4 @@
-"""Workers that Spark starts from PySpark's own daemon while it plans a query: their end is silent, too."""
+"""Worker processes that PySpark's daemon starts to plan a query end without a traceback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def runs(process: int) -> bool:
 
 @pytest.mark.parametrize("loads", [True, False])
 def test_a_connection_that_is_closed_early_is_silent(tmp_path: Path, loads: bool) -> None:
-    """Once a worker has loaded the data source; PySpark's own ends with a traceback."""
+    """A worker whose connection Java closes early ends silently if it has loaded the data source."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     (tmp_path / "pyspark_worker_of_test.py").write_text(WORKER)
     how = {
@@ -65,6 +65,6 @@ def test_a_connection_that_is_closed_early_is_silent(tmp_path: Path, loads: bool
             java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing discards the rest
         (worker,) = struct.unpack("!i", answer[:4])
         wait_until(lambda: not runs(worker), "the worker to end")
-        daemon.stdin.close()  # by which the daemon ends
+        daemon.stdin.close()  # this ends the daemon
         told = daemon.stderr.read().decode()
     assert ("Error" in told) is not loads, told

@@ -1,4 +1,4 @@
-"""What tasks read: ranges that together are everything that was asked for, each message in one of them."""
+"""The ranges that tasks read: together they contain each selected message once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = 1_700_000_000_000_000
 @pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
 @pytest.mark.parametrize("start", [0, FIRST + 450_000_000])
 def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int) -> None:
-    """Into as many ranges as are wanted where there are messages for it, and not more."""
+    """Large generations are divided into the wanted number of ranges, unless there are too few messages."""
     monkeypatch.setattr(reading, "_WORTH_CUTTING", 100)
     messages = [ts.Message(f"a/{n % 7}", b"%d" % n, timestamp=FIRST + n * 1_000_000) for n in range(1_000)]
     with ts.open(tmp_path, layout=layout, timestamps="message") as db:
@@ -44,7 +44,7 @@ def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_plan_that_is_kept_reads_what_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    """Each message once, in generations of then and of later, up to the end of the selection."""
+    """A plan that is executed later also reads newer messages, in all generations, up to the selection's end."""
     monkeypatch.setattr(reading, "_WORTH_CUTTING", 100)
     with ts.open(tmp_path, shards=2, timestamps="message") as db:
 
@@ -73,7 +73,7 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
 
 
 def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
-    """Where positions go by it: also beyond the 2,048 messages that have positions in one microsecond."""
+    """With positions from the messages' own times, a range is exact, even with 5,000 messages in one microsecond."""
     path = tmp_path / "db"
     with ts.open(path, timestamps="message") as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=FIRST) for n in range(5_000)])
@@ -90,7 +90,7 @@ def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
 
 
 def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Late messages are read where they stand, and nothing else but what stands close to them."""
+    """By timestamp, ranges contain late messages and few others."""
     monkeypatch.setattr(zones, "SIZE", 100)
     hour = 3_600_000_000
     with ts.open(tmp_path, shards=2) as db:

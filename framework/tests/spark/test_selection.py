@@ -1,4 +1,4 @@
-"""Conditions on topics: whatever their values are, they leave out no topic that meets them, and never fail."""
+"""Conditions on topics: the filters made from them match every topic that meets them, for any value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wanted(selection: Selection, topic: str) -> bool:
 @example(LONG, "/", "#")
 @example(LONG, "xx", "#")
 def test_conditions_on_topics(value: str, more: str, topic_filter: str) -> None:
-    """Every valid topic that meets a condition and matches the filter is wanted; one that can't be a topic is none."""
+    """A valid topic that meets a condition and matches the filter is selected; an invalid one adds no filter."""
     whole, topic = Selection(filters=(topic_filter,)), value + more
     begins = whole.narrowed([StringStartsWith(("topic",), value)], MANIFEST)
     for condition in (EqualTo(("topic",), topic), In(("topic",), (topic, value))):

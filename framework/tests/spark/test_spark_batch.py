@@ -1,4 +1,4 @@
-"""Batches through Spark: what was written is what is read, whoever reads it."""
+"""Reading and writing with Spark in batches: every reader gets the rows that were written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 ALONE = ("duckdb", "leveldb")
-"""Backends of which one process has a database to itself."""
+"""Backends whose databases only one process can open at a time."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = 1_700_000_000_000_000
 PROPERTIES = ts.Properties(
@@ -43,12 +43,12 @@ PROPERTIES = ts.Properties(
 
 
 def frame(spark: SparkSession, messages: Iterable[ts.Message], partitions: int = 1) -> DataFrame:
-    """Messages as Spark's rows, in their order."""
+    """Return messages as a data frame of Spark, in their order."""
     return spark.createDataFrame(table(messages)).coalesce(partitions)
 
 
 def table(*parts: Iterable[ts.Message]) -> pa.Table:
-    """Messages in the types that Spark knows."""
+    """Return messages as an Arrow table, with the types that Spark supports."""
     from topicstore.spark.schema import MESSAGES, Shape
 
     shape = Shape(MESSAGES)
@@ -60,7 +60,7 @@ def save(frame: DataFrame, path: Path, **options: Any) -> None:
 
 
 def plan(frame: DataFrame) -> None:
-    """Have Spark decide what a later action on the same frame reads."""
+    """Make Spark plan what a later action on the same data frame reads."""
     frame._jdf.queryExecution().toRdd().getNumPartitions()
 
 
@@ -80,14 +80,14 @@ def by_publisher(messages: Iterable[ts.Message]) -> dict[tuple[str, str], list[t
 
 
 def by_topic(table: pa.Table) -> pa.Table:
-    """Rows sorted by topic and publisher, those of one in the order in which they came."""
+    """Return rows sorted by topic and publisher, and otherwise in their order."""
     table = table.select(ts.SCHEMA.names[:-1]).cast(pa.schema(list(ts.SCHEMA)[:-1])).combine_chunks()
     codes = [pc.rank(table[name], tiebreaker="dense").to_numpy() for name in ("client_id", "topic")]
     return table.take(np.lexsort(codes))
 
 
 def numbered(count: int, first: int = 0) -> list[ts.Message]:
-    """A message a second, of ten publishers and thirty topics."""
+    """Return a message for each second, of ten publishers and thirty topics."""
     return [
         ts.Message(
             f"fleet/{'eu' if n % 2 else 'us'}/bus-{n % 10}/{n % 3}",
@@ -105,7 +105,7 @@ def numbers(frame: DataFrame) -> list[int]:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A thousand messages in two generations of three shards; positions go by the messages' times."""
+    """A database of 1,000 messages in two generations and three shards, with positions from the messages' times."""
     path = tmp_path_factory.mktemp("there") / "db"
     with ts.open(path, shards=3, timestamps="message") as db:
         db.store(numbered(600))
@@ -116,7 +116,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pushing(spark: SparkSession) -> Iterator[str]:
-    """The name under which Spark pushes conditions down, as it may wherever each frame is queried only once."""
+    """Return the name of a source with condition pushdown, for tests that query each data frame only once."""
     from topicstore.spark.pushdown import ENABLED
     from topicstore.spark.source import PushingSource
 
@@ -134,7 +134,7 @@ def pushing(spark: SparkSession) -> Iterator[str]:
 
 @pytest.fixture
 def dying_source(spark: SparkSession, dying: Callable[..., Iterator[Any]]) -> str:
-    """The name under which Spark knows the source with one task that is killed in the middle of its rows."""
+    """Return the name of a source in which one task is killed in the middle of its rows."""
     from topicstore.spark import TopicstoreSource, reading, staging
     from topicstore.spark.options import ReadSettings, WriteSettings
     from topicstore.spark.reading import TopicstoreReader
@@ -171,7 +171,7 @@ def dying_source(spark: SparkSession, dying: Callable[..., Iterator[Any]]) -> st
 
 
 def test_everybody_reads_what_spark_wrote(spark: SparkSession, real: Path, tmp_path: Path) -> None:
-    """Spark, the Python API and the command line agree with the source row for row, in each publisher's order."""
+    """Spark, the Python API and the command line read the same rows that were written, in each publisher's order."""
     path, copy = tmp_path / "db", tmp_path / "replayed.parquet"
     save(spark.read.parquet(str(real)), path, shards=3)
     source = by_topic(pq.read_table(real))
@@ -184,7 +184,7 @@ def test_everybody_reads_what_spark_wrote(spark: SparkSession, real: Path, tmp_p
 
 
 def test_all_columns_survive(spark: SparkSession, tmp_path: Path) -> None:
-    """Properties, empty payloads and client ids, qos, retain, and none of them."""
+    """All columns survive a round trip, also empty payloads and client ids, and properties or none."""
     messages = [
         ts.Message("a/b", b"", "", 0, False, FIRST, None),
         ts.Message("ä//", b"\0\xff", "c", 2, True, FIRST + 1, PROPERTIES),
@@ -199,7 +199,7 @@ def test_all_columns_survive(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ALONE)
 def test_other_backends(spark: SparkSession, tmp_path: Path, backend: str) -> None:
-    """Written and read by Spark, one task at a time where one process must do it."""
+    """Backends that only one process can open are written and read by one task at a time."""
     need(backend)
     save(frame(spark, numbered(500)), tmp_path / "db", backend=backend, shards=3)
     frame_ = load(spark, tmp_path / "db")
@@ -208,14 +208,14 @@ def test_other_backends(spark: SparkSession, tmp_path: Path, backend: str) -> No
 
 
 def test_an_empty_database_and_an_empty_write(spark: SparkSession, tmp_path: Path) -> None:
-    """Nothing in, nothing out; the database is made all the same, and nothing is left beside it."""
+    """An empty write creates the database, stores nothing, and leaves no staging directory."""
     save(frame(spark, numbered(3)).where("qos > 2"), tmp_path / "db", shards=2)
     assert numbers(load(spark, tmp_path / "db")) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
 
 
 def test_rows_are_stored_in_order(spark: SparkSession, tmp_path: Path) -> None:
-    """Of timestamps, then partitions, then rows, whatever the number of partitions; without one, last."""
+    """Rows are stored in order of timestamps, then partitions, then rows; those without a timestamp come last."""
     same = [ts.Message("a", b"%d" % n, "c", timestamp=FIRST + n // 100) for n in range(1000)]
     untimed = [ts.Message("a", b"untimed", "c")]
     save(spark.createDataFrame(table(untimed, same[::-1])).coalesce(1), tmp_path / "db")
@@ -227,7 +227,7 @@ def test_rows_are_stored_in_order(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_spark_finds_the_source_by_itself(spark: SparkSession, there: Path) -> None:
-    """A session that nobody has told of topicstore reads the format."""
+    """A new session finds the data source without registering it."""
     assert spark.newSession().read.format("topicstore").load(str(there)).count() == 1_000
 
 
@@ -257,20 +257,20 @@ def test_conditions(
     condition: str,
     expected: Callable[[ts.Message], bool],
 ) -> None:
-    """The rows are those that meet the condition: of one frame for all conditions, and where it is pushed."""
+    """Conditions select the same rows with and without pushdown."""
     found = [numbers(frame.where(condition)) for frame in (whole, spark.read.format(pushing).load(str(there)))]
     assert found == [[n for n, message in enumerate(numbered(1000)) if expected(message)]] * 2
 
 
 @pytest.fixture(scope="module")
 def whole(spark: SparkSession, there: Path) -> DataFrame:
-    """A frame of everything, for several tests."""
+    """A data frame of all messages, which several tests share."""
     return load(spark, there)
 
 
 @pytest.mark.parametrize("push_down", ["true", "false"])
 def test_a_condition_holds_for_its_own_query(spark: SparkSession, tmp_path: Path, push_down: str) -> None:
-    """Later queries, other sides of a union or a join, and views have all of their rows, and what was stored since."""
+    """A condition on a data frame doesn't affect its other queries, views, or the other side of a union or join."""
     from topicstore.spark.pushdown import ENABLED
 
     before = str(spark.conf.get(ENABLED))
@@ -296,7 +296,7 @@ def test_a_condition_holds_for_its_own_query(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.slow
 def test_pushes_down_only_where_conditions_stay_apart(spark: SparkSession, there: Path, pushing: str) -> None:
-    """The test of Spark says the same as a frame of messages does."""
+    """`conditions_stay_apart` and `can_push_down` agree with the behaviour of a union of two conditions."""
     from topicstore.spark.pushdown import can_push_down, conditions_stay_apart
 
     messages = spark.read.format(pushing).load(str(there))
@@ -306,7 +306,7 @@ def test_pushes_down_only_where_conditions_stay_apart(spark: SparkSession, there
 
 
 def test_options_and_ids(spark: SparkSession, there: Path) -> None:
-    """Filter, time range and ids; conditions on ids, too."""
+    """Options select by filter, time range and ids, and conditions on ids work, too."""
     with ts.open(there, mode="r") as db:
         batches = db.replay_arrow("fleet/eu/+/1", FIRST + 100_000_000, FIRST + 700_000_000, ids=True)
         expected = {(row["shard"], row["position"]) for batch in batches for row in batch.to_pylist()}
@@ -321,7 +321,7 @@ def test_options_and_ids(spark: SparkSession, there: Path) -> None:
 
 @pytest.mark.slow
 def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    """Late messages are found by their own time, by options, conditions, and in a stream; positions go on otherwise."""
+    """By timestamp, options and conditions find late messages by their own time; otherwise options use positions."""
     late = [m if n % 3 else msgspec.structs.replace(m, timestamp=FIRST) for n, m in enumerate(numbered(60))]
     with ts.open(tmp_path / "db", shards=2) as db:
         for batch in (late[:30], late[30:]):
@@ -342,7 +342,7 @@ def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_what_may_match_is_read(spark: SparkSession, there: Path, pushing: str) -> None:
-    """A client's shard, a shard's generations, a topic: partitions tell."""
+    """Conditions on client ids, shards, times and topics reduce the partitions that are read."""
     from pyspark.sql.datasource import (
         EqualTo,
         GreaterThan,
@@ -381,14 +381,14 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path, pushing: 
 
 @pytest.mark.slow
 def test_without_push_down(spark: SparkSession, there: Path, pushing: str) -> None:
-    """A source that takes conditions works also in a session that pushes none down, and Spark applies them."""
+    """A source with pushdown also works in a session without pushdown, in which Spark applies the conditions."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     assert len(numbers(spark.read.format(pushing).load(str(there)).where("client_id = 'bus-7'"))) == 100
 
 
 @pytest.mark.slow
 def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
-    """In its order; ids are there for the asking."""
+    """A schema chooses columns and their order, also shard and position."""
     columns = "payload binary, shard int, timestamp timestamp"
     frame_ = spark.read.format("topicstore").schema(columns).load(str(there))
     assert frame_.columns == ["payload", "shard", "timestamp"]
@@ -397,7 +397,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
 
 @pytest.mark.slow
 def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
-    """What is committed when a query begins, also if its frame was planned before; what ``until`` leaves out, never."""
+    """A query reads all messages up to ``until`` that are committed before it begins, even after its planning."""
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
         db.store(numbered(100))
         planned, bounded = load(spark, tmp_path / "db"), load(spark, tmp_path / "db", until=FIRST + 150 * 1_000_000)
@@ -413,7 +413,7 @@ def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, dying_source: str) -> None:
-    """Its task is tried again; every row is there once, and nothing of the first try is left."""
+    """A killed writing task is repeated, and every row is stored once."""
     rows = frame(spark, numbered(40_000))
     rows.write.format(dying_source).option("shards", 3).mode("append").save(str(tmp_path / "db"))
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -423,7 +423,7 @@ def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path:
 
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path, dying_source: str) -> None:
-    """Its task is tried again; every row comes once."""
+    """A killed reading task is repeated, and every row is returned once."""
     with ts.open(tmp_path / "db", shards=1, timestamps="message") as db:
         db.store(numbered(5_000))
     assert numbers(spark.read.format(dying_source).load(str(tmp_path / "db"))) == list(range(5_000))
@@ -431,7 +431,7 @@ def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: 
 
 @pytest.mark.slow
 def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever runs a job again under the same name and number gets no second copy; the next number counts."""
+    """A writer's batch with a number that is stored already, or a lower one, is not stored again; a higher one is."""
     for batch in (4, 4, 3, 5):
         save(frame(spark, numbered(10, 10 * batch)), tmp_path / "db", writer="job", batch=batch, late="lift")
     save(frame(spark, numbered(10, 90)), tmp_path / "db", writer="another", batch=0)
@@ -440,7 +440,7 @@ def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path
 
 @pytest.mark.slow
 def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
-    """The write fails, with a part of its rows stored; run again, each of them is there once."""
+    """If the driver's commit is killed, the write fails; when it is repeated, every row is stored once."""
     from topicstore.spark import TopicstoreSource, promotion
     from topicstore.spark.options import WriteSettings
     from topicstore.spark.sink import TopicstoreWriter
@@ -479,14 +479,14 @@ def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: P
 
 
 def fails(error: str, action: Callable[[], object]) -> None:
-    """It fails with this error's name, and more than that."""
+    """Check that an action raises an error whose text matches `error`."""
     with pytest.raises(Exception, match=error):
         action()
 
 
 @pytest.mark.slow
 def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> None:
-    """DatabaseLockedError, naming the holder; nothing is stored, and the lock is free after a commit."""
+    """A write to an open database raises `DatabaseLockedError` with the holder, and stores nothing."""
     with ts.open(tmp_path / "db", timestamps="message") as db:
         fails("DatabaseLockedError.*process", lambda: save(frame(spark, numbered(5)), tmp_path / "db"))
         assert list(db.replay("#")) == []
@@ -499,7 +499,7 @@ def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ALONE)
 def test_no_reader_beside_a_writer(spark: SparkSession, tmp_path: Path, backend: str) -> None:
-    """With a live writer: DatabaseLockedError with the reason."""
+    """Reading beside a writer raises `DatabaseLockedError` with the reason, if the backend doesn't allow it."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend):
         says = "DatabaseLockedError.*one process has a database at a time"
@@ -524,7 +524,7 @@ def test_bad_options_of_reading(spark: SparkSession, there: Path, options: dict[
 
 @pytest.mark.slow
 def test_bad_reads(spark: SparkSession, there: Path, tmp_path: Path) -> None:
-    """No path, no database, a column that there isn't, one of another type."""
+    """Reading without a path, a missing database, and unknown or wrongly typed columns are refused."""
     fails("InvalidArgumentError.*directory", lambda: spark.read.format("topicstore").load().collect())
     fails("DatabaseNotFoundError", lambda: load(spark, tmp_path / "none").collect())
     assert not (tmp_path / "none").exists()
@@ -535,7 +535,7 @@ def test_bad_reads(spark: SparkSession, there: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_bad_writes(spark: SparkSession, tmp_path: Path) -> None:
-    """Each is refused with a reason; no row is stored, and nothing lies around."""
+    """Invalid writes are refused with a reason; no row is stored, and no file is left."""
     path, good = tmp_path / "db", frame(spark, numbered(5))
     save(good, path, shards=2)
     renamed = good.withColumnRenamed("payload", "body")
@@ -558,7 +558,7 @@ def test_bad_writes(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_was_dropped_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
-    """A generation that goes after the planning is an error, not fewer rows."""
+    """A generation that is dropped after planning makes the query fail."""
     with ts.open(tmp_path / "db", timestamps="message") as db:
         db.store(numbered(10))
         db.add_generation()

@@ -1,4 +1,4 @@
-"""Exports through Spark: what `Archives.export` writes, exactly once whatever fails."""
+"""Exports through Spark: the same files as those of `Archives.export`, exactly once after failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BACKENDS = ["rocksdb", "duckdb"]
 
 @pytest.fixture(params=BACKENDS)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Two shards, two sealed generations and one that is written; of DuckDB one process at a time has it open."""
+    """A database of two shards, with two sealed generations and the current one."""
     with ts.open(tmp_path / "db", backend=request.param, layout="block", shards=2) as db:
         for generation in range(3):
             if generation:
@@ -52,7 +52,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def contents(target: Path) -> dict[tuple[int, int], tuple[int, list[str]]]:
-    """What each shard and generation holds, without what differs between two writings of the same rows."""
+    """Return the number of messages and the files of each slab, by shard and generation."""
     found = {}
     for directory in target.glob("shard=*/generation=*"):
         read = read_contents(directory)
@@ -87,7 +87,7 @@ def test_only_what_is_missing_is_written(spark: SparkSession, path: Path, tmp_pa
 
 @pytest.mark.parametrize("path", BACKENDS[:1], indirect=True)
 def test_the_command_line_starts_spark_and_ends_it(path: Path, tmp_path: Path) -> None:
-    """In a process of its own."""
+    """The command starts Spark in a process of its own."""
     command = [sys.executable, "-m", "topicstore.cli", *flagged(path, tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     check_dropped(done.stdout, path, tmp_path)
@@ -97,7 +97,7 @@ def test_the_command_line_starts_spark_and_ends_it(path: Path, tmp_path: Path) -
 def test_the_command_line_exports_what_one_process_has_open(
     spark: SparkSession, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a Spark that runs already: the database is Spark's workers' first, then the command's."""
+    """With a Spark session that is already running, its workers open the database first, and then the command does."""
     monkeypatch.setattr("topicstore.spark.session", lambda: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     result = CliRunner().invoke(cli, flagged(path, tmp_path), catch_exceptions=False)
@@ -127,15 +127,15 @@ def test_the_flag_starts_nothing_for_a_path_that_is_wrong(tmp_path: Path, monkey
 def test_a_task_that_is_killed_is_tried_again(
     spark: SparkSession, tmp_path: Path, dying: Callable[..., Iterator[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had begun to write; in the end every slab is there once, and nothing else."""
+    """A killed export task is repeated, and every slab is written once."""
     from topicstore.spark import tiering
 
     target, export_slabs = tmp_path / "export", tiering._export
 
     def export_slowly(path: str, target: Path, slabs: Any) -> list[ExportedSlab]:
-        """Write row groups of a hundred rows, until the process is killed."""
+        """Write small row groups, so that the process is killed between two."""
         groups = exporting._tables
-        with pytest.MonkeyPatch.context() as patches:  # the process may be used for other tasks
+        with pytest.MonkeyPatch.context() as patches:  # the process may run other tasks afterwards
             patches.setattr(exporting, "_BATCH", 100)
             patches.setattr(exporting, "_GROUP_ROWS", 100)
             patches.setattr(exporting, "_tables", lambda *arguments: dying(groups(*arguments)))
@@ -149,7 +149,7 @@ def test_a_task_that_is_killed_is_tried_again(
     assert (report.messages, report.slabs) == (3_000, 2)
     frame = spark.read.parquet(str(target))
     assert frame.count() == frame.select("shard", "position").distinct().count() == 3_000
-    assert [file.name for file in target.glob(".unfinished-*/*")] == ["part-00000.parquet"]  # what the killed one left
+    assert [file.name for file in target.glob(".unfinished-*/*")] == ["part-00000.parquet"]  # left by the killed task
     with ts.open(tmp_path / "db", mode="r+") as db:
-        assert db.archives.archive(target).slabs == 0  # which compares every row
+        assert db.archives.archive(target).slabs == 0  # compares every row
     assert list(target.glob(".unfinished-*")) == []

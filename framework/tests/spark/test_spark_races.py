@@ -1,6 +1,6 @@
-"""Tasks that run twice, jobs side by side, and jobs that are cancelled: each row once, or a clear error.
+"""Repeated tasks, concurrent jobs and cancelled jobs: each row is stored once, or the write fails clearly.
 
-Tasks and commits run in other processes, so they meet at gates: files that one makes and another waits for.
+Tasks and commits run in other processes, so they synchronize by files that one creates and another waits for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMED = pytest.mark.parametrize("writer", [{}, {"writer": "w"}], ids=["nameless"
 
 
 def frame(spark: SparkSession, first: int, count: int, partitions: int = 2) -> DataFrame:
-    """Rows by number, one a millisecond."""
+    """Return numbered rows, one in each millisecond."""
     columns = (
         "concat('a/', id % 7) as topic",
         "cast(id as string) as client_id",
@@ -62,7 +62,7 @@ class Job(threading.Thread):
 
 
 def passes(gate: Path, job: Job | None = None) -> None:
-    """Return when there is a file, which a job is to make. Whoever is left waiting ends by itself."""
+    """Wait until a file exists, which a running job must create; fail after `PATIENCE` seconds."""
     end = time.monotonic() + PATIENCE
     while not gate.exists():
         assert time.monotonic() < end, f"{gate} was never made"
@@ -72,13 +72,13 @@ def passes(gate: Path, job: Job | None = None) -> None:
 
 @pytest.fixture
 def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
-    """Write rows to the database ``db``, with what is to happen in tasks and in the commit."""
+    """Return a function that writes rows to the database ``db`` and calls functions in its tasks and its commit."""
     from pyspark import cloudpickle
     from topicstore.spark import TopicstoreSource
     from topicstore.spark.options import WriteSettings
     from topicstore.spark.sink import TopicstoreWriter
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which other processes can't import
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # other processes can't import this module
 
     def save(
         rows: DataFrame,
@@ -106,7 +106,7 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
                     in_commit()
                     _run(self)
 
-                with pytest.MonkeyPatch.context() as patches:  # the process serves other writes, too
+                with pytest.MonkeyPatch.context() as patches:  # the process serves other writes afterwards
                     patches.setattr(CommitJob, "run", run)
                     super().commit(messages)
 
@@ -119,7 +119,8 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
                 return GatedWriter(WriteSettings.of(self.options, overwrite=overwrite))
 
         jvm: Any = spark._jvm
-        jvm.SparkSession.setActiveSession(spark._jsparkSession)  # of this thread, else it finds no such source
+        # Spark otherwise finds no such source in this thread.
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
         spark.dataSource.register(GatedSource)
         rows.write.format(GatedSource.name()).options(**options).mode("append").save(str(tmp_path / "db"))
 
@@ -130,7 +131,7 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
 def test_a_task_that_fails_is_tried_again(
     spark: SparkSession, tmp_path: Path, save: Callable[..., None], writer: dict[str, str]
 ) -> None:
-    """After its rows were staged, once in each partition: both tries' rows are there, one try's are stored."""
+    """If each task fails once after staging its rows, the rows of one attempt are stored."""
     marks = tmp_path / "marks"
     marks.mkdir()
 
@@ -150,7 +151,7 @@ def test_a_task_that_fails_is_tried_again(
 
 
 def test_a_task_that_another_one_has_overtaken(spark: SparkSession, tmp_path: Path, save: Callable[..., None]) -> None:
-    """As with speculation, which Spark has only on several hosts: of two tries whose rows are staged one counts."""
+    """If two attempts of a task have staged rows, as with Spark's speculation on several hosts, one is stored."""
     save(frame(spark, 0, 500), copied=True)
     assert numbers(tmp_path / "db") == list(range(500))
     assert not (tmp_path / ".db.staging").exists()
@@ -160,7 +161,7 @@ def test_a_task_that_another_one_has_overtaken(spark: SparkSession, tmp_path: Pa
 def test_two_jobs_at_once(
     spark: SparkSession, tmp_path: Path, save: Callable[..., None], writer: dict[str, str]
 ) -> None:
-    """One begins while the other commits: it waits, and both are stored; the same batch of one writer is once."""
+    """A write that begins during another's commit waits, and both are stored; a repeated batch of a writer is not."""
     save(frame(spark, 0, 10), batch=0, writer="before")
     committing, go = tmp_path / "committing", tmp_path / "go"
 
@@ -181,7 +182,7 @@ def test_two_jobs_at_once(
 
 
 def test_two_jobs_whose_tasks_run_at_once(spark: SparkSession, tmp_path: Path, save: Callable[..., None]) -> None:
-    """Both have staged when one commits: then the other's rows, older ones, are late, and refused whole."""
+    """If two jobs have staged rows, the job that commits later is refused as a whole if its rows are older."""
     old, go = tmp_path / "old", tmp_path / "go"
 
     def waits() -> None:
@@ -202,7 +203,7 @@ def test_two_jobs_whose_tasks_run_at_once(spark: SparkSession, tmp_path: Path, s
 def test_a_job_that_is_cancelled(
     spark: SparkSession, tmp_path: Path, save: Callable[..., None], writer: dict[str, str]
 ) -> None:
-    """While its tasks run, with rows staged: nothing of it is stored, and it can be written again."""
+    """A job that is cancelled after staging rows stores none of them, and can be repeated."""
     staged, never = tmp_path / "staged", tmp_path / "never"
 
     def waits() -> None:

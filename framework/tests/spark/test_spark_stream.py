@@ -1,4 +1,4 @@
-"""Streams through Spark: nothing lost, nothing twice, across restarts."""
+"""Streaming with Spark: no message is lost or repeated, also across restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbered(count: int, first: int = 0) -> list[ts.Message]:
 
 
 def copy(spark: SparkSession, source: Path, target: Path, **options: Any) -> StreamingQuery:
-    """Copy what is there from one database to another, and end."""
+    """Copy all available messages from one database to another, and return the finished query."""
     reading = spark.readStream.format("topicstore").options(**options).load(str(source))
     writing = reading.writeStream.format("topicstore").option("shards", 2).option("path", str(target))
     query = writing.option("checkpointLocation", f"{target}.checkpoint").trigger(availableNow=True).start()
@@ -45,7 +45,7 @@ def numbers(path: Path) -> list[int]:
 
 
 def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """In bounded batches, beside a writer; restarted after more came, was merged, and generations came and went."""
+    """A stream reads bounded batches beside a writer, and continues after restarts, compaction and generations."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=3, timestamps="message") as db:
         db.store(numbered(250))
@@ -60,7 +60,7 @@ def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
         assert rows(second) == [200]
         assert numbers(target) == list(range(450))
         assert rows(copy(spark, source, target)) == []
-        db.drop_generation(1)  # it was read to its end
+        db.drop_generation(1)  # which was read completely
         db.store(numbered(50, 450))
         copy(spark, source, target)
         assert numbers(target) == list(range(500))
@@ -68,7 +68,7 @@ def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_place_in_another_database_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """One that was made anew at the same path, with older messages; the stream doesn't wait for newer ones."""
+    """A stream whose database was replaced by another at the same path is refused."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, timestamps="message") as db:
         db.store(numbered(10, 1_000))
@@ -82,7 +82,7 @@ def test_a_place_in_another_database_is_refused(spark: SparkSession, tmp_path: P
 
 
 def test_an_offset_names_its_database(tmp_path: Path) -> None:
-    """It is refused by another one in every call that takes it, as is one that names none."""
+    """Every call refuses an offset of another database, or one without a database."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
     from topicstore.spark import TopicstoreSource
 
@@ -108,7 +108,7 @@ def test_an_offset_names_its_database(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_offset_in_what_was_lost_is_refused(tmp_path: Path) -> None:
-    """By a database that was restored from an older copy, where new messages may lie before it."""
+    """A database that was restored from an older copy refuses offsets after its end."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
     from topicstore.spark import TopicstoreSource
 
@@ -129,11 +129,11 @@ def test_an_offset_in_what_was_lost_is_refused(tmp_path: Path) -> None:
         reader.partitions(begin, end)
     source = TopicstoreSource({"path": str(tmp_path / "copy"), "start": "2100-01-01"})
     reader = source.streamReader(source.schema())
-    reader.partitions(reader.initialOffset(), reader.initialOffset())  # which is at the end
+    reader.partitions(reader.initialOffset(), reader.initialOffset())  # this offset is at the end
 
 
 def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """A filter and a start; a batch ends behind the last message that matches."""
+    """With a filter and a start, batches count matching messages only."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2, timestamps="message") as db:
         db.store(numbered(700))
@@ -144,12 +144,12 @@ def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path:
 
 @pytest.mark.slow
 def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    """From a time on of the messages' own, in batches of so many of those; it has no end by this either."""
+    """By timestamp, a stream starts at a time of the messages' own, with bounded batches; `until` is refused."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2) as db:
         for first in (60, 0, 40):
             db.store(numbered(30, first))
-    ts.open(target, shards=2).close()  # one that takes messages in whatever order they come
+    ts.open(target, shards=2).close()  # accepts messages in any order of time
     bounds = {"by": "timestamp", "start": FIRST + 50 * 1_000_000}
     assert rows(copy(spark, source, target, maxMessagesPerTrigger=20, **bounds)) == [20, 20, 10]
     assert numbers(target) == sorted([*range(60, 90), *range(50, 70)])
@@ -160,7 +160,7 @@ def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["wildcard_optimized", "skipstream"])
 def test_other_layouts(spark: SparkSession, tmp_path: Path, layout: str) -> None:
-    """Positions are offsets whatever the layout orders by."""
+    """Streaming works with layouts that don't order messages by position."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2, timestamps="message", layout=layout) as db:
         db.store(numbered(300))
@@ -172,7 +172,7 @@ def test_other_layouts(spark: SparkSession, tmp_path: Path, layout: str) -> None
 
 @pytest.mark.slow
 def test_what_was_dropped_unread_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    """GenerationDroppedError, not fewer rows."""
+    """A generation that was dropped before it was read raises `GenerationDroppedError`."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, timestamps="message") as db:
         db.store(numbered(10))
@@ -187,7 +187,7 @@ def test_what_was_dropped_unread_is_an_error(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_batch_that_comes_again_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A checkpoint that lost its last commit runs that batch again; the database knows it."""
+    """If a checkpoint lost its last commit, Spark repeats that batch, and the database recognizes it."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, timestamps="message") as db:
         db.store(numbered(30))
@@ -201,7 +201,7 @@ def test_a_batch_that_comes_again_is_stored_once(spark: SparkSession, tmp_path: 
 
 @pytest.mark.slow
 def test_errors(spark: SparkSession, tmp_path: Path) -> None:
-    """An end, and a database that is locked while a batch is committed."""
+    """`until` is refused, and so is a commit to a locked database."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, timestamps="message") as db:
         db.store(numbered(30))

@@ -1,4 +1,4 @@
-"""Topics and client ids as tables of Spark."""
+"""Counts of topics and client ids as tables of Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What mypy knows of public names, keys and columns, so that a wrong one is found before it runs.
+"""Uses of public names, keys and columns that mypy must accept or refuse.
 
-`make lint` checks this module, and nothing runs it. mypy reports an unused `type: ignore`, so each line that has one is
-a line that mypy refuses.
+`make lint` checks this module, and nothing executes it. mypy reports an unused `type: ignore`, so each line that has
+one must be a line that mypy refuses.
 """
 
 from typing import assert_type

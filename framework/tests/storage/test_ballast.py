@@ -1,4 +1,4 @@
-"""Ballast: made when nobody has to wait for it, made again when it was used, and no reason for anything to fail."""
+"""The ballast file: created without blocking stores, recreated after use, and never a reason for an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topicstore_conformance.faults.threads import PATIENCE, begin
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database of two generations."""
+    """A database with two generations."""
     with ts.open(tmp_path / "db", shards=2, auto_compact=False) as opened:
         opened.store([ts.Message("t", b"1")])
         opened.add_generation()
@@ -42,7 +42,7 @@ def fail_at(patched: pytest.MonkeyPatch, where: object, name: str, error: Except
 def test_ballast_that_cant_be_made_fails_nothing(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
 ) -> None:
-    """What was done is done; the failure is shown until ballast is made, with the next generation."""
+    """If the ballast can't be created, calls succeed, and `info` shows the failure until it can be created."""
     file = db.path / "ballast"
     file.unlink()
     assert db.info().ballast_failure is None
@@ -63,7 +63,7 @@ def test_ballast_that_cant_be_made_fails_nothing(
 
 
 def test_a_failure_is_warned_of(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says why."""
+    """A failure to create the ballast is reported as a warning with its reason."""
     (db.path / "ballast").unlink()
     fail_at(monkeypatch, os, "posix_fallocate", OSError(errno.EDQUOT, "it fails here"))
     with pytest.warns(RuntimeWarning, match="no room is held ready for a full disk: .*it fails here"):
@@ -71,12 +71,12 @@ def test_a_failure_is_warned_of(db: ts.Database, monkeypatch: pytest.MonkeyPatch
 
 
 def test_nobody_waits_for_ballast(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made under no lock of a shard."""
+    """The ballast is created without holding a shard's lock, so that stores don't wait."""
     (db.path / "ballast").unlink()
     fallocate, stored = os.posix_fallocate, []
 
     def while_storing(*arguments: Any) -> None:
-        batch = [ts.Message("t", b"2", f"client-{n}") for n in range(10)]  # for both shards
+        batch = [ts.Message("t", b"2", f"client-{n}") for n in range(10)]  # at least one for each shard
         stored.append(begin(lambda: db.store(batch)).result(PATIENCE).count)
         fallocate(*arguments)
 
@@ -89,7 +89,7 @@ def test_nobody_waits_for_ballast(db: ts.Database, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("act", ["drop", "archive", "refused"])
 def test_ballast_is_made_again(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
-    """What gives it up where there is little room makes it again when there is plenty, also if it fails."""
+    """A call that deletes the ballast because space is low recreates it once there is space, even if the call fails."""
     db.add_generation()
     file, real = db.path / "ballast", shutil.disk_usage
     there: list[bool] = []

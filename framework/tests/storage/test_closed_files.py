@@ -1,4 +1,4 @@
-"""What was closed in order and is gone since, or cut short, is told; and nothing else is."""
+"""Opening detects files of a properly closed database that are missing or truncated, without false reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPECTED = [b"%d" % number for number in range(30)]
 
 @pytest.fixture(params=BACKENDS)
 def closed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return a database of 30 messages that was opened twice and closed in order."""
+    """Return a database of 30 messages that was opened twice and closed."""
     need(request.param)
     for first in (0, 15):
         with ts.open(tmp_path / "db", backend=request.param, durability="sync", auto_compact=False) as db:
@@ -53,14 +53,14 @@ def fresh(closed: Path) -> Path:
 
 
 def lengths(size: int, *, all_of_them: bool) -> Iterator[int | None]:
-    """Yield to how many bytes a file is cut; None: it is removed."""
+    """Yield lengths to truncate a file to; None stands for removal."""
     yield from (None, 0, 1, size // 2, size - 1)
     if all_of_them:
         yield from random.Random(size).sample(range(size), min(size, tries(40, 1_000)))
 
 
 def test_no_file_goes_without_a_word(closed: Path) -> None:
-    """Whichever is removed, or cut, is told by both ways to open; or nothing is missing. And nothing is changed."""
+    """A removed or truncated file is reported when opening to read and to write, or no message is missing."""
     told = 0
     for file in sorted(path for path in closed.glob("shard-*/*") if path.stat().st_size):
         for length in lengths(file.stat().st_size, all_of_them=file.name.startswith("MANIFEST")):
@@ -78,10 +78,10 @@ def test_no_file_goes_without_a_word(closed: Path) -> None:
 
 
 def test_who_knows_of_it_goes_on(closed: Path) -> None:
-    """Recovery is warned, ``verify`` tells, and afterwards nothing is told any more."""
+    """With `recovery`, opening warns of changed files, and later openings don't."""
     (file,) = [path for path in closed.glob("shard-*/*") if path.name.startswith(("MANIFEST", "shard"))]
     with file.open("ab") as opened:
-        opened.write(b"\0")  # does no harm
+        opened.write(b"\0")  # harmless for the engine
     told = CliRunner().invoke(cli, ["verify", str(closed)])
     assert (1, True) == (told.exit_code, f"shard-0000/{file.name} has" in told.stdout)
     with pytest.warns(
@@ -93,7 +93,7 @@ def test_who_knows_of_it_goes_on(closed: Path) -> None:
 
 
 def test_what_an_engine_does_without_may_go(closed: Path) -> None:
-    """The files that it calls unneeded, all at once, and those that only lock."""
+    """Files that the engine doesn't need, and lock files, may be missing."""
     with ts.open(closed) as db:
         unneeded = load_target(registry().backend(db.storage.manifest.backend)).unneeded
     gone = [path for pattern in (*unneeded, "LOCK") for path in closed.glob(f"shard-*/{pattern}")]
@@ -105,7 +105,7 @@ def test_what_an_engine_does_without_may_go(closed: Path) -> None:
 
 
 def test_reading_and_copying_change_nothing(closed: Path) -> None:
-    """A reader, one that opens shards when they are asked for, a refresh, ``verify``, and a copy of the directory."""
+    """Readers, a lazy opening, a refresh, ``verify`` and copying the directory don't invalidate the list of files."""
     with ts.open(closed, mode="r") as db:
         assert db.verify().ok
         db.refresh()
@@ -121,7 +121,7 @@ def test_reading_and_copying_change_nothing(closed: Path) -> None:
 
 
 def test_a_checkpoint_is_a_closed_database(closed: Path) -> None:
-    """What it loses is told."""
+    """A checkpoint has a list of files, too, so that truncation is detected."""
     with ts.open(closed) as db:
         if "checkpoint" not in db.storage.capabilities:
             pytest.skip("the engine makes no checkpoints")
@@ -135,7 +135,7 @@ def test_a_checkpoint_is_a_closed_database(closed: Path) -> None:
 
 
 def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
-    """A killed database has none; nor has one whose write failed, whose files may not be on disk."""
+    """A database has no list of files after a kill or a failed write, since its files may not be durable."""
     need("rocksdb")
     program = (
         "import os, signal, sys, topicstore as ts\n"
@@ -159,7 +159,7 @@ def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
 def test_no_list_after_a_close_that_did_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """One that was interrupted within the engine, or failed there, lists nothing; nor does the next, that ends it."""
+    """A close that fails or is interrupted in the engine writes no list of files, nor does the close after it."""
     need("rocksdb")
     db = ts.open(tmp_path / "db", auto_compact=False)
     db.store([Message("t", b"0")])
@@ -185,7 +185,7 @@ def test_no_list_after_a_close_that_did_not_end(
 @pytest.mark.parametrize("step", ["unlink", "fsync", "replace"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kills_within_leave_no_stale_list(tmp_path: Path, backend: str, step: str, when: str) -> None:
-    """Killed at any call that touches the list or brings it to disk, at opening or closing, nothing false is told."""
+    """After a kill at any call that changes the list of files, opening reports nothing falsely."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
         db.store([Message("t", b"0")])
@@ -237,7 +237,7 @@ def listed(tmp_path: Path) -> Path:
 def test_a_writer_that_comes_while_a_reader_compares(
     listed: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    """The reader looks at the list again, and finds it gone, or another one: though the file is as large as before."""
+    """If a writer changes the list while a reader compares it, the reader compares again or skips the check."""
     real = ClosedFiles._read
 
     def read(files: ClosedFiles) -> list[bytes] | None:
@@ -267,7 +267,7 @@ def test_a_writer_that_comes_while_a_reader_compares(
     "harm", [lambda _: b"", lambda data: data[:-3], lambda data: data.replace(b"5", b"6"), lambda data: data + b"{}"]
 )
 def test_a_damaged_list_tells_nothing(listed: Path, harm: Callable[[bytes], bytes]) -> None:
-    """Nor does that of another database."""
+    """A damaged list of files, or one of another database, is ignored."""
     (listed / "shard-0000" / "file").unlink()
     with pytest.raises(DataLossError, match="shard-0000/file, of 5 bytes, is gone"):
         listing(listed).check(0)
@@ -278,7 +278,7 @@ def test_a_damaged_list_tells_nothing(listed: Path, harm: Callable[[bytes], byte
 
 
 def test_a_list_that_is_not_of_the_last_closing_is_not_believed(closed: Path) -> None:
-    """An older version, which doesn't know the list and leaves it behind, may have written in between."""
+    """An outdated list of files is ignored; older versions leave it behind when they write."""
     left = (closed / "closed").read_bytes()
     with ts.open(closed, auto_compact=False) as db:
         db.store([Message("t", b"of an older version", "c")])
@@ -288,7 +288,7 @@ def test_a_list_that_is_not_of_the_last_closing_is_not_believed(closed: Path) ->
 
 
 def test_a_list_of_an_earlier_version_is_read(closed: Path) -> None:
-    """A list without the line of notes, as earlier versions wrote it, still names the files that were lost."""
+    """A list of an earlier version, without the line about `synced`, still detects missing files."""
     with ts.open(closed, mode="r") as db:
         listed = ClosedFiles(closed, db.storage.id, 1, db.storage.unneeded)
     rest = (closed / "closed").read_bytes().split(b"\n", 1)[1].splitlines()[:-1]

@@ -1,4 +1,4 @@
-"""Compaction in the background: that it does its work, rests, ends, and reports what fails."""
+"""Background compaction: its work, pauses, end, and reported failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topicstore_conformance.subjects.pairs import pair_of, small_options
 
 
 def test_a_shard_that_fails_keeps_none_from_being_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure is shown until another try, which nobody has to wake the thread for, succeeds."""
+    """If a shard's compaction fails, others are compacted; `info` shows the failure until a retry succeeds."""
     monkeypatch.setattr(compaction, "QUIET", 0.001)
     monkeypatch.setattr(background, "_FIRST_RETRY", 0.001)
     with ts.open(tmp_path / "db", backend="memory", shards=3) as db:
@@ -39,7 +39,7 @@ def test_a_shard_that_fails_keeps_none_from_being_compacted(tmp_path: Path, monk
 
 
 def test_compaction_rests_while_messages_are_read_or_delivered(tmp_path: Path) -> None:
-    """After a step during which someone read or a session delivered it rests; otherwise it goes on at once."""
+    """Compaction pauses after a step if messages were read or delivered meanwhile, and continues at once otherwise."""
     rests: list[float] = []
     with ts.open(tmp_path / "db", backend="memory") as db:
         scheduler = db._compaction
@@ -62,11 +62,11 @@ def test_compaction_rests_while_messages_are_read_or_delivered(tmp_path: Path) -
             assert not scheduler._must_pause(shard, seen)
             assert len(rests) == 2
             db.publish([ts.Message("a/b", b"x")])
-            assert scheduler._must_pause(shard, seen)  # it waits for a quiet moment
+            assert scheduler._must_pause(shard, seen)  # it waits until no messages are stored
 
 
 def test_compaction_ends_when_it_is_told(tmp_path: Path) -> None:
-    """Then nothing more is merged; what is stored stays, and another call does the rest."""
+    """`stop` ends a compaction; all messages stay, and another call compacts the rest."""
     with ts.open(tmp_path / "db", backend="memory", auto_compact=False) as db:
         for number in range(20):
             db.store([ts.Message(f"a/{number % 3}", b"x")])
@@ -78,12 +78,12 @@ def test_compaction_ends_when_it_is_told(tmp_path: Path) -> None:
 # --- a whole database ---
 
 ENOUGH = 70_000
-"""The number of messages after which the background looks for work."""
+"""The number of messages after which the background compacts."""
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a database is made whose layout merges early."""
+    """Return the path for a database on RocksDB."""
     need("rocksdb")
     return tmp_path / "db"
 
@@ -93,13 +93,13 @@ def opened(path: Path, *, auto_compact: bool) -> ts.Database:
 
 
 def fill(db: ts.Database, count: int = ENOUGH) -> None:
-    """Store many messages, in batches as a gateway sends them."""
+    """Store many messages in batches of 2,000."""
     for first in range(0, count, 2_000):
         db.store([ts.Message(f"t/{n % 50}/x", b"%d" % n, f"c{n % 3}") for n in range(first, min(first + 2_000, count))])
 
 
 def merges(db: ts.Database) -> bool:
-    """Return whether something is left to compact."""
+    """Return whether a compaction would merge anything."""
     return pair_of("rocksdb", "block").merges(db)
 
 
@@ -156,7 +156,7 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fill(db)
-            failed = "background compaction failed"  # counting, which reads the message too, reports it as well
+            failed = "background compaction failed"  # counting reads the message, too, and fails
             wait_until(lambda: any(failed in str(one.message) for one in told), "the failure to be told")
         assert "shard 0" in str(db.info().compaction_failure)
         with pytest.raises(ts.CorruptionError):
@@ -164,5 +164,5 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
         later = db.store([ts.Message("later", b"1")]).ids
         assert later == [id_ for id_, _ in replayed(db, "later", later[0].position >> 11)]
         put(engine, DATA, {key: value})
-        db.compact()  # perhaps beside the background, which goes on too
+        db.compact()  # may run beside the background's compaction
         assert (ENOUGH + 2, []) == ((report := db.verify()).messages, report.damages)

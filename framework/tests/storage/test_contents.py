@@ -1,4 +1,4 @@
-"""What is in a database: topics, client ids and last messages, counted exactly, whatever was counted before."""
+"""Topics, client ids and last messages of a database: always exact, whatever was counted before."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PAIRS = [
 ]
 
 Row = tuple[str, str, int]
-"""Topic, client id, bytes of the payload."""
+"""Topic, client id, and bytes of the payload."""
 
 
 # --- against a plain model ----------------------------------------------------------------
@@ -48,7 +48,7 @@ Row = tuple[str, str, int]
 
 @attrs.define
 class Model:
-    """A database, and what it should hold: messages by shard and position, with their generations."""
+    """A database, and the messages that it should hold, by id and with their generations."""
 
     open: Callable[[], ts.Database]
     db: ts.Database
@@ -61,7 +61,7 @@ class Model:
         self.held |= {one: (self.generation, message) for one, message in zip(ids, messages, strict=True)}
 
     def delete(self, topic_filter: str, part: tuple[int, int]) -> None:
-        """Delete from one tenth of the time to another."""
+        """Delete between two tenths of the time range."""
         times = sorted(time_of(one.position) for one in self.held) or [0]
         start, until = (times[(len(times) - 1) * tenth // 10] for tenth in sorted(part))
         gone = [
@@ -74,7 +74,7 @@ class Model:
             del self.held[one]
 
     def delete_but(self, topic_filter: str, spared: str) -> None:
-        """Delete what matches a filter, as retention does it, but for what matches another one."""
+        """Delete messages that match a filter, except those that match another, as retention does."""
         gone = [
             one
             for one, (_, message) in self.held.items()
@@ -110,7 +110,7 @@ class Model:
             self.db = self.open()
 
     def check(self, topic_filter: str) -> None:
-        """Compare all answers with what is held."""
+        """Compare all answers with the messages held."""
         matching = [
             (one, message) for one, (_, message) in self.held.items() if ts.matches(topic_filter, message.topic)
         ]
@@ -127,7 +127,7 @@ class Model:
 def grouped(
     rows: list[tuple[ts.MessageId, ts.Message]], key: Callable[[ts.Message], str]
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return name, messages, bytes, first and last, in order of names."""
+    """Return name, messages, bytes, first and last time of each group, sorted by name."""
     groups: dict[str, list[tuple[ts.MessageId, ts.Message]]] = {}
     for row in rows:
         groups.setdefault(key(row[1]), []).append(row)
@@ -158,7 +158,7 @@ step = st.one_of(
 
 @pytest.mark.parametrize(("backend", "layout"), PAIRS)
 def test_all_that_is_stored_is_counted_whatever_happened_to_it(backend: str, layout: str) -> None:
-    """As a plain model does: stored, deleted, dropped, merged, counted before or not, and opened again."""
+    """Counts equal those of a model after stores, deletes, drops, merges, counting and restarts in any order."""
     need(backend, layout)
 
     @settings(COSTLY, max_examples=tries(6, 400) if backend == "memory" else tries(2, 60))
@@ -193,7 +193,7 @@ def test_all_that_is_stored_is_counted_whatever_happened_to_it(backend: str, lay
 
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ts.Database]:
-    """A database of two shards with 20,400 messages of 40 topics and 10 client ids, in ranges of 1,000."""
+    """A database of two shards with 20,400 messages of 40 topics and 10 client ids, counted in ranges of 1,000."""
     monkeypatch.setattr(counting, "RANGE", 1_000)
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block", shards=2, auto_compact=False) as db:
         for first in range(0, 20_400, 400):
@@ -206,7 +206,7 @@ def messages_read(db: ts.Database) -> int:
 
 
 def test_what_was_counted_is_not_read(db: ts.Database) -> None:
-    """Of what was not, only what matches; the last messages are found by their positions."""
+    """Messages that were counted aren't read, and of others only matching ones; last messages are read by position."""
     everything = db.topics()
     assert 20_400 == messages_read(db) == sum(topic.messages for topic in everything)
     db.compact()
@@ -224,7 +224,7 @@ def test_what_was_counted_is_not_read(db: ts.Database) -> None:
 
 
 def test_a_sealed_generation_is_counted_to_its_end(db: ts.Database, tmp_path: Path) -> None:
-    """Also from its export, when it was counted before or after it was archived."""
+    """A sealed generation is counted completely, and its counts stay when it is archived."""
     db.add_generation()
     everything = db.topics()
     db.compact()
@@ -239,7 +239,7 @@ def test_a_sealed_generation_is_counted_to_its_end(db: ts.Database, tmp_path: Pa
 
 
 def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) -> None:
-    """From its export, if it was not before; by a delete that it is in the way of, nothing changes."""
+    """An archived generation that wasn't counted is counted from its export; a refused delete changes no counts."""
     db.add_generation()
     everything = db.topics()
     db.archives.archive(tmp_path / "export")
@@ -253,7 +253,7 @@ def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) 
 
 
 def test_deleting_topics_makes_nothing_be_counted_again(db: ts.Database) -> None:
-    """All messages of a topic are taken out of the tables; where only some of those of a range go, it is read again."""
+    """Deleting all messages of a topic updates the tables; deleting some of a range makes it be counted again."""
     db.compact()
     rest = sum(counting.backlog(shard) for shard in db.storage.shards)
     before = messages_read(db)
@@ -269,7 +269,7 @@ def test_deleting_topics_makes_nothing_be_counted_again(db: ts.Database) -> None
 def test_there_are_about_as_many_tables_as_the_logarithm_of_the_messages(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seven of a size at most."""
+    """There are at most seven tally tables of each size, so their number grows with the logarithm of messages."""
     monkeypatch.setattr(counting, "RANGE", 10)
     everything = db.topics()
     for shard in db.storage.shards:
@@ -282,7 +282,7 @@ def test_there_are_about_as_many_tables_as_the_logarithm_of_the_messages(
 
 
 def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None:
-    """And of client ids: each is cut so that no value is large."""
+    """A table of many topics and client ids is divided, so that no value is large."""
     with ts.open(tmp_path / "db", backend="memory", layout="block", auto_compact=False) as db:
         db.store([ts.Message(f"{'x' * 500}/{n}", b"", f"client {n}") for n in range(5_000)])
         db.add_generation()
@@ -300,7 +300,7 @@ def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None
 
 
 def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> None:
-    """Those that lie far apart one by one, whatever lies between."""
+    """Last messages that are close together are read together, and others one by one."""
     now = db.clock()
     db.add_generation()
     db.compact()
@@ -313,7 +313,7 @@ def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> 
 
 
 def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a writer; what is counted already isn't read by it either."""
+    """A reader beside a writer gets the same answers, and reads no counted messages either."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 100)
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
@@ -329,7 +329,7 @@ def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once enough came; also what a database held before that nobody counted."""
+    """The background counts messages once there are enough, also those stored before it was running."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 1_000)
     path = tmp_path / "db"
@@ -350,7 +350,7 @@ def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch
 
 
 def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
-    """Though it comes between two ranges, of which the second was read already."""
+    """A delete between the counting of two ranges is not overlooked, even if the second was read before."""
     shard = db.storage.shards[0]
     stops = itertools.count()
 
@@ -365,7 +365,7 @@ def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
 
 
 def test_two_may_count_at_once(db: ts.Database) -> None:
-    """As `compact` and the background do: nothing is counted twice."""
+    """`compact` and the background can count at the same time without counting twice."""
     everything = db.topics()
 
     def count() -> None:
@@ -378,7 +378,7 @@ def test_two_may_count_at_once(db: ts.Database) -> None:
 
 
 def test_what_is_dropped_beside_counting_leaves_nothing(db: ts.Database) -> None:
-    """Neither tables nor an error."""
+    """Dropping a generation while it is counted raises no error, and leaves no tables."""
     db.add_generation()
     add = TallyTables.add
 
@@ -412,7 +412,7 @@ with ts.open(path, mode="r+", auto_compact=False) as db:
 def test_killed_again_and_again_it_counts_what_is_there(
     tmp_path: Path, run_until: Callable[..., object], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Around any write of counting, or of a delete among counted messages; then it goes on from there."""
+    """After a kill at any write of counting or of a delete, counts are exact, and counting continues."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 20)
     path, times = tmp_path / "db", list[int]()
@@ -433,7 +433,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
                 held[message.topic] = held.get(message.topic, 0) + 1
             assert held == {tally.topic: tally.messages for tally in db.topics()}
             assert db.verify().ok
-            if what == "delete":  # the next delete needs tables, which the one before may have left or not
+            if what == "delete":  # the next delete needs tables, which may be gone
                 db.compact()
     with ts.open(path, mode="r+", auto_compact=False) as db:
         db.compact()
@@ -441,7 +441,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
 
 
 def test_a_damaged_table_is_told(db: ts.Database) -> None:
-    """By a verification; what it counts is read instead. A delete in its range takes it away."""
+    """`verify` reports a damaged table; counts are read from the messages, and a delete removes the table."""
     everything = db.topics()
     db.compact()
     shard = db.storage.shards[0]

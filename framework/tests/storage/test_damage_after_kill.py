@@ -1,4 +1,4 @@
-"""What goes or is damaged after a kill, when nothing lists the files, is told as that, and where in the database."""
+"""Files that are missing or damaged after a kill are reported as that, with their place in the database."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BACKENDS = ["rocksdb", "leveldb", "duckdb"]
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of two shards as a kill leaves it."""
+    """A database of two shards after a kill."""
     need(request.param)
     path = tmp_path_factory.mktemp("killed") / "db"
     program = [sys.executable, "-c", MAKE, str(path), request.param]
@@ -76,7 +76,7 @@ HARMS: dict[str, Callable[[Path], None]] = {
 
 
 def needed(path: Path, how: str) -> Iterator[Path]:
-    """Yield what is needed of a shard, by its name in the database; the directory too, if that can be harmed so."""
+    """Yield the files of a shard that the engine needs, and for removal its directory, relative to the database."""
     with ts.open(path, mode="r") as db:
         unneeded = load_target(registry().backend(db.storage.manifest.backend)).unneeded
     shard = path / "shard-0001"
@@ -88,7 +88,10 @@ def needed(path: Path, how: str) -> Iterator[Path]:
 
 
 def check_told(path: Path, **options: Any) -> bool:
-    """Open a database and read it: nothing goes without a word, and what is told names it. Return whether it opened."""
+    """Open and read a database; check that lost messages are reported with their place.
+
+    Return whether it could be opened.
+    """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -123,7 +126,7 @@ WAYS: list[dict[str, Any]] = [{}, {"mode": "r"}, {"recovery": "salvage"}, {"reco
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("how", list(HARMS))
 def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str, Any]) -> None:
-    """To write, to read, and going on from before: what is damaged or gone is told as that, and named."""
+    """Damaged or missing files are reported with their place, to write, to read, and with either `recovery`."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), how):
         path = shutil.copytree(killed, tmp_path / "db")
         HARMS[how](path / name)
@@ -133,7 +136,7 @@ def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str,
 
 @pytest.mark.parametrize("options", [*WAYS[:-1], pytest.param(WAYS[-1], marks=pytest.mark.slow)], ids=str)
 def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    """What is opened in another directory then, or from links, is told as the database that was asked for."""
+    """Damage is reported with the database's path, even if a copy or links of the shard were opened."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), "flipped"):
         path = shutil.copytree(killed, tmp_path / "db")
         flip_middle(path / name)
@@ -146,7 +149,7 @@ def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[s
 
 @pytest.mark.parametrize("what", ["directory", "main file"])
 def test_what_is_gone_is_a_loss(killed: Path, tmp_path: Path, what: str) -> None:
-    """However the database is opened; and nothing is made in its place."""
+    """A missing shard directory or main file raises `DataLossError`, however it is opened, and nothing is created."""
     path = shutil.copytree(killed, tmp_path / "db")
     shard = path / "shard-0001"
     (main,) = (file for file in shard.iterdir() if file.name in ("CURRENT", "shard.duckdb"))
@@ -178,7 +181,7 @@ os.chmod(shard, 0o700)
 
 
 def test_what_may_not_be_read_is_not_lost(killed: Path, tmp_path: Path) -> None:
-    """A directory that may not be entered is told as that, whichever way the database is opened."""
+    """A shard's directory without permission is reported as such, and not as lost."""
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     path = shutil.copytree(killed, tmp_path / "db")

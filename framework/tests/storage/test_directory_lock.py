@@ -1,4 +1,4 @@
-"""The lock of a directory, and what its calls and those on other descriptors report when they fail."""
+"""The lock of a directory, and the errors of its system calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from topicstore_conformance.conditions.skipping import need
     "number", ["EACCES", "EBADF", "EINVAL", "ENOLCK", "ENOTSUP", "EOPNOTSUPP"], ids=lambda name: name.lower()
 )
 def test_directories_that_cant_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    """The file is what is locked then, against a second one; and nothing stays open."""
+    """If directories can't be locked, the lock file is, which excludes a second lock; nothing stays open."""
     fail_for_directories(monkeypatch, getattr(errno, number))
     for _ in range(2):
         lock = DirectoryLock(tmp_path)
@@ -41,7 +41,7 @@ def test_other_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_volume_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's error of ``flock`` names no file, and doesn't say what to do."""
+    """An error of ``flock`` gets the file's name, and advice to use a local disk."""
 
     def flock(_file: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -56,7 +56,7 @@ def test_a_volume_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failing_call_on_a_descriptor_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The system's error doesn't, and a database has many."""
+    """An error of a call on a file descriptor gets the file's name."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -67,7 +67,7 @@ def test_a_failing_call_on_a_descriptor_names_the_file(
 
 
 def test_errors_of_the_system_are_the_librarys_and_the_systems(tmp_path: Path) -> None:
-    """Programs that catch all errors of the library get them, and so do those that catch the built-in class."""
+    """Errors of system calls are subclasses of the library's error and of the matching built-in error."""
     file = tmp_path / "file"
     file.touch()
     with ts.open(tmp_path / "db") as db:
@@ -100,21 +100,21 @@ with open(report, "w") as file:
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self to look at files in")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_no_file_becomes_a_standard_stream(tmp_path: Path, backend: str) -> None:
-    """A program that closed its own would print into it; so would the C libraries in use."""
+    """A database's files never get the numbers of closed standard streams, into which the program could print."""
     need(backend)
     subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "db", backend, tmp_path / "report"], check=True)
     assert [os.devnull] * 6 == (tmp_path / "report").read_text().split()
 
 
 def opened(directory: Path) -> list[str]:
-    """Return what this process has open of a directory, itself included."""
+    """Return the open files of this process within a directory, and the directory itself if open."""
     return [link for link in map(link_of, Path("/proc/self/fd").iterdir()) if link.startswith(str(directory))]
 
 
 def link_of(descriptor: Path) -> str:
     try:
         return str(descriptor.readlink())
-    except FileNotFoundError:  # that of the listing
+    except FileNotFoundError:  # the descriptor of the listing itself
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Drafts: none is taken for a leftover, and leftovers of killed processes are in nobody's way."""
+"""Draft directories: one in use is never removed, and those of killed processes are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ts.open(arguments[0]).checkpoint(arguments[1])
 
 @pytest.mark.parametrize("moment", ["made", "opened", "locked"])
 def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """Whoever makes the next looks for those while others begin theirs: before it is locked, and after."""
+    """A draft is not removed by another process, neither before nor after its lock is acquired."""
     swept = []
 
     def sweep_once(when: str) -> None:
@@ -50,7 +50,7 @@ def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pyte
 
 
 def test_only_drafts_are_swept(tmp_path: Path) -> None:
-    """What only looks like one stays: links, files, other names, and what a link leads to."""
+    """Only draft directories are removed: links, files, and directories with other names stay."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").touch()
@@ -67,7 +67,7 @@ def test_only_drafts_are_swept(tmp_path: Path) -> None:
 
 
 def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_path: Path) -> None:
-    """What it leaves is removed by the next, whose process may have the same id, as in a container started again."""
+    """The draft of a killed checkpoint is removed by the next one, even if both processes have the same id."""
     need("rocksdb")
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         db.store([ts.Message("t", b"1")])
@@ -82,7 +82,7 @@ def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_pa
 
 
 def test_drafts_at_any_place_below_are_swept(tmp_path: Path) -> None:
-    """Those in use stay, and so does everything within a database."""
+    """Drafts in all subdirectories are removed, except those in use and those within databases."""
     exports, database = tmp_path / "exports" / "2026", tmp_path / "databases" / "db"
     exports.mkdir(parents=True)
     with ts.open(database, backend="memory"):

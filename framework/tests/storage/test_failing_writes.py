@@ -1,4 +1,4 @@
-"""What a writer meets while it has a database open: a file system that becomes read-only, permissions that go."""
+"""Failures under an open database: a file system that becomes read-only, and lost permissions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ with ts.open(path, auto_compact=False) as db:
 @pytest.mark.parametrize("durability", ["commit", "sync"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_file_system_that_becomes_read_only(tmp_path: Path, backend: str, durability: str) -> None:
-    """As after an error of the disk: writes are refused and say why, reads go on, nothing acknowledged is missing."""
+    """If the file system becomes read-only, writes fail with a reason, and all acknowledged messages can be read."""
     need(backend)
     if (reason := faults.why_not() or namespaces.why_not()) is not None:
         pytest.skip(reason)
@@ -91,7 +91,7 @@ def test_a_file_system_that_becomes_read_only(tmp_path: Path, backend: str, dura
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_permission_denied(tmp_path: Path, backend: str) -> None:
-    """It is told as that, wherever it is met, and never as damage; with the permission back everything is there."""
+    """Lost permissions are reported as such and never as damage; once restored, all messages are there."""
     need(backend)
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
@@ -130,7 +130,7 @@ os.rmdir(path + "/lost+found")
 
 
 def test_a_directory_of_the_file_system(tmp_path: Path) -> None:
-    """A database in the root of a volume has one beside it that only root can read."""
+    """A ``lost+found`` directory that only root can read doesn't prevent opening."""
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     with ts.open(tmp_path / "db") as db:

@@ -1,4 +1,4 @@
-"""Disks that are full: a database on one is opened all the same, and what is old is dropped to make room."""
+"""Full disks: a database can still be opened, and dropping a generation frees space."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ with ts.open(path, options=options, auto_compact=False) as db:
 @pytest.mark.parametrize("how", ["closed", "killed"])
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str, shards: int) -> None:
-    """Opening gives its ballast up; nothing acknowledged is missing; dropping makes room, for ballast too."""
+    """On a full disk, opening deletes the ballast, no acknowledged message is lost, and dropping frees space."""
     need(backend)
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
@@ -91,7 +91,7 @@ def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str, sha
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_room_grows_with_what_is_stored(tmp_path: Path, how: str) -> None:
-    """LevelDB's shards, of which each may compact when it is opened, need more of it than the first generation had."""
+    """The ballast grows with the stored data, because each of LevelDB's shards may compact when it is opened."""
     need("leveldb")
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
@@ -100,6 +100,6 @@ def test_room_grows_with_what_is_stored(tmp_path: Path, how: str) -> None:
 
 
 def _said(directory: Path, backend: str, options: dict[str, int], how: str, shards: int, size: int) -> list[list[Any]]:
-    """Return what the program says that fills a disk of this size and makes room on it."""
+    """Return the output of the program that fills a disk of this size and frees space on it."""
     code = f"SHARED, FILL = {SHARED!r}, {FILL!r}\n{SHARED}{DROP}"
     return namespaces.run_mounted(namespaces.SMALL, directory, size, code, directory, backend, options, how, shards)

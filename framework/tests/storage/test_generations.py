@@ -1,4 +1,4 @@
-"""Generations over several shards: added, dropped, and finished by the next opening, in all shards or in none."""
+"""Generations over several shards: an interrupted addition or drop is finished in all shards by the next opening."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def store(db: ts.Database, text: str) -> None:
-    """Store a message of every client, and so in every shard."""
+    """Store a message of every client; each shard gets at least one."""
     db.store([ts.Message(f"t/{number % 3}", text.encode(), client) for number, client in enumerate(CLIENTS)])
 
 
 def check(db: ts.Database, *texts: str) -> None:
-    """Check that a database has what was stored under these texts, and nothing else."""
+    """Check that a database holds exactly one message of every client for each of these texts."""
     assert sorted(text.encode() for text in texts for _ in CLIENTS) == sorted(m.payload for m in db.replay("#"))
     assert (len(texts) * len(CLIENTS), []) == ((report := db.verify()).messages, report.damages)
 
 
 def test_times_of_generations() -> None:
-    """A generation records when it was made and sealed; replays, and streams, leave out those before a start."""
+    """A generation records its creation and sealing; replays and streams omit generations before their start."""
     clock = Clock()
     with ts.open("memory", backend="memory", clock=clock) as db:
         for number in range(3):
@@ -53,7 +53,7 @@ def test_times_of_generations() -> None:
 
 
 def test_a_publisher_stays_in_its_shard(tmp_path: Path) -> None:
-    """A publisher's messages lie in one shard, the one that is reported, over all generations and openings."""
+    """All messages of a publisher are in the shard that `shard_of` returns, over all generations and openings."""
     shards: dict[str, set[int]] = {client: set() for client in CLIENTS}
     for _ in range(2):
         with ts.open(tmp_path / "db", shards=SHARDS) as db:
@@ -67,7 +67,7 @@ def test_a_publisher_stays_in_its_shard(tmp_path: Path) -> None:
 
 
 def test_learned_structure_is_inherited(tmp_path: Path) -> None:
-    """A new generation has the wildcards that the one before has learned, from its first message on and reopened."""
+    """A new generation inherits the learned wildcards of the previous one, also after a restart."""
     with ts.open(tmp_path / "db", options={"block": small_options("block")}) as db:
         db.store([ts.Message(f"site/{n % 4}/device-{n}/temperature", b"x") for n in range(200)])
         before = len(db.streams("#"))
@@ -83,7 +83,7 @@ def test_learned_structure_is_inherited(tmp_path: Path) -> None:
 
 
 def test_a_dropped_generation_stays_dropped(tmp_path: Path) -> None:
-    """After a restart too, and its number is not used again."""
+    """A dropped generation stays dropped after a restart, and its number is not used again."""
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "old")
         assert 2 == db.add_generation()
@@ -96,12 +96,13 @@ def test_a_dropped_generation_stays_dropped(tmp_path: Path) -> None:
 
 
 def test_what_reads_in_a_dropped_generation(db: ts.Database) -> None:
-    """Its cursors, used before or not, and a replay that runs, raise; no new cursor can be made."""
+    """Cursors into a dropped generation raise, and so does a running replay; no new cursor can be made."""
     db.store([ts.Message("a", b"%d" % number, "c") for number in range(5)])
     (stream,) = db.streams("#")
     never = db.cursor(stream, "#")
     once, ended = db.read(never, 1).cursor, db.read(never).cursor
-    replay = db.replay("#", order="any", batch_size=1)  # in order of time, all of them may be in memory already
+    # With order="time", all messages may be in memory already.
+    replay = db.replay("#", order="any", batch_size=1)
     assert b"0" == next(replay).payload
     db.add_generation()
     db.store([ts.Message("a", b"new", "c")])
@@ -117,7 +118,7 @@ def test_what_reads_in_a_dropped_generation(db: ts.Database) -> None:
 
 
 def test_a_tombstone_is_removed_at_open(tmp_path: Path) -> None:
-    """A removal interrupted after its tombstone was written leaves nothing in the engine after the next opening."""
+    """If a removal was interrupted after its tombstone was written, the next opening removes the generation's keys."""
     with ts.open(tmp_path / "db") as db:
         store(db, "old")
         db.add_generation()
@@ -136,12 +137,13 @@ def test_a_tombstone_is_removed_at_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("done", [1, 2])
 def test_an_interrupted_addition_is_finished_at_open(tmp_path: Path, done: int) -> None:
-    """If only some shards got a new generation, opening gives it to the others, with its layout and options."""
+    """If only some shards got a new generation, opening adds it to the others, with its layout and options."""
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "before")
         for shard in db.storage.shards[-done:]:
             shard.generations.add("skipstream", {"thresholds": [3, 2]})
-        with pytest.raises(ts.GenerationError, match="the current one"):  # of a shard, so it stays in all
+        # A generation stays in all shards while it is the current one of a shard.
+        with pytest.raises(ts.GenerationError, match="the current one"):
             db.drop_generation(1)
         check(db, "before")
     with ts.open(tmp_path / "db") as db:
@@ -157,7 +159,7 @@ def test_an_interrupted_addition_is_finished_at_open(tmp_path: Path, done: int) 
 @pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("removed", [True, False])
 def test_an_interrupted_drop_is_finished_at_open(tmp_path: Path, done: int, removed: bool) -> None:
-    """If only some shards have dropped a generation, opening drops it everywhere."""
+    """If only some shards have dropped a generation, opening drops it in all."""
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "old")
         db.add_generation()
@@ -173,7 +175,7 @@ def test_an_interrupted_drop_is_finished_at_open(tmp_path: Path, done: int, remo
 
 
 def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
-    """Generations that were added and dropped in other shards meanwhile are passed through."""
+    """Opening adds generations that a shard lacks, also if others have added several and dropped one of them."""
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "old")
         for _ in range(3):
@@ -185,7 +187,7 @@ def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
 
 
 def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Database) -> None:
-    """No generation is dropped that one of the shards still writes."""
+    """The next addition finishes one that failed in some shards; a shard's current generation can't be dropped."""
     broken = db.storage.shards[1].generations
     add: Any = broken.prepare_add_locked
 

@@ -1,4 +1,4 @@
-"""Whatever fails while a database is opened, used or closed, nothing of it is left, and it can be opened again."""
+"""After any failure in opening, using or closing a database, nothing is left open, and it can be opened again."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SYSTEM = frozenset(
         "write",
     )
 )
-"""Calls of the operating system that fail before they do anything."""
+"""System calls that the test makes fail before they do anything."""
 GIVES_BACK = frozenset(
     ("_close", "_unlock", "abandon", "close", "detach", "join", "release", "stop", "topicstore_closed", "on_end")
 )
-"""Functions that fail once they have done what they do."""
+"""Functions that release something; the test makes them fail after they have done it."""
 MAKES = frozenset(
     (
         "CompactionScheduler.__init__",
@@ -58,9 +58,9 @@ MAKES = frozenset(
         "complete_generations",
     )
 )
-"""Functions that fail before they do anything; so do all public ones of engines."""
+"""Functions that the test makes fail before they do anything; all public methods of engines belong to them, too."""
 WAITS = "call of Calls.end"
-"""The only step that keeps an engine from being closed: it waits for others. It is interrupted, and doesn't fail."""
+"""The step in which closing an engine waits for calls in it. The test interrupts it, but doesn't make it fail."""
 ROOT = Path(__file__).parents[3]
 OURS = tuple(str(ROOT / part) for part in ("framework/topicstore", "backends/topicstore_backends", "framework/tests"))
 ENGINES = str(ROOT / "backends" / "topicstore_backends")
@@ -69,14 +69,14 @@ PAYLOADS = [b"1", b"2"]
 
 @attrs.define
 class Faults:
-    """Counts steps, and makes one of them fail: a call of the system or of an engine, or the end of a release."""
+    """Counts steps, and makes one fail: a system call, a call of an engine, or the end of a release."""
 
     failing: int | None = None
-    """The number of the step that fails, from 0; None: none does."""
+    """Index of the step that fails, from 0; None if none fails."""
     interrupting: bool = False
-    """Whether it fails as if Ctrl-C was pressed."""
+    """Whether the step raises `KeyboardInterrupt` instead of an error."""
     steps: list[str] = attrs.field(factory=list)
-    """Up to the one that failed."""
+    """The steps so far; after a failure, up to the one that failed."""
 
     def __enter__(self) -> Self:
         sys.setprofile(self._profile)
@@ -99,14 +99,14 @@ class Faults:
         self.steps.append(what)
         if self.failing == len(self.steps) - 1:
             if what == WAITS and not self.interrupting:
-                self.failing += 1  # steps of two lives need not be the same
+                self.failing += 1  # two runs need not have the same steps, so the next one fails instead
                 return
             sys.setprofile(None)
             raise KeyboardInterrupt if self.interrupting else error
 
 
 def _is_step(code: CodeType) -> bool:
-    """Tell whether a function of ours is one whose failing is tried."""
+    """Return whether a function of the product is a step that can fail."""
     if code.co_name in GIVES_BACK:
         return code.co_name != "close" or "Scan" not in code.co_qualname
     engine = code.co_filename.startswith(ENGINES) and not code.co_name.startswith("_") and "." in code.co_qualname
@@ -114,7 +114,7 @@ def _is_step(code: CodeType) -> bool:
 
 
 class Noting:
-    """A plugin that is told of opening and closing."""
+    """A plugin with hooks for opening and closing."""
 
     @ts.hookimpl
     def topicstore_opened(self, db: object) -> None:
@@ -131,7 +131,7 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
-    """Open a database, use what can be used of it, and close it."""
+    """Open a database, use all its parts, and close it."""
     with ts.open(path, backend=backend, shards=2, plugins=["noting"]) as db:
         opened.append(db)
         with db.subscribe("#"), db.writer() as writer:
@@ -142,7 +142,7 @@ def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
 
 
 def chosen(steps: Sequence[str]) -> list[int]:
-    """Return the numbers of the first and the last step of each kind; when there is time, more of them."""
+    """Return the indexes of the first and the last step of each kind; in a long run, of more of them."""
     numbers: dict[str, list[int]] = {}
     for number, what in enumerate(steps):
         numbers.setdefault(what, []).append(number)
@@ -157,7 +157,7 @@ FILES = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", pytest.param("duckdb", marks=full)])
 @pytest.mark.parametrize("made", ["anew", "before"])
 def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made: str) -> None:
-    """The same process opens the database again at once; no thread and no file is left, though the error is held."""
+    """The same process can open the database again at once; no thread or file is left, even while the error is kept."""
     need(backend)
     live(tmp_path / "there", backend, [])
     with Faults() as counting:
@@ -170,12 +170,12 @@ def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made
             try:
                 live(directory, backend, opened)
             except (ts.TopicstoreError, OSError, ExceptionGroup) as failure:
-                held = failure  # with all frames that it passed
+                held = failure  # keeps all frames that it passed, and their objects
         what = f"step {step}, {faults.steps[-1]}: {held!r}"
         assert set(threading.enumerate()) <= threads, what
         assert open_files(tmp_path) == [], what
         for db in opened:
-            db.close()  # there is nothing left to be told
+            db.close()  # raises nothing
         with ts.open(directory, backend=backend, shards=2, plugins=["noting"]) as db:
             db.store([ts.Message("a", b"")])
             assert db.queues.open("q").info().name == "q"
@@ -185,7 +185,7 @@ def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 @pytest.mark.parametrize("interrupting", [False, True])
 def test_a_close_that_failed_is_finished_by_the_next(tmp_path: Path, backend: str, interrupting: bool) -> None:
-    """Whatever failed or was interrupted: it raises nothing, and nothing is left, nor missing at the next opening."""
+    """After a failed or interrupted close, the next close closes the rest without an error, and no message is lost."""
     need(backend)
 
     def stored(directory: Path) -> ts.Database:

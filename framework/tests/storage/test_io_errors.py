@@ -1,4 +1,4 @@
-"""An I/O error of the disk while a database is opened is raised, and no message is lost."""
+"""An I/O error while a database is opened is raised, and no message is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ except (ts.TopicstoreError, OSError) as error:
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb", "duckdb"])
 def test_a_directory_that_can_not_be_listed(tmp_path: Path, backend: str) -> None:
-    """At whichever listing the disk fails, the opening shows all messages or an error, and the next one shows all."""
+    """Whichever directory listing fails, opening raises or shows all messages, and the next opening shows all."""
     need(backend)
     if (reason := power.why_no_tracing()) is not None:
         pytest.skip(reason)
@@ -46,7 +46,7 @@ def test_a_directory_that_can_not_be_listed(tmp_path: Path, backend: str) -> Non
 
 
 def _opened(copy: Path, whole: Path, failing: int | None) -> int:
-    """Open a copy of a database, of which one listing of the shard fails; return the number of its listings."""
+    """Open a copy of a database, with one listing of the shard's directory failing. Return the number of listings."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(whole, copy)
     trace = copy.with_name("trace")
@@ -60,7 +60,7 @@ def _opened(copy: Path, whole: Path, failing: int | None) -> int:
 
 
 def test_an_opening_that_was_killed_before_logs_were_checked(tmp_path: Path) -> None:
-    """Files that were kept for it are put back by the next opening, if LevelDB has missed some of them."""
+    """If a kill interrupted the check of LevelDB's logs, the next opening restores files that LevelDB has deleted."""
     need("leveldb")
     with ts.open(tmp_path / "db", backend="leveldb", auto_compact=False) as db:
         for payload in MESSAGES:
@@ -69,7 +69,7 @@ def test_an_opening_that_was_killed_before_logs_were_checked(tmp_path: Path) -> 
     kept = shard / "topicstore-opening"
     shutil.copytree(shard, kept)
     [log] = shard.glob("*.log")
-    log.unlink()  # as LevelDB does with one that it wasn't told of
+    log.unlink()  # as LevelDB deletes a log that is not in its listing
     (tmp_path / "db" / "closed").unlink()
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         assert [message.payload for message in db.replay("#")] == MESSAGES

@@ -1,4 +1,4 @@
-"""Kept messages: beside the streams, through the plugins, one a key, and there after everything else has gone."""
+"""Keyed messages: stored outside the streams, changed by plugins, one for each key, and kept when generations go."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def test_a_message_is_kept_whole_under_its_key(db: ts.Database) -> None:
-    """All fields come back; the time is that of the commit; it is in no stream."""
+    """A keyed message keeps all its fields, gets the commit's time, and is in no stream."""
     properties = ts.Properties(message_expiry_interval=7, user_properties=(("a", "b"), ("a", "c")))
     message = ts.Message("$sys/x", b"\0payload", "me", 2, True, None, properties)
     result = store_under(db.storage, [message], [b"wme\0"])
@@ -39,7 +39,7 @@ def test_a_message_is_kept_whole_under_its_key(db: ts.Database) -> None:
 
 
 def test_the_last_one_of_a_key_is_there(db: ts.Database) -> None:
-    """In one batch and over several."""
+    """The last message of a key replaces earlier ones, in one batch and over several."""
     store_under(db.storage, [ts.Message("a", b"%d" % n, "me") for n in range(3)], [b"wx", None, b"wx"])
     assert [b"2"] == [message.payload for _, message in messages_under(db.storage, db.shard_of("me"), b"w")]
     store_under(db.storage, [ts.Message("a", b"3", "me")], [b"wx"])
@@ -47,7 +47,7 @@ def test_the_last_one_of_a_key_is_there(db: ts.Database) -> None:
 
 
 def test_they_come_by_prefix_in_order_of_keys(db: ts.Database) -> None:
-    """A prefix takes what begins so and nothing else, keys of any bytes among them."""
+    """A scan by prefix returns exactly the keys that begin with it, in order of bytes."""
     keys = [b"wb", b"wa\xff\xff", b"w", b"wa", b"x", b"wa\xff", b"v", b"wa\0"]
     store_under(db.storage, [ts.Message("a", key) for key in keys], keys, shards=[1] * len(keys))
     assert [b"wa", b"wa\0", b"wa\xff", b"wa\xff\xff"] == [key for key, _ in messages_under(db.storage, 1, b"wa")]
@@ -59,7 +59,7 @@ def test_they_come_by_prefix_in_order_of_keys(db: ts.Database) -> None:
 
 
 def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
-    """Like any state, in one write with other things."""
+    """Deleting a keyed message's state key removes it, in one write with messages and other state."""
     shard = db.shard_of("me")
     store_under(db.storage, [ts.Message("a", b"1", "me")], [b"wx"])
     db.store([ts.Message("b", b"2", "me")], state={shard: [FrameworkWrite(state_key(b"wx"), None)]})
@@ -67,7 +67,7 @@ def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
 
 
 def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
-    """To the streams, beside them, to both or to neither; both have the same time; ids are of the stored."""
+    """Each row is stored in a stream, under its key, in both or in neither; `ids` are of the rows in streams."""
     rows = [ts.Message("a", b"%d" % n, f"client {n}") for n in range(40)]
     keys = [b"w%02d" % n if n % 2 else None for n in range(40)]
     stored = [n % 3 == 0 for n in range(40)]
@@ -86,7 +86,7 @@ def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
 
 
 def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
-    """With positions from the messages' times, the kept copy has that of the stored one."""
+    """With positions from the messages' own times, a keyed message has the time of its copy in the stream."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=5_000_000), ts.Message("b", b"2"), ts.Message("c", b"3", timestamp=7)]
         store_under(db.storage, rows, [b"wa", b"wb", b"wc"], stored=[True, True, False])
@@ -95,7 +95,7 @@ def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
 
 
 def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
-    """A condition that doesn't hold keeps everything out."""
+    """State and keyed messages are committed together; if a condition doesn't hold, neither is."""
     shard = db.shard_of("me")
     wrong = {shard: [ts.StateWrite(b"z", b"1", expect=b"other")]}
     with pytest.raises(ts.StateConflictError):
@@ -110,7 +110,7 @@ def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("backend", sorted({pair.backend for pair in known("persistent")}))
 def test_they_outlive_generations_and_restarts(tmp_path: Path, backend: str) -> None:
-    """Neither dropping what was stored then nor opening anew takes them."""
+    """Keyed messages remain after their generation was dropped and the database reopened."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend) as db:
         store_under(db.storage, [ts.Message("a", b"1")], [b"wx"], stored=[True])
@@ -122,7 +122,7 @@ def test_they_outlive_generations_and_restarts(tmp_path: Path, backend: str) -> 
 
 
 def test_more_than_one_fetch(db: ts.Database) -> None:
-    """However many there are, all come, in order."""
+    """Keyed messages that need several reads are all returned, in order of keys."""
     keys = [b"w%05d" % n for n in range(3_000)]
     store_under(db.storage, [ts.Message("a", key) for key in keys], keys, shards=[0] * len(keys))
     identity = bytes.fromhex(db.manifest.id)
@@ -136,7 +136,7 @@ def test_more_than_one_fetch(db: ts.Database) -> None:
 
 
 def test_a_large_payload_ends_a_fetch(db: ts.Database) -> None:
-    """Memory holds some megabytes of them at a time."""
+    """A read ends early after large payloads, so that it holds a few megabytes at a time."""
     store_under(
         db.storage, [ts.Message("a", bytes(6 << 20)) for _ in range(3)], [b"w1", b"w2", b"w3"], shards=[0, 0, 0]
     )
@@ -159,21 +159,21 @@ def test_a_large_payload_ends_a_fetch(db: ts.Database) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(db: ts.Database, arguments: dict[str, object]) -> None:
-    """Nothing is stored then."""
+    """Arguments of wrong length, type or range are refused, and nothing is stored."""
     with pytest.raises(ts.InvalidArgumentError):
         store_under(db.storage, [ts.Message("a", b"1"), ts.Message("b", b"2")], **arguments)  # type: ignore[arg-type]
     assert [] == [found for shard in range(3) for found in messages_under(db.storage, shard, b"w")]
 
 
 def test_a_bad_message_is_named_by_its_row(db: ts.Database) -> None:
-    """Also where rows before it go elsewhere, and where only the shard can tell."""
+    """An invalid message is reported with its row in the batch, also if rows before it aren't stored in a stream."""
     with pytest.raises(ts.InvalidMessageError) as refused:
         store_under(db.storage, [ts.Message("a", b"1"), ts.Message("a/#", b"2")], [None, b"w"])
     assert 1 == refused.value.index
 
 
 def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
-    """Rows that don't go to the streams count."""
+    """A late message is reported with its row in the batch, counting rows that aren't stored in a stream."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=time) for time in (1, 9_000, 2, 3)]
         with pytest.raises(ts.LateMessageError) as refused:
@@ -183,7 +183,7 @@ def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
 
 
 def test_cursors_that_are_not_over_kept_messages_are_refused(db: ts.Database) -> None:
-    """Their bytes may come from anywhere; the shard's own state is out of reach."""
+    """A cursor with any other bytes is refused or finds nothing: the shard's own state can't be read through it."""
     identity = bytes.fromhex(db.manifest.id)
     for place in (b"", b"\x92", b"\x92\x01\x02", b"\x91\xc4\x01w"):
         with pytest.raises(ts.InvalidCursorError):
@@ -193,7 +193,7 @@ def test_cursors_that_are_not_over_kept_messages_are_refused(db: ts.Database) ->
 
 
 def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
-    """A flipped bit, or another key's value, is never handed out."""
+    """A flipped bit, or the value of another key, raises an error and is reported by `verify`."""
     shard = db.shard_of("me")
     store_under(db.storage, [ts.Message("a", b"1", "me"), ts.Message("a", b"2", "me")], [b"wx", b"wy"])
     engine = db.storage.shards[shard].writer.open_engine()
@@ -212,7 +212,7 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
 
 
 class Thinning:
-    """Stores one message of a batch."""
+    """Stores only the first message of a batch."""
 
     @ts.hookimpl(wrapper=True)
     def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
@@ -222,7 +222,7 @@ class Thinning:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, reversing: str, stored: bool) -> None:
-    """What lies on the disk is what the plugin made of it, what comes back is what was kept."""
+    """A transforming plugin is applied when keyed messages are written, and reversed when they are read."""
     secret = b"a very secret payload"
     with ts.open(tmp_path / "db", plugins=[reversing]) as db:
         store_under(db.storage, [ts.Message("a", secret)], [b"wx"], stored=[stored])
@@ -244,7 +244,7 @@ def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, reversing:
 
 
 def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that go to different places can't be told apart then; ordinary batches may change."""
+    """A plugin that changes the number of rows is refused for keyed messages, and accepted for ordinary batches."""
     monkeypatch.setitem(registry().plugins, "thinning", Thinning())
     with ts.open(tmp_path / "db", backend="memory", plugins=["thinning"]) as db:
         two = [ts.Message("a", b"1"), ts.Message("b", b"2")]

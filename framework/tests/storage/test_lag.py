@@ -1,4 +1,4 @@
-"""How far readers are behind: counted as far as `COUNTED`, estimated from there."""
+"""How many messages readers are behind: exact up to `COUNTED` messages, estimated above."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TOPICS = ["a/1", "a/2", "b/1", "$a/1"]
 FILTERS = ["#", "a/+", "b/#", "+/1", "c"]
 
 Stored = list[tuple[int, int, str]]
-"""Shard, position and topic of messages."""
+"""Shard, position and topic of each message."""
 
 
 def counted(stored: Stored, topic_filter: str, places: list[int]) -> Lag:
-    """Return the lag as it is found by looking at all messages."""
+    """Return the lag, computed from all messages."""
     matches = ts.TopicFilter(topic_filter).matches
     unread = [position for shard, position, topic in stored if position > places[shard] and matches(topic)]
     newest = max((position for _, position, _ in stored), default=0)
@@ -33,7 +33,7 @@ def counted(stored: Stored, topic_filter: str, places: list[int]) -> Lag:
 
 
 def store(db: ts.Database, clock: Clock, topics: list[str], seconds: float = 1) -> Stored:
-    """Store a message of each topic, one after the other."""
+    """Store one message of each topic after another; the clock advances by `seconds` before each."""
     found = []
     for number, topic in enumerate(topics):
         clock.now += int(seconds * SECOND)
@@ -46,7 +46,7 @@ def store(db: ts.Database, clock: Clock, topics: list[str], seconds: float = 1) 
 @settings(COSTLY, max_examples=tries(30, 300))
 @given(data=st.data())
 def test_what_is_counted_is_exact(tmp_path_factory: pytest.TempPathFactory, layout: str, data: st.DataObject) -> None:
-    """For every filter and place, over shards and generations, whoever else was counted before."""
+    """For every filter and positions, over shards and generations, a counted lag is exact."""
     clock = Clock()
     path = tmp_path_factory.mktemp("lag") / "db"
     options = {"epoch_bits": 11} if layout == "wildcard_optimized" else {}
@@ -75,7 +75,7 @@ def steadily(number: int) -> int:
 
 
 def in_bursts(number: int) -> int:
-    """Return times of which a hundred follow each other closely, and then none for a while."""
+    """Return times in microseconds: bursts of a hundred messages, with pauses between them."""
     return number // 100 * 500 * SECOND + number % 100
 
 
@@ -83,7 +83,7 @@ def in_bursts(number: int) -> int:
 def test_what_is_estimated_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: Callable[[int], int], off: float
 ) -> None:
-    """It is near the truth where messages come steadily, and never more than is stored."""
+    """An estimate is marked as inexact, is close at a steady rate, and is at most the number of stored messages."""
     monkeypatch.setattr(module, "COUNTED", 500)
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=clock) as db:
@@ -104,7 +104,7 @@ def test_what_is_estimated_says_so(
 
 
 def test_few_messages_are_read_for_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none for somebody who has read everything."""
+    """An estimate reads few messages, and none if the reader has read everything."""
     monkeypatch.setattr(module, "COUNTED", 500)
     with ts.open(tmp_path / "db", backend="memory") as db:
         for _ in range(50):
@@ -125,7 +125,7 @@ def test_a_closed_database_says_so(tmp_path: Path) -> None:
 
 
 def test_who_is_far_behind_is_told_without_reading(tmp_path: Path) -> None:
-    """However many ask: near the truth, and exactly of topics that have all their messages on one side."""
+    """With topics counted, an estimate reads no message, and is exact where a topic is wholly before or after."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
         places = []
@@ -134,7 +134,7 @@ def test_who_is_far_behind_is_told_without_reading(tmp_path: Path) -> None:
             topics = ["early"] if number < 50 else ["a/1", "a/2", "late"] if number >= 190 else ["a/1", "a/2"]
             db.store([ts.Message(topics[n % len(topics)], b"", "p", 1) for n in range(1_000)])
             places.append(db.storage.shards[0].writer.watermark)
-        db.topics()  # counts what is stored
+        db.topics()  # counts the stored messages by topic
         before = db.info().total.read_messages
         counter = LagCounter(db.storage)
         for number, place in enumerate(places[:120:10]):

@@ -1,4 +1,4 @@
-"""Databases of another user, who lets everybody read them: closed, open, copied, and without a lock file to share."""
+"""Databases that other users may read: closed, open or copied, with and without a lock file that they can open."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ with ts.open(arguments[0], mode="r"):
 
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that everybody may read; in another one below children keep their temporary files."""
+    """A directory that everybody may read, with a directory for the temporary files of child processes."""
     with tempfile.TemporaryDirectory() as directory:
         public = Path(directory)
         public.chmod(0o755)
@@ -82,7 +82,7 @@ def make(path: Path, backend: str) -> Path:
 
 
 def leave(path: Path, lock_file: str) -> None:
-    """Leave the lock file as it is, or so that only its owner reads it, or not at all."""
+    """Leave the lock file as it is, make it readable for its owner only, or remove it."""
     if lock_file == "unreadable":
         (path / "LOCK").chmod(0o600)
     elif lock_file == "missing":
@@ -95,13 +95,13 @@ def state(path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def read(path: Path, backend: str) -> list[list[Any]]:
-    """Return what another user gets who reads twice at once, and then wants to write."""
+    """Return the results of another user, who opens two readers and then tries to write."""
     return namespaces.run_as_another_user(READ, path, make(path.with_name("rehearsal"), backend))
 
 
 @pytest.mark.parametrize("lock_file", LOCK_FILES)
 def test_a_closed_database_is_read(public: Path, backend: str, lock_file: str) -> None:
-    """By several at once, who change nothing; who wants to write is told why not."""
+    """Another user opens several readers, which change nothing; opening to write raises `FileAccessError`."""
     path = make(public / "db", backend)
     leave(path, lock_file)
     before = state(path)
@@ -113,7 +113,7 @@ def test_a_closed_database_is_read(public: Path, backend: str, lock_file: str) -
 
 @pytest.mark.parametrize("backend", ["rocksdb", "duckdb"], indirect=True)
 def test_a_checkpoint_is_read(public: Path, backend: str) -> None:
-    """It is as open to others as what it was made of, and has no lock file before somebody writes it."""
+    """A checkpoint has the permissions of its database, and no lock file until it is opened to write."""
     make(public / "db", backend)
     with ts.open(public / "db") as db:
         db.checkpoint(public / "copy")
@@ -122,7 +122,7 @@ def test_a_checkpoint_is_read(public: Path, backend: str) -> None:
 
 
 def test_queues_are_as_open_as_their_database(public: Path, backend: str) -> None:
-    """So that another user can look at all of it."""
+    """Queues have the permissions of their database, so that another user can verify them."""
     for name in ("db", "rehearsal"):
         with ts.open(make(public / name, backend)) as db:
             db.queues.open("q").append([ts.Message("t", b"q")])
@@ -131,7 +131,7 @@ def test_queues_are_as_open_as_their_database(public: Path, backend: str) -> Non
 
 @pytest.mark.parametrize("lock_file", LOCK_FILES)
 def test_a_living_writer_is_noticed(public: Path, backend: str, lock_file: str) -> None:
-    """The engine lets others read beside it, or they are told who writes, if they can read that."""
+    """Beside a writer another user reads, if the engine allows it; otherwise the error names the writer if possible."""
     path = make(public / "db", backend)
     with ts.open(path, auto_compact=False) as db:
         leave(path, lock_file)
@@ -146,7 +146,7 @@ def test_a_living_writer_is_noticed(public: Path, backend: str, lock_file: str) 
 
 @pytest.mark.parametrize("lock_file", LOCK_FILES)
 def test_a_reader_keeps_writers_out(public: Path, lock_file: str) -> None:
-    """Where it can't share the lock file it shares the directory, which writers lock too."""
+    """A reader that can't open the lock file locks the directory instead, and writers lock both."""
     need("leveldb")
     path = make(public / "db", "leveldb")
     leave(path, lock_file)
@@ -163,7 +163,7 @@ def test_a_reader_keeps_writers_out(public: Path, lock_file: str) -> None:
 
 
 def test_what_others_may_not_enter_is_told(public: Path, backend: str) -> None:
-    """As databases are made by default."""
+    """Databases with the default permissions can't be opened by other users."""
     path = make(public / "db", backend)
     path.chmod(0o700)
     assert ["FileAccessError", "FileAccessError"] == [told[0] for told in read(path, backend)]

@@ -1,4 +1,4 @@
-"""Replays by the messages' own times: exact however late a message came, and without reading what lies elsewhere."""
+"""Replays by the messages' own times: exact for late messages, and reading few messages outside the range."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from topicstore_conformance.faults.clock import Clock
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
 PAIRS: list[Any] = [("memory", "wildcard_optimized", {"epoch_bits": 10}), ("rocksdb", "block", {})]
-"""A layout with epochs, and one that keeps to positions, which can be opened again."""
+"""A layout with epochs in memory, and one without epochs on a persistent backend."""
 OTHERS = [
     ("memory", "reference"),
     ("memory", "block"),
@@ -41,7 +41,7 @@ OTHERS = [
 
 @pytest.fixture
 def small_zones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zones of a few messages."""
+    """Use zones of five messages."""
     monkeypatch.setattr(zones, "SIZE", 5)
 
 
@@ -61,17 +61,17 @@ questions = st.lists(st.tuples(st.sampled_from(["#", "a", "+"]), times, times), 
 
 @attrs.define
 class History:
-    """A database and, by a plain list, what it must hold."""
+    """A database, and a plain list of the messages that it must hold."""
 
     path: Path
     arguments: dict[str, Any]
     db: ts.Database
     held: list[tuple[int, ts.Message]] = attrs.field(factory=list)
-    """With the generation."""
+    """Messages with their generations."""
     stored: int = 0
 
     def step(self, what: str, argument: Any) -> None:
-        """Do it to both."""
+        """Apply a step to the database and to the list."""
         db, generations = self.db, self.db.generations()
         match what:
             case "store":
@@ -105,7 +105,7 @@ class History:
                 self.db = ts.open(self.path)
 
     def check(self, db: ts.Database, topic_filter: str, start: int, until: int) -> None:
-        """Ask in every way, and also without saying by which time if positions go by the messages' own."""
+        """Compare all kinds of replay; with `timestamps="message"`, also without `by`."""
         for how in ({"by": "timestamp"}, {}) if db.manifest.timestamps == "message" else ({"by": "timestamp"},):
             self.check_by(db, topic_filter, {"start": start, "until": until, **how})
 
@@ -144,7 +144,7 @@ class History:
 )
 @pytest.mark.parametrize("timestamps", ["commit", "message"])
 def test_any_history(backend: str, layout: str, options: dict[str, Any], timestamps: str) -> None:
-    """Of late messages, shards, generations, deletes and openings: exactly what lies there, in order of positions."""
+    """After any history of late messages, generations, deletes and openings, a range finds exactly its messages."""
     need(backend)
 
     @settings(COSTLY, max_examples=tries(6, 60))
@@ -170,7 +170,7 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
 def test_more_messages_of_one_microsecond_than_positions_have(
     tmp_path: Path, backend: str, layout: str, options: dict[str, Any]
 ) -> None:
-    """Each is found, and deleted, at its own time; also in a later opening, and beside those of the next one."""
+    """More messages of one microsecond than it has positions are found and deleted at their own time, also reopened."""
     need(backend)
     how = {"backend": backend, "layout": layout, "options": {layout: options}, "timestamps": "message"}
     with ts.open(tmp_path / "db", **how) as db:
@@ -195,7 +195,7 @@ def test_more_messages_of_one_microsecond_than_positions_have(
 
 
 def test_where_no_position_is_displaced_nothing_else_is_read(tmp_path: Path) -> None:
-    """A range by position then reads what lies between positions, without looking at times."""
+    """While all positions are those of the messages' times, a range reads only its own messages."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", auto_compact=False) as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=START + n) for n in range(10_000)])
         before = messages_read(db)
@@ -204,7 +204,7 @@ def test_where_no_position_is_displaced_nothing_else_is_read(tmp_path: Path) -> 
 
 
 def test_a_clock_that_was_set_back_is_told_at_once(tmp_path: Path) -> None:
-    """By the first store that notices it, and once until the clock has caught up; everything is stored."""
+    """The first store after the clock was set back warns, and later ones don't until the clock has caught up."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
         db.store([ts.Message("a", b"1")])
@@ -241,7 +241,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.usefixtures("small_zones")
 def test_after_a_crash(tmp_path: Path) -> None:
-    """The zone that was being filled is a part of each write, so what is known of it is never too little."""
+    """After a kill the zone that was being filled is known, because each write stores it."""
     need("rocksdb")
     program = [sys.executable, "-c", CRASHING, str(tmp_path / "db"), str(START)]
     assert -signal.SIGKILL == subprocess.run(program, check=False).returncode
@@ -257,7 +257,7 @@ def test_after_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_an_archived_generation(tmp_path: Path) -> None:
-    """Its zones stay when its messages lie in an export; they go when it is dropped."""
+    """An archived generation keeps its zones until it is dropped."""
     pytest.importorskip("pyarrow")
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=START + n * 10**9) for n in range(30)])
@@ -276,7 +276,7 @@ def test_an_archived_generation(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
-    """It is in none, and so is always looked at."""
+    """Messages that were stored without zones are always read."""
     need("rocksdb")
     message = ts.Message("a", b"old", timestamp=START)
     with ts.open(tmp_path / "db", mode="x", backend="rocksdb") as db:
@@ -296,7 +296,7 @@ def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
-    """With its place, by who needs it and by verification; replays by position go on."""
+    """`verify` and replays that need a damaged zone report it with its place; replays by position still work."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"", timestamp=START)] * 12)
         engine = db.storage.shards[0].writer.open_engine()
@@ -312,7 +312,7 @@ def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
 
 
 def test_what_it_is_compared_with(tmp_path: Path) -> None:
-    """Positions unless it is said; anything else is refused."""
+    """`start` and `until` are compared with positions unless `by` says otherwise; any other `by` is refused."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"", timestamp=START)])
         assert [] == list(db.replay("a", START, START + 1))
@@ -332,8 +332,8 @@ def messages_read(db: ts.Database) -> int:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Half a million messages of a year, each batch with one from long ago, and one that came months late."""
-    path = tmp_path_factory.mktemp("large") / "db"  # nothing counts in the background: that reads messages too
+    """Half a million messages of a year; each batch has one of an earlier time, and one message is months late."""
+    path = tmp_path_factory.mktemp("large") / "db"  # counting in the background would read messages, too
     with ts.open(path, mode="x", backend="memory", layout="block", auto_compact=False) as db:
         for batch in range(50):
             at = START + batch * 10_000 * 60 * SECOND
@@ -345,7 +345,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
 
 @pytest.mark.parametrize("how", [{}, {"order": "time"}, {"reverse": True}, {"reverse": True, "limit": 2}])
 def test_hardly_more_than_a_zone_is_read_for_a_minute(large: ts.Database, how: dict[str, Any]) -> None:
-    """The zone that has the minute, and the one with what came late: of eight."""
+    """A replay of one minute reads the two of eight zones that hold it: one in order, and one with a late message."""
     before = messages_read(large)
     minute = START + 100 * 60 * SECOND
     found = list(large.replay("a", minute, minute + SECOND, by="timestamp", **how))
@@ -357,7 +357,7 @@ def test_hardly_more_than_a_zone_is_read_for_a_minute(large: ts.Database, how: d
 
 
 def test_nothing_is_read_for_a_time_without_messages(large: ts.Database) -> None:
-    """Neither before, after nor between: not even in zones that have messages on both sides."""
+    """A replay of a time without messages reads nothing, also if zones have messages before and after it."""
     before = messages_read(large)
     for start in (START - 10**14, START + 10**15):
         assert [] == list(large.replay("a", start, start + SECOND, by="timestamp"))

@@ -1,4 +1,4 @@
-"""Directories that somebody else has prepared: nothing is written through their links; what is made is the owner's."""
+"""Directories that an attacker has prepared: no symbolic link in them is followed, and new files are private."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = b"what is precious"
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[Path]:
-    """A file and a directory to which links lead, and which stay as they are."""
+    """A directory with a file, to which symbolic links point; a test must change neither."""
     directory = tmp_path / "victim"
     directory.mkdir()
     file = directory / "file"
@@ -33,7 +33,7 @@ def victim(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """The usual one, whatever that of this process is."""
+    """Set the usual umask, 022."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -57,7 +57,7 @@ OTHERS: dict[str, Callable[[Path], object]] = {"a directory": Path.mkdir, "a pip
 
 
 def put(kind: str, path: Path) -> None:
-    """Put something else where a file, or a directory of a database was."""
+    """Replace a file or a directory of a database by something of another kind."""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ def put(kind: str, path: Path) -> None:
 @pytest.mark.parametrize("name", [MANIFEST, "LOCK", "closed", "shard-0000", "queues", "queues/q"])
 @pytest.mark.parametrize("kind", [*OTHERS, "a file"])
 def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str, kind: str) -> None:
-    """By an error that names it, whether it is opened to be written or read; nothing waits for who writes a pipe."""
+    """A file of a wrong kind is an error that names it, to write or to read; no opening waits at a pipe."""
     need(backend)
     path = tmp_path / "db"
     with ts.open(path, backend=backend) as db:
@@ -100,7 +100,7 @@ def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp
 
 
 def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
-    """A link that somebody puts in its place is replaced, and not written through."""
+    """A symbolic link in the place of a draft is replaced, and not written through."""
     (tmp_path / "draft").symlink_to(victim / "file")
     replace_file(tmp_path / "file", b"new", draft=tmp_path / "draft")
     assert b"new" == (tmp_path / "file").read_bytes()
@@ -112,7 +112,7 @@ def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
     ["LOCK", MANIFEST, "shard-0000", "shard-0000/LOCK", "shard-0000/rocksdict-config.json", "queues", "queues/q"],
 )
 def test_links_in_a_database_are_not_followed(tmp_path: Path, victim: Path, name: str) -> None:
-    """It can be read where that writes nothing, but not be opened to write, nor a queue in it."""
+    """A database with symbolic links in it can't be opened to write."""
     need("rocksdb")
     path = tmp_path / "db"
     with ts.open(path) as db:
@@ -151,9 +151,9 @@ def test_a_checkpoint_and_an_export_follow_no_link(tmp_path: Path, victim: Path)
 
 @pytest.mark.usefixtures("umask")
 def test_directories_are_the_owners(tmp_path: Path) -> None:
-    """Others can't enter a database, a copy or an export, unless they are let; what was there keeps its permissions.
+    """Databases, copies and exports are private by default, and existing directories keep their permissions.
 
-    Directories above it that are made with it are like any other new directory.
+    Parent directories that are created with them get the usual permissions.
     """
     need("rocksdb")
     with ts.open(tmp_path / "above" / "db"):
@@ -176,7 +176,7 @@ def test_directories_are_the_owners(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("umask")
 def test_a_failed_import_keeps_the_permissions_of_an_empty_directory(tmp_path: Path) -> None:
-    """What it removes is what it has made."""
+    """A failed import removes only what it has created."""
     need("rocksdb")
     path = tmp_path / "db"
     path.mkdir(0o700)
@@ -197,7 +197,7 @@ def test_what_is_written_out_follows_no_link(tmp_path: Path, victim: Path) -> No
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_names_that_are_never_a_databases_are_in_nobodys_way(tmp_path: Path, victim: Path, backend: str) -> None:
-    """The root of a volume, and the links by which editors lock files, also while a database is open and closed."""
+    """Entries such as `lost+found`, and editors' lock links, don't prevent opening."""
     need(backend)
     root = tmp_path / "volume"
     for name in ("lost+found", ".snapshot"):
@@ -215,7 +215,7 @@ def test_names_that_are_never_a_databases_are_in_nobodys_way(tmp_path: Path, vic
 
 
 def test_what_is_in_the_way_of_a_new_database_is_named(tmp_path: Path) -> None:
-    """Up to three names, and how many more there are."""
+    """The error for a directory that isn't empty lists up to three names, and the number of others."""
     for name in ("e", "d", "c", "b", "a", ".hidden"):
         (tmp_path / name).touch()
     with pytest.raises(ts.NotADatabaseError, match=r"In the way: a, b, c and 2 more$"):

@@ -1,4 +1,4 @@
-"""Databases where nothing can be written: they are read, by several at once, and never beside a writer."""
+"""Databases on read-only file systems: several readers can open them, but not beside a writer that excludes readers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _possible() -> None:
 
 @pytest.fixture(params=BACKENDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path, run_until: Callable[..., Any]) -> Path:
-    """A database whose writer was killed, so that its log is still to be read."""
+    """A database whose writer was killed, so that opening must replay its log."""
     need(request.param)
     run_until(None, CRASH, str(tmp_path / "db"), request.param)
     return tmp_path / "db"
@@ -58,7 +58,7 @@ def files(path: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("with_lock", [True, False])
 def test_a_read_only_file_system_is_read(database: Path, *, with_lock: bool) -> None:
-    """Whether the lock file is there, which can't be made, or not. Who wants to write is told why not."""
+    """A database on a read-only file system can be read, with or without a lock file; opening to write is refused."""
     if not with_lock:
         (database / "LOCK").unlink()
     before = files(database)
@@ -70,7 +70,7 @@ def test_a_read_only_file_system_is_read(database: Path, *, with_lock: bool) -> 
 
 
 def test_its_writer_elsewhere_is_noticed(database: Path) -> None:
-    """What is read-only here may be written under another name: the lock is one."""
+    """A reader on a read-only mount sees the lock of a writer that has the directory mounted writable."""
     with ts.open(database) as db:
         db.store([ts.Message("t", b"3")])
         beside = "concurrent_readers" in db.storage.capabilities
@@ -81,7 +81,7 @@ def test_its_writer_elsewhere_is_noticed(database: Path) -> None:
 
 
 def test_who_may_not_write_a_database_reads_it(database: Path) -> None:
-    """Without permission to write, as other users have; the lock file is there since somebody wrote."""
+    """A user without permission to write can read a database with an existing lock file."""
     for path in (database, *database.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:

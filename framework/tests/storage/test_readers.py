@@ -1,4 +1,4 @@
-"""`topicstore.open(mode="r")`: beside a writer in another process, behind one that was killed, and alone."""
+"""`topicstore.open(mode="r")`: beside a writer in another process, after a killed writer, and without a writer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import topicstore as ts
 from topicstore_conformance.conditions.skipping import need
 
 ALONE = ("duckdb", "leveldb")
-"""Backends of which one process has a database to itself."""
+"""Backends whose databases only one process can open at a time."""
 SMALL = {"rocksdb": {"write_buffer_bytes": 64 << 10}}
-"""So that RocksDB writes out, and compacts, all the time."""
+"""Makes RocksDB flush and compact all the time."""
 
 WRITER = """
 import sys
@@ -54,7 +54,7 @@ with ts.open(path, backend=backend, layout=layout, shards=2, options=options) as
 
 
 class Writer:
-    """A process that has a database open, and does what it is told."""
+    """A process that has a database open and executes commands."""
 
     def __init__(self, path: Path, backend: str = "rocksdb", layout: str = "block") -> None:
         arguments = [sys.executable, "-c", WRITER, str(path), backend, layout]
@@ -72,18 +72,18 @@ class Writer:
         self.process.stdin.flush()
 
     def do(self, command: str) -> int:
-        """Have a command done; return how many messages are stored."""
+        """Execute a command; return the number of stored messages."""
         self.begin(command)
         self.stored = int(self.line())
         return self.stored
 
     def pause(self) -> None:
-        """Stop all of its threads, until SIGCONT; return when they stand."""
+        """Stop all threads of the process until SIGCONT; return when they have stopped."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitpid(self.process.pid, os.WUNTRACED)
 
     def kill(self) -> None:
-        """End it with SIGKILL. May be called twice."""
+        """Kill the process with SIGKILL. May be called twice."""
         self.process.kill()
         self.process.communicate()
 
@@ -106,7 +106,7 @@ def numbers(db: ts.Database, topic_filter: str = "#") -> list[int]:
 
 
 def files(path: Path) -> dict[str, tuple[int, str]]:
-    """What tells whether any file of a database was changed; the lock says who holds it, readers link beside them."""
+    """Return the modification time and hash of each file, without lock files and the readers' hard links."""
     return {
         str(file): (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest())
         for file in path.rglob("*")
@@ -123,10 +123,10 @@ def some(count: int = 100) -> list[ts.Message]:
 
 @pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
 def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable[..., Writer], layout: str) -> None:
-    """At the opening and after each refresh it is everything, in between nothing new."""
+    """A reader sees everything committed when it was opened or last refreshed, and nothing newer."""
     writer = start("rocksdb", layout)
     writer.do("store 1000")
-    writer.pause()  # RocksDB writes out and compacts in threads of its own
+    writer.pause()  # RocksDB's own threads flush and compact
     before = files(tmp_path / "db")
     with ts.open(tmp_path / "db", mode="r") as db:
         assert db.read_only
@@ -137,13 +137,13 @@ def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable
         assert numbers(db) == list(range(1000))
         db.refresh()
         assert numbers(db) == list(range(1500))
-    writer.do("store 500")  # closing the reader did it no harm
+    writer.do("store 500")  # the closed reader hasn't affected the writer
     with ts.open(tmp_path / "db", mode="r") as db:
         assert numbers(db) == list(range(2000))
 
 
 def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """A generation stays for who reads it until the refresh; a cursor into it then says that it was dropped."""
+    """A reader keeps a dropped generation until it refreshes; cursors into it then raise."""
     writer = start()
     writer.do("store 1000")
     writer.do("add_generation")
@@ -168,7 +168,7 @@ def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., 
 
 
 def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """What is merged, deleted or added meanwhile costs a cursor no message and repeats none."""
+    """A cursor goes on after a refresh without losing or repeating messages, whatever was merged or added."""
     writer = start()
     writer.do("store 3000")
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -198,7 +198,7 @@ def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writ
 
 @pytest.mark.slow
 def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """Beside a writer that writes out and compacts all the time, each has all up to some batch, each message once."""
+    """Beside a busy writer, each refresh shows every message up to some batch exactly once."""
     writer = start()
     writer.do("store 300")
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -209,13 +209,13 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
                 found = [n for n in numbers(db) if db.shard_of(f"c{n % 3}") == shard]
                 expected = [n for n in range(found[-1] + 1) if db.shard_of(f"c{n % 3}") == shard]
                 assert expected == found
-                assert found[-1] >= writer.stored - 3  # of the last ones, each shard has one at least
+                assert found[-1] >= writer.stored - 3  # each shard has at least one of the last three
             writer.stored = int(writer.line())
 
 
 @pytest.mark.slow
 def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
-    """A view that was replaced serves who began to read in it, and goes with the last of them."""
+    """A replaced view serves reads that began in it, and is freed after the last of them."""
     with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", mode="r") as db:
         writer.store(some(5000))
         db.refresh()
@@ -235,7 +235,7 @@ def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
 
 
 def test_what_is_not_on_disk_is_not_shown_under_sync(tmp_path: Path) -> None:
-    """A reader of a database with durability sync puts on disk what it is about to show."""
+    """With `durability="sync"`, a reader fsyncs what it is about to show."""
     with ts.open(tmp_path / "db", durability="sync") as writer:
         writer.store(some())
         with ts.open(tmp_path / "db", mode="r") as db:
@@ -244,7 +244,7 @@ def test_what_is_not_on_disk_is_not_shown_under_sync(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ALONE)
 def test_others_say_why_they_are_locked(tmp_path: Path, start: Callable[..., Writer], backend: str) -> None:
-    """Where the backend can't read beside a writer: DatabaseLockedError with the holder and the reason."""
+    """If the backend can't read beside a writer, `DatabaseLockedError` names the writer's process and the reason."""
     need(backend)
     writer = start(backend)
     says = f"process {writer.process.pid} .*one process has a database at a time"
@@ -258,7 +258,7 @@ def test_others_say_why_they_are_locked(tmp_path: Path, start: Callable[..., Wri
 
 @pytest.mark.parametrize("backend", ["rocksdb", *ALONE])
 def test_reads_what_was_closed(tmp_path: Path, backend: str) -> None:
-    """Every backend's, more than once, without changing a file; alone where it must be."""
+    """A closed database of any backend can be read repeatedly; only LevelDB changes its files."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, shards=2) as db:
         db.store(some())
@@ -274,7 +274,8 @@ def test_reads_what_was_closed(tmp_path: Path, backend: str) -> None:
             assert db.info().messages == 200
             db.refresh()
             assert len(numbers(db)) == 200
-        assert backend == "leveldb" or files(tmp_path / "db") == before  # it tidies up whenever it is opened
+        # LevelDB rewrites its own files at each opening.
+        assert backend == "leveldb" or files(tmp_path / "db") == before
     with ts.open(tmp_path / "db") as db:
         assert not db.read_only
         db.refresh()
@@ -283,7 +284,7 @@ def test_reads_what_was_closed(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["rocksdb", *ALONE])
 def test_reads_what_a_killed_process_left(tmp_path: Path, start: Callable[..., Writer], backend: str) -> None:
-    """All that it had acknowledged is there, and a writer finds it so afterwards."""
+    """A reader sees all acknowledged messages of a killed writer, and the next writer sees the same."""
     need(backend)
     writer = start(backend)
     writer.begin("forever 200")
@@ -294,14 +295,14 @@ def test_reads_what_a_killed_process_left(tmp_path: Path, start: Callable[..., W
     with ts.open(tmp_path / "db", mode="r") as db:
         found = numbers(db)
         assert found[:stored] == list(range(stored))
-    if backend != "leveldb":  # which tidies up its own files whenever it is opened
+    if backend != "leveldb":  # LevelDB rewrites its own files at each opening
         assert files(tmp_path / "db") == before
     with ts.open(tmp_path / "db") as db:
         assert numbers(db) == found
 
 
 def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
-    """What has a tombstone is invisible; removing it is left to who writes."""
+    """A reader hides a generation with a tombstone, and leaves removing it to a writer."""
     with ts.open(tmp_path / "db") as db:
         db.store(some())
         db.add_generation()
@@ -314,7 +315,7 @@ def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
 
 
 def test_the_open_epoch_is_replayed_but_no_cursor_reads_it(tmp_path: Path) -> None:
-    """A replay of one moment has all of it; a cursor stops where something may still come in between."""
+    """A replay includes the current epoch; a cursor stops before it, because messages may still be added in between."""
     options = {"wildcard_optimized": {"epoch_bits": 24}}
     with ts.open(tmp_path / "db", layout="wildcard_optimized", options=options) as db:
         db.store([ts.Message(f"a/{n % 50}/b", b"%09d" % n) for n in range(200)])
@@ -330,7 +331,7 @@ def test_the_open_epoch_is_replayed_but_no_cursor_reads_it(tmp_path: Path) -> No
 
 
 def test_writing_is_refused(tmp_path: Path) -> None:
-    """Whatever would change the database raises ReadOnlyDatabaseError, and changes nothing."""
+    """Every method that would change the database raises `ReadOnlyDatabaseError`, and changes nothing."""
     with ts.open(tmp_path / "db") as db:
         db.store(some())
     before = files(tmp_path / "db")
@@ -358,7 +359,7 @@ def test_writing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["rocksdb", *ALONE])
 def test_a_shard_that_is_missing_is_an_error(tmp_path: Path, backend: str) -> None:
-    """One shard's directory gone: EngineError naming it; the lock, if one was taken, is given back."""
+    """A missing directory of a shard raises an `EngineError` that names it, and any lock is released."""
     need(backend)
     path = tmp_path / "db"
     with ts.open(path, backend=backend, shards=2) as db:
@@ -372,14 +373,14 @@ def test_a_shard_that_is_missing_is_an_error(tmp_path: Path, backend: str) -> No
 
 
 def test_arguments_that_contradict_the_manifest(tmp_path: Path) -> None:
-    """As for any opening."""
+    """Arguments that contradict the manifest are refused, as by any opening."""
     ts.open(tmp_path / "db", options=SMALL).close()
     with pytest.raises(ts.ManifestMismatchError):
         ts.open(tmp_path / "db", mode="r", layout="skipstream")
 
 
 def test_closed_is_closed(tmp_path: Path) -> None:
-    """Refreshing after the close raises; closing twice doesn't."""
+    """Refreshing a closed reader raises; closing it twice doesn't."""
     ts.open(tmp_path / "db").close()
     db = ts.open(tmp_path / "db", mode="r")
     db.close()

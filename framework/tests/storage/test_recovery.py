@@ -1,4 +1,4 @@
-"""A shard whose write failed takes writes again once the cause is gone, while the database stays open."""
+"""A shard whose write failed accepts writes again after `recover`, while the database stays open."""
 
 from __future__ import annotations
 
@@ -104,19 +104,19 @@ with ts.open(path) as db:
 @pytest.mark.parametrize("short", ["files", "room"])
 @pytest.mark.parametrize(("backend", "durability"), [*itertools.product(BACKENDS, ["commit"]), ("rocksdb", "sync")])
 def test_what_was_short_comes_back(tmp_path: Path, backend: str, durability: str, short: str) -> None:
-    """Nothing acknowledged is lost, a warning names a failed write that is there, and all readers go on."""
+    """No acknowledged write is lost; a warning names a failed write that was stored; all readers go on."""
     need(backend)
     said = {name: rest for name, *rest in namespaces.run(SHORT, tmp_path / "db", backend, durability, short)}
     assert said["failed"][0], "the shortage was not met"
     assert said["numbers"] == [[0], []]
-    assert said["nevertheless"] in ([0, 0], [1, 1])  # as DuckDB has it if the log's directory can't be synced
+    assert said["nevertheless"] in ([0, 0], [1, 1])  # DuckDB has [1, 1] if the log's directory can't be synced
     assert [said["whole"], said["replayed"], said["given"]] == [[True, True], [True, True], [True]]
     assert [said["damages"], said["reopened"]] == [[[]], [True]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_reads_continue_across_a_recovery(tmp_path: Path, backend: str) -> None:
-    """A scan goes on after the last key that it has yielded, in both directions; a snapshot says that it can't."""
+    """Scans continue after their last key in both directions; a snapshot of the closed engine raises."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
         shard = db.storage.shards[0]
@@ -140,14 +140,14 @@ def test_reads_continue_across_a_recovery(tmp_path: Path, backend: str) -> None:
                 [key for chunk in (first, *rest) for key, _ in chunk] for first, rest in zip(begun, scans, strict=True)
             ]
             assert found == [keys, keys[::-1], keys[:700], keys[:-701:-1]]
-            if backend != "duckdb":  # whose file stays open
+            if backend != "duckdb":  # DuckDB's file stays open
                 with pytest.raises(ts.EngineError, match="read again"):
                     snapshot.get(STATE, keys[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_recovery_that_finds_no_room_leaves_the_shard_readable(tmp_path: Path, backend: str) -> None:
-    """The engine isn't closed before there is room, and stays readable if it can't be opened to write."""
+    """Without space, `recover` doesn't close the engine, and the shard stays readable."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
         db.store([ts.Message("t", b"1")])
@@ -164,7 +164,7 @@ def test_a_recovery_that_finds_no_room_leaves_the_shard_readable(tmp_path: Path,
 
 
 def test_an_engine_that_can_not_be_opened_is_opened_later(tmp_path: Path) -> None:
-    """Reads raise an error meanwhile that doesn't say that the database is closed."""
+    """If the engine can't be reopened, reads raise an error that doesn't say that the database is closed."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         db.store([ts.Message("t", b"1")])
         _fail(db)
@@ -180,7 +180,7 @@ def test_an_engine_that_can_not_be_opened_is_opened_later(tmp_path: Path) -> Non
 
 
 def test_memory_can_not_be_opened_again(tmp_path: Path) -> None:
-    """A shard of a backend that isn't persistent says that it takes no writes, and keeps what it has."""
+    """A shard that isn't persistent can't be recovered, and keeps its messages readable."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("t", b"1")])
         _fail(db)
@@ -190,7 +190,7 @@ def test_memory_can_not_be_opened_again(tmp_path: Path) -> None:
 
 
 def _fail(db: ts.Database) -> None:
-    """Have a write of the only shard fail."""
+    """Make a write of the only shard fail."""
     engine = db.storage.shards[0].writer.engine
     with patch.object(engine, "write", side_effect=ts.StorageFullError("no room")), pytest.raises(ts.StorageFullError):
         db.store([ts.Message("t", b"failed")])

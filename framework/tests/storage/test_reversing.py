@@ -1,4 +1,4 @@
-"""Replays from the newest message back: how little of what is older they read, and what bounds them."""
+"""Replays in reverse: how few older messages they read, and how `limit`, `start` and `until` bound them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ START = 1_700_000_000 * SECOND
 
 
 def filled(path: Path, often: int) -> ts.Database:
-    """Return a database of 40 hours, some messages each six minutes, and now and then one of a rare topic."""
+    """Return a database of 40 hours, with messages every six minutes, and now and then one of a rare topic."""
     now = [START]
     how: dict[str, Any] = {"backend": "memory", "layout": "reference", "shards": 2, "clock": lambda: now[0]}
-    db = ts.open(path, mode="x", auto_compact=False, **how)  # counting reads messages too
+    db = ts.open(path, mode="x", auto_compact=False, **how)  # counting would read messages, too
     for number in range(400):
         now[0] += 360 * SECOND
         rare = [ts.Message("rare/x", b"%d" % number, "r")] if number % 50 == 0 else []
@@ -28,7 +28,7 @@ def filled(path: Path, often: int) -> ts.Database:
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """A database of 100,000 messages, of which tests only read."""
+    """A database of 100,000 messages, which tests only read."""
     with filled(tmp_path_factory.mktemp("often") / "db", 250) as db:
         yield db
 
@@ -38,14 +38,14 @@ def messages_read(db: ts.Database) -> int:
 
 
 def test_hardly_more_is_read_than_is_asked_for(db: ts.Database) -> None:
-    """Of 100,000 messages: some of the newest for the last ten, whatever lies before them."""
+    """The newest ten of 100,000 messages are found by reading at most 1,000."""
     before = messages_read(db)
     assert [b"399"] * 10 == [m.payload for m in db.replay("#", reverse=True, limit=10)]
     assert 10 <= messages_read(db) - before <= 1_000
 
 
 def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database) -> None:
-    """A batch of one moment comes back whole and turned round, by a few at a time."""
+    """A large batch at one time is returned whole and reversed, a few rows at a time."""
     got = list(db.replay_arrow("#", reverse=True, limit=1_000, batch_size=7))
     assert 1_000 == sum(batch.num_rows for batch in got)
     assert 7 == max(batch.num_rows for batch in got)
@@ -54,7 +54,7 @@ def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database
 
 
 def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> None:
-    """As by any replay: fewer messages than there were are no answer. One that was handed out already is not."""
+    """A replay raises if a generation is dropped that it hasn't read yet, and goes on if it has."""
     with filled(tmp_path / "db", 9) as db:
         db.add_generation()
         db.store([ts.Message("rare/x", b"between", "r")])
@@ -72,7 +72,7 @@ def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_bounds(db: ts.Database, reverse: bool) -> None:
-    """No message is asked for, more than there are, or between two times; nonsense is refused at once."""
+    """`limit` may be 0 or above the number of messages; `start` and `until` apply; wrong values raise at once."""
     assert [] == list(db.replay("#", reverse=reverse, limit=0))
     assert 8 == len(list(db.replay("rare/x", reverse=reverse, limit=10**9)))
     some = list(db.replay("rare/x", START, START + 101 * 360 * SECOND, reverse=reverse, limit=2))
@@ -85,7 +85,7 @@ def test_bounds(db: ts.Database, reverse: bool) -> None:
 
 
 def test_an_empty_database_has_no_newest_message(tmp_path: Path) -> None:
-    """Before anything was stored, and when everything is deleted again."""
+    """A reverse replay of an empty database, or of one whose messages were deleted, yields nothing."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="reference") as db:
         assert [] == list(db.replay("#", reverse=True))
         db.store([ts.Message("a", b"")])
@@ -94,7 +94,7 @@ def test_an_empty_database_has_no_newest_message(tmp_path: Path) -> None:
 
 
 def test_where_the_messages_are_is_known_without_looking_for_it(tmp_path: Path) -> None:
-    """Also if none came for years before the end of the time, and by their own times, which were long before."""
+    """A reverse replay with `until` reads few messages, also after years without any, by either kind of time."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
         began = clock.now

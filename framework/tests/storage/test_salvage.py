@@ -1,4 +1,4 @@
-"""What lies behind damage is stored again at its place; all else is as it was before the damage."""
+"""Messages after a damaged part of the log are salvaged at their positions; state is that from before the damage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def shown(db: ts.Database, topic_filter: str = "#") -> dict[int, Message]:
 
 
 def killed_in_its_second_life(path: Path, backend: str, **how: Any) -> Made:
-    """Return a database as a kill leaves it, whose log has sixty batches of names known before, and what it had."""
+    """Return a database as a kill leaves it, and the messages that it had.
+
+    Its log has sixty batches, with topics and client ids that were already stored before.
+    """
     pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel", "duckdb": "duckdb"}[backend])
     with ts.open(path / "open", backend=backend, durability="sync", auto_compact=False, **how) as db:
         db.store([Message(f"t/{number}", b"first", f"c{number}") for number in range(4)])
@@ -52,7 +55,7 @@ def killed_in_its_second_life(path: Path, backend: str, **how: Any) -> Made:
 
 
 def damage_log(path: Path, share: float = 0.5) -> None:
-    """Flip a bit of the largest log, so much of it behind its beginning."""
+    """Flip a bit of the largest log, at this share of its length."""
     logs = [*(path / "shard-0000").glob("[0-9]*.log"), *(path / "shard-0000").glob("*.wal")]
     log = max(logs, key=lambda each: each.stat().st_size)
     flip(log, int(log.stat().st_size * share))
@@ -64,7 +67,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
-    """All but what shares the damaged 32 KB, at its old position; state is that from before the damage."""
+    """All messages outside the damaged 32 KB block keep their positions; state is from before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, backend)
     damage_log(path)
     shutil.copytree(path, tmp_path / "before")
@@ -94,7 +97,7 @@ def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
 
 
 def test_where_nothing_behind_it_can_be_read(tmp_path: Path) -> None:
-    """DuckDB reads nothing behind damage: it is as before the damage."""
+    """DuckDB can read nothing after the damage, so the database has the messages from before it."""
     path, stored = killed_in_its_second_life(tmp_path, "duckdb")
     damage_log(path)
     with pytest.warns(RuntimeWarning, match="lacks the last"):
@@ -108,7 +111,7 @@ def test_where_nothing_behind_it_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_damage_at_the_very_beginning(tmp_path: Path, backend: str) -> None:
-    """Of a database that never wrote out its log nothing may be left: it is empty then, and in order."""
+    """Damage at the beginning of the only log leaves an empty database without further damage."""
     pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel"}[backend])
     draw = random.Random(1)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
@@ -128,7 +131,7 @@ def test_damage_at_the_very_beginning(tmp_path: Path, backend: str) -> None:
 
 
 def test_what_fails_while_it_is_read_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is cut when all was read."""
+    """If reading fails during salvage, the log is left unchanged: it is truncated only at the end."""
     path, _ = killed_in_its_second_life(tmp_path, "rocksdb")
     damage_log(path)
     before = contents(path / "shard-0000")
@@ -152,7 +155,7 @@ UNREADABLE = pytest.mark.parametrize("error", [CorruptionError("bad"), NewerForm
 def test_where_nothing_behind_it_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The database goes on from before the damage, and a warning says why nothing was salvaged."""
+    """If the engine can't be opened after the damage, messages from before it remain, and a warning says why."""
     path, stored = killed_in_its_second_life(tmp_path, "rocksdb")
     damage_log(path)
     kind = load_target(registry().backend("rocksdb"))
@@ -177,7 +180,7 @@ def test_where_nothing_behind_it_can_be_opened(
 def test_where_what_was_learned_can_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Nothing of that slab is found, and counted as lost."""
+    """If the learned topics of a slab can't be read, none of its messages is salvaged, and all count as lost."""
     path, stored = killed_in_its_second_life(tmp_path, "rocksdb")
     damage_log(path)
     tried = []
@@ -200,7 +203,7 @@ def test_where_what_was_learned_can_not_be_read(
 
 @pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
 def test_what_can_not_be_read_is_left_out(layout: str) -> None:
-    """And what lies around it is found, however far apart."""
+    """Damaged values are skipped, and messages around them are found, however far apart."""
     now = [LATER]
     options = {layout: {"epoch_bits": 10}} if layout == "wildcard_optimized" else {}
     how = {"backend": "memory", "layout": layout, "options": options}
@@ -222,7 +225,7 @@ def test_what_can_not_be_read_is_left_out(layout: str) -> None:
 
 
 def damage_every_tenth(shard: Shard) -> int:
-    """Damage values of messages; return how many."""
+    """Damage every tenth value; return the number of damaged values."""
     engine, write = shard.writer.open_engine(), WriteBatch()
     pairs = [
         (space, key, value)
@@ -238,6 +241,6 @@ def damage_every_tenth(shard: Shard) -> int:
 
 
 def read_behind(shard: Shard, position: int) -> dict[int, Message]:
-    """Return what is salvaged behind a position."""
+    """Return the messages that salvage finds after a position."""
     batch = messages_behind(shard, position)
     return {id_.position: message for id_, message in zip(batch.ids(), batch.to_messages(), strict=True)}

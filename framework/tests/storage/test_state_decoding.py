@@ -1,4 +1,4 @@
-"""Verification decodes what the framework keeps in the state: a value that no reader could take is told."""
+"""`verify` decodes all state records of the framework, and reports those that can't be decoded."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 from topicstore_conformance.backend.fixtures import put
 
 WRONG = {"newer": [99], "of other types": [1, {}, {}, {}], "not an array": 1}
-"""What no record of any kind is."""
+"""Values that no kind of record decodes."""
 
 
 def keep_value(storage: Storage, key: bytes, value: object) -> None:
-    """Keep a value with a right checksum."""
+    """Store a value with a valid checksum."""
     put(storage.shards[0].writer.open_engine(), STATE, {key: add_checksum(key, msgspec.msgpack.encode(value))})
 
 
 def keep(db: ts.Database) -> None:
-    """Have a database keep values of about every kind in its state."""
+    """Make a database store state records of almost every kind."""
     db.persistence.add("a/#")
     db.retention.set(max_age=1e6, filters={"nothing/#": 1.0})
     one = db.sessions.open("one", expiry_interval=3600, will=Will(ts.Message("will", b"gone", "one"), 1))
@@ -51,7 +51,7 @@ def pairs_of(db: ts.Database) -> list[tuple[bytes, bytes]]:
 
 
 def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
-    """All that sessions, subscriptions, retained messages, rules and retention keep has a decoder that takes it."""
+    """All state of sessions, subscriptions, retained messages, rules and retention has a decoder that accepts it."""
     with ts.open(tmp_path / "db", shards=1) as db:
         keep(db)
         pairs = pairs_of(db)
@@ -64,7 +64,7 @@ def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
-    """Of every kind, though its checksum is right."""
+    """A record of any kind that can't be decoded is reported, even if its checksum is right."""
     keys = [prefix + b"x" for prefix in state_decoders()]
     with ts.open(tmp_path / "db", shards=1) as db:
         for key in keys:
@@ -74,7 +74,7 @@ def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
 
 
 def answers(db: ts.Database) -> list[object]:
-    """Return what a database says of its state."""
+    """Return what a database's methods return from its state."""
     said: list[object] = [db.retained("#"), list(db.persistence), db.retention.settings, db.sessions.clients()]
     for client in ("one", "two"):
         session = db.sessions.open(client, expiry_interval=3600)
@@ -84,7 +84,7 @@ def answers(db: ts.Database) -> list[object]:
 
 @pytest.mark.slow
 def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
-    """Of each value, any bit: verification reports it, and what is asked fails or is answered as without it."""
+    """A flipped bit in any value is reported by `verify`, and reads fail or return the right result."""
     chance = random.Random(15)
     with ts.open(tmp_path / "made", shards=1, auto_compact=False) as db:
         keep(db)
@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opened", [True, False])
 def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
-    """In queues that are open, and in others."""
+    """The positions of queues are decoded, too, in queues that are open and in others."""
     with ts.open(tmp_path / "db", shards=1) as db:
         keep_value(db.queues.open("q")._storage, record._KEY, [1, {}])
         if opened:
@@ -119,6 +119,6 @@ def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
 
 
 def test_no_key_begins_with_two_prefixes() -> None:
-    """Else one kind of records would be decoded as another."""
+    """No key prefix begins with another, so that each record is decoded as its own kind."""
     prefixes = list(state_decoders())
     assert [] == [(a, b) for a in prefixes for b in prefixes if a is not b and a.startswith(b)]

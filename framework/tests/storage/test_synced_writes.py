@@ -1,4 +1,4 @@
-"""What is missing that was on disk once is told, and what to do about it is done when it is asked for."""
+"""Opening detects fsynced writes that are missing, and drops them only if `recovery` says so."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
-    """Return a killed database that has lost the last 10 of 30 acknowledged batches, without a trace in the engine."""
+    """Return a killed database that lacks the last 10 of 30 acknowledged batches; the engine can't know that."""
     with ts.open(tmp_path / "db", durability="sync", auto_compact=False) as db:
         for number in range(20):
             db.store([Message("t", b"%d" % number)])
@@ -43,7 +43,7 @@ def cut(tmp_path: Path) -> Path:
 
 
 def put_back(path: Path) -> None:
-    """Put an earlier state of the shard back, as if the database was killed."""
+    """Restore the earlier copy of the shard, as after a kill."""
     (path / "db" / "closed").unlink()
     shutil.rmtree(path / "db" / "shard-0000")
     (path / "earlier").rename(path / "db" / "shard-0000")
@@ -55,7 +55,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_lost_writes_are_told_at_each_opening(cut: Path, read_only: bool) -> None:
-    """With how many there are, and the times between which they were stored."""
+    """Each opening reports the number of lost writes, and the times between which they were stored."""
     before = {path: path.read_bytes() for path in cut.glob("*") if path.is_file() and path.name != "LOCK"}
     for _ in range(2):
         with pytest.raises(
@@ -67,7 +67,7 @@ def test_lost_writes_are_told_at_each_opening(cut: Path, read_only: bool) -> Non
 
 @pytest.mark.parametrize("recovery", ["point_in_time", "salvage"])
 def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
-    """It is warned of once; from then on the database is as if they had never been."""
+    """With `recovery`, opening warns once, and the database goes on without the lost writes."""
     with pytest.warns(RuntimeWarning, match="lacks the last 10"):
         db = ts.open(cut, recovery=recovery)
     with db:
@@ -79,7 +79,7 @@ def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
 
 @pytest.mark.filterwarnings("default::RuntimeWarning")
 def test_the_command_line_goes_on_without(cut: Path) -> None:
-    """``verify`` says what is missing, and with ``--recovery`` lets it go."""
+    """``verify`` reports lost writes, and with ``--recovery`` accepts the loss."""
     told = CliRunner().invoke(cli, ["verify", str(cut)])
     assert (1, True) == (told.exit_code, "lacks the last 10 of 31 writes" in told.stdout)
     accepted = CliRunner().invoke(cli, ["verify", "--recovery", "point_in_time", str(cut)])
@@ -95,7 +95,7 @@ def test_an_unknown_recovery_is_refused(tmp_path: Path) -> None:
 
 
 def test_state_that_is_lost_is_told(tmp_path: Path) -> None:
-    """Every write has a number, also one without messages."""
+    """Every write has a number, so that lost writes of state are reported, too."""
     with ts.open(tmp_path / "db", durability="sync") as db:
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
         db.state(0).write([ts.StateWrite(b"acknowledged", b"1")])
@@ -106,7 +106,7 @@ def test_state_that_is_lost_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [lambda _: b"", lambda data: data[:-1], lambda data: bytes(len(data))])
 def test_without_notes_nothing_is_missed(cut: Path, harm: Callable[[bytes], bytes]) -> None:
-    """A power failure may take them; what is there can be opened all the same."""
+    """If the file of synced writes is damaged or empty, the database can be opened, and nothing is reported."""
     notes = cut / "synced"
     notes.write_bytes(harm(notes.read_bytes()[:24]))
     with ts.open(cut) as db:
@@ -114,13 +114,13 @@ def test_without_notes_nothing_is_missed(cut: Path, harm: Callable[[bytes], byte
 
 
 def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
-    """They are written in turn."""
+    """The two slots of a shard are written in turn, so that a torn write leaves the previous one."""
     notes = SyncedWrites(tmp_path, bytes(16), 2)
     for writes in (1, 2, 3):
         notes.note(1, writes, writes * 100)
     assert (None, Synced(3, 300)) == (notes.read(0), notes.read(1))
     notes.close()
-    flip(tmp_path / "synced", 48)  # of the first slot of shard 1, which has the third note
+    flip(tmp_path / "synced", 48)  # the first slot of shard 1, written by the third call of `note`
     notes = SyncedWrites(tmp_path, bytes(16), 2)
     assert Synced(2, 200) == notes.read(1)
     notes.note(1, 4, 400)
@@ -129,7 +129,7 @@ def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 class FailingNotes:
-    """Makes notes fail, as on a disk that has a bad block where they are kept; says how many were asked for."""
+    """Makes writes to the file `synced` fail, and counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
         self.asked = 0
@@ -149,7 +149,7 @@ class FailingNotes:
 @pytest.mark.parametrize("durability", ["commit", "sync"])
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_a_note_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, durability: str) -> None:
-    """What is durable is stored, seen and heard of as without it; a warning and ``info`` tell of the note."""
+    """If writing to `synced` fails, messages are stored and delivered; a warning and ``info`` report the failure."""
     need(backend)
     db = ts.open(tmp_path / "db", backend=backend, durability=durability, auto_compact=False)
     db.flush()
@@ -181,13 +181,13 @@ def test_a_note_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_snapshot_of_hard_links_keeps_its_notes(tmp_path: Path, backend: str, closed: bool) -> None:
-    """The database that goes on doesn't change the file of the snapshot, whether it was closed meanwhile or not."""
+    """Writing to a database doesn't change the file `synced` in a snapshot of hard links, closed meanwhile or not."""
     need(backend)
     db = ts.open(tmp_path / "db", backend=backend, durability="sync", auto_compact=False)
     db.store([Message("t", b"1")])
     if closed:
         db.close()
-    # Engines go on writing to the files that they have open.
+    # engines keep writing to files that are open
     shutil.copytree(tmp_path / "db", tmp_path / "snapshot", copy_function=os.link if closed else shutil.copy2)
     (tmp_path / "snapshot" / "synced").unlink()
     os.link(tmp_path / "db" / "synced", tmp_path / "snapshot" / "synced")
@@ -203,7 +203,7 @@ def test_a_snapshot_of_hard_links_keeps_its_notes(tmp_path: Path, backend: str, 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_a_checkpoint_that_is_put_back(tmp_path: Path, backend: str) -> None:
-    """Its notes and its list of files take the place of those of what was stored later."""
+    """Restoring a checkpoint replaces `synced` and the list of files, so that later writes aren't reported as lost."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, durability="sync") as db:
         db.store([Message("t", b"1")])
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_put_back(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_writes_of_a_release_that_does_not_number_them(tmp_path: Path, stored: bool) -> None:
-    """Its writes count as present, though they begin again at 0."""
+    """Writes of an older release, which doesn't number writes, are not reported as lost."""
     with ts.open(tmp_path / "db", durability="sync", auto_compact=False) as db:
         for number in range(5):
             db.store([Message("t", b"%d" % number)])
@@ -246,7 +246,7 @@ def test_writes_of_a_release_that_does_not_number_them(tmp_path: Path, stored: b
 def test_a_note_that_fails_holds_up_neither_followers_nor_what_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages of a layout with epochs are seen, and generations come and go: they need the disk, not the note."""
+    """If writing to `synced` fails, messages still become visible, and generations can be added and dropped."""
     options = {"wildcard_optimized": {"epoch_bits": 10}}
     db = ts.open(
         tmp_path / "db",
@@ -266,7 +266,7 @@ def test_a_note_that_fails_holds_up_neither_followers_nor_what_makes_room(
 
 
 def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C within it leaves nothing unknown after the next flush."""
+    """After an interrupted write to `synced`, the next flush writes it again."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         log = db.storage.shards[0].writer
         real = log._note_synced
@@ -286,7 +286,7 @@ def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "duckdb"])
 def test_one_note_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Of an engine that syncs each write, too."""
+    """Each batch writes to `synced` once, also with an engine that syncs each write itself."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, durability="sync", auto_compact=False) as db:
         notes = FailingNotes(monkeypatch, 0)
@@ -299,7 +299,7 @@ def test_one_note_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backe
 
 
 def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
-    """Two threads never take a shard's note at once, which would write one slot twice: not of any engine."""
+    """A lock keeps two threads from writing the same slot of `synced`."""
     need("duckdb")
     with ts.open(tmp_path / "db", backend="duckdb", auto_compact=False) as db:
         log = db.storage.shards[0].writer
@@ -320,7 +320,7 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", ["directory", "fifo", "socket", "link"])
 def test_what_is_no_file(tmp_path: Path, made: str) -> None:
-    """If something else is in the place of the list of files, an error says so, and waits for no writer of a pipe."""
+    """Anything but a regular file in the place of `closed` is an error at opening, and no opening waits at a pipe."""
     with ts.open(tmp_path / "db") as db:
         db.store([Message("t", b"1")])
     file = tmp_path / "db" / "closed"
@@ -348,7 +348,7 @@ def test_what_is_no_file(tmp_path: Path, made: str) -> None:
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("made", ["directory", "fifo"])
 def test_notes_that_cannot_be_read_keep_nobody_out(tmp_path: Path, read_only: bool, made: str) -> None:
-    """There is a warning, and what can be opened is opened: the notes are advisory."""
+    """If `synced` can't be read, opening warns and continues, because it is advisory."""
     with ts.open(tmp_path / "db") as db:
         db.store([Message("t", b"1")])
     file = tmp_path / "db" / "synced"

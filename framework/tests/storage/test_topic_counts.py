@@ -1,4 +1,4 @@
-"""Counts kept in memory: what they are after all that changes a database, and how little is read for them."""
+"""Topic counts in memory: correct after every change of the database, and updated by reading few messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANGE = 100
 
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ts.Database]:
-    """A database of two shards, whose tables count a hundred messages each."""
+    """A database of two shards with tally tables of a hundred messages."""
     monkeypatch.setattr(counting, "RANGE", RANGE)
     with ts.open(tmp_path / "db", backend="memory", layout="block", shards=2, auto_compact=False) as db:
         yield db
@@ -38,7 +38,7 @@ def count(db: ts.Database) -> None:
 
 
 def check(db: ts.Database) -> None:
-    """Compare the counts with those of all messages, replayed."""
+    """Compare the counts with those of a replay of all messages."""
     held = Counter(message.topic for message in db.replay("#"))
     assert dict(held) == {one.topic: one.messages for one in db.topics()}
 
@@ -48,7 +48,7 @@ def messages_read(db: ts.Database) -> int:
 
 
 def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
-    """Whether or not tables count it meanwhile: nothing at all, if nothing was stored."""
+    """`topics` reads only messages stored since the last call, or since the last tally table."""
     store(db, 0, 2_000)
     check(db)
     for begin in range(2_000, 4_000, 50):
@@ -60,7 +60,7 @@ def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
     count(db)
     before = messages_read(db)
     db.topics()
-    assert messages_read(db) - before < 2 * RANGE  # of each shard what follows its tables
+    assert messages_read(db) - before < 2 * RANGE  # messages of each shard after its last table
     before = messages_read(db)
     db.topics()
     assert messages_read(db) == before
@@ -68,7 +68,7 @@ def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
 
 
 def test_tables_are_read_once(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are made later are added as they are made, merged or not, however many."""
+    """Tally tables are read once; later tables update the counts when they are made."""
     store(db, 0, 3_000)
     count(db)
     db.topics()
@@ -92,7 +92,7 @@ def test_tables_are_read_once(db: ts.Database, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_deleted_or_dropped_is_not_counted(db: ts.Database) -> None:
-    """Also if it was counted into a table between two calls."""
+    """Deleted and dropped messages aren't counted, even if a table counted them between two calls."""
     store(db, 0, 1_000)
     db.topics()
     store(db, 1_000, 2_000)
@@ -109,7 +109,7 @@ def test_what_is_deleted_or_dropped_is_not_counted(db: ts.Database) -> None:
 
 
 def test_counts_of_too_many_topics_are_not_kept(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted for each call."""
+    """If there are too many topics, counts aren't kept, and each call counts anew."""
     monkeypatch.setattr(topic_counts, "MOST_TOPICS", 10)
     store(db, 0, 1_000)
     check(db)
@@ -120,7 +120,7 @@ def test_counts_of_too_many_topics_are_not_kept(db: ts.Database, monkeypatch: py
 
 
 def test_matching_many_topics_at_once_is_matching_each() -> None:
-    """Topics in order, some of which are above others, beside others that only begin like them."""
+    """Matching all topics at once gives the same result as matching each, also with similar names and parent topics."""
     levels = ["a", "b", "$x", "a-", "", "a\n"]
     topics = sorted({"a", "$x", *(f"{one}/{two}" for one in levels for two in levels), "a/b/a", "a/b/b", "/", "b//a"})
     filters = ["#", "a", "a/#", "a/b/#", "+", "+/a", "+/+/#", "a/+", "a/+/b", "$x/#", "$x/+", "/#", "/+", "zz/#", "b/#"]
@@ -133,7 +133,7 @@ def test_matching_many_topics_at_once_is_matching_each() -> None:
 
 @pytest.mark.parametrize("parents", [[], ["a"], ["a", "b"], [""], ["none"]])
 def test_levels_have_what_is_below_them(parents: list[str]) -> None:
-    """As found topic by topic."""
+    """The counts of a level equal those computed topic by topic."""
     topics = sorted(["a", "a/b", "a/b/c", "a/b/d/e", "a-/b", "a-b", "a0", "/x", "/x/y", "b/c", "a/c"])
     levels = Levels.of(_tally(topics), parents)
     begin = [text.split("/") for text in topics if len(text.split("/")) > len(parents)]
@@ -149,6 +149,6 @@ def test_levels_have_what_is_below_them(parents: list[str]) -> None:
 
 
 def _tally(topics: list[str]) -> Tally:
-    """Return counts with one message more of each topic than of the one before."""
+    """Return a tally in which topic number n, from 0, has n + 1 messages."""
     rows = np.arange(len(topics), dtype=np.uint64)
     return Tally(topics, [""], rows, np.zeros_like(rows), rows, rows, rows + np.uint64(1), rows)
