@@ -1,6 +1,6 @@
-"""The command ``topicstore ds``: the sites of a durable storage, and which of them keep replicas of its shards.
+"""The command ``topicstore ds``: the sites of a durable storage, and the replicas of its shards.
 
-Names and output are those that the field knows, so that a script written for it reads ours.
+Names and output have the format of existing tools for durable storages, so that scripts written for those work here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ds", "sections"]
 
 _DIRECTORY = Path("topicstore-data")
-"""Where `topicstore serve` keeps its database unless it is told otherwise."""
+"""The default directory of the database that `topicstore serve` opens."""
 _SITE, _GAP = 16, "      "
 _SHARD, _TRANSITION = 34, 30
 """The widths of the columns that name a shard."""
@@ -68,7 +68,7 @@ _database_option = click.option(
 
 
 def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which server is meant, and hand its connection to a command that changes something."""
+    """Add the options that select a server, and call ``command`` with a connection to it; print ``ok`` afterwards."""
 
     @_database_option
     @_url_option
@@ -155,7 +155,7 @@ def forget(connection: Connection, site: str) -> None:
 
 @contextmanager
 def _connection(path: Path, url: str | None, token_file: Path | None) -> Iterator[Connection | None]:
-    """Open a connection to the server at a URL, or to the one that has a database open; None if there is none."""
+    """Connect to the server at ``url`` or, without it, to the server that has ``path`` open; yield None if none has."""
     if url is None:
         if token_file is not None:
             raise click.UsageError("--token-file is for --url; a server that is found tells its token itself")
@@ -179,7 +179,7 @@ def _token(file: Path) -> str:
 
 
 def sections(found: Placement) -> Iterator[str]:
-    """Yield the lines that the field knows; transitions are shown only while there are some."""
+    """Yield the lines of ``ds info``; the section of transitions is included only if there are any."""
     from topicstore.cli.terminal.display import visible
 
     yield from ("THIS SITE:", found.this, "", "SITES:")

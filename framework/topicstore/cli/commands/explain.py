@@ -63,7 +63,7 @@ def _summary(found: Explanation) -> Panel:
 
 
 def _slabs(found: Explanation) -> Answer:
-    """Yield what was read, and what the layouts have learned of the matching topics."""
+    """Yield the table of reads in each slab, and the table of streams that may match."""
     places = [(one.shard, one.generation) for one in found.slabs]
     places += [(one.shard, one.generation) for one in found.unread]
     shards, generations = map(len, map(set, zip(*places, strict=True)))

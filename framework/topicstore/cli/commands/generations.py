@@ -45,7 +45,7 @@ def list_(db: AnyDatabase) -> Answer:
 def generations_table(
     found: Iterable[GenerationInfo], title: str | None = None, *, archived: Collection[int] = ()
 ) -> Table:
-    """Return a table of generations; the options of each, as they are written, are below the name of its layout."""
+    """Return a table of generations; the options of each are listed as NAME=VALUE below the name of its layout."""
     rows = [
         (
             one.number,
@@ -92,7 +92,7 @@ def add(db: AnyDatabase, named: str | None, *, layout: str | None, options: tupl
 
 
 def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
-    """Return options of a layout; plain NAME=VALUE is enough, because no other plugin has options here."""
+    """Return the options of a layout. NAME=VALUE is accepted besides LAYOUT.NAME=VALUE, because only it has options."""
     names = []
     for text in options:
         plugin, dot, name = text.partition(".")

@@ -194,7 +194,7 @@ def _generations(db: AnyDatabase, file: Path) -> list[Source]:
 
 @contextlib.contextmanager
 def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path]) -> Iterator[AnyDatabase]:
-    """Open a database, or create one whose positions go by the messages' own times.
+    """Open a database, or create one whose positions follow the messages' own times.
 
     A new database is removed again if the import fails before anything was stored.
     """
@@ -209,14 +209,14 @@ def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path
             yield db
         except BaseException:
             if new and not db.info().messages:
-                (path / MANIFEST).unlink(missing_ok=True)  # nobody opens it now, because it is locked
+                (path / MANIFEST).unlink(missing_ok=True)  # no other process opens it, because it is still locked
                 db.close()
                 _remove(path, and_itself=not there)
             raise
 
 
 def _remove(path: Path, *, and_itself: bool) -> None:
-    """Remove a database. A directory that existed before the database keeps its permissions."""
+    """Remove a database: the whole directory, or only the contents if the directory existed before the database."""
     if and_itself:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -228,9 +228,10 @@ def _remove(path: Path, *, and_itself: bool) -> None:
 
 
 def _like(exports: Sequence[Path]) -> dict[str, Any]:
-    """Return the arguments for a new database for exports: the shards of the first, and late messages if it had them.
+    """Return the arguments of a new database that exports are restored into, taken from the first export.
 
-    If positions were times of storing, the messages' own times needn't be in the order of positions.
+    These are its number of shards, and its handling of late messages. If its positions were times of storing, its
+    messages' own times may not rise with positions, so late messages must be accepted (``late="lift"``).
     """
     if not exports:
         return {}

@@ -99,7 +99,7 @@ def _shards(found: DatabaseInfo, alone: set[str]) -> Table:
 
 
 def _slabs(found: DatabaseInfo, alone: set[str]) -> Table:
-    """Return what the layouts report, without their counts of reads: the database was just opened."""
+    """Return the table of the layouts' reports by slab, without read counters: the database was just opened."""
     rows = [
         (shard.number, number, slab.streams, _details(slab.details))
         for shard in found.shards
@@ -110,5 +110,5 @@ def _slabs(found: DatabaseInfo, alone: set[str]) -> Table:
 
 
 def _details(named: Mapping[str, str | int]) -> Text:
-    """Return names and values, one pair a line."""
+    """Return a cell with a name and its value on each line."""
     return lines(f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["learned_topics"]
 
 _SHOWN = 5
-"""The number of a node's children that are shown, besides a wildcard."""
+"""The number of a node's children that are shown, besides its wildcards."""
 _MEANINGS = {"+": "(all other)", "$+": "(all other)", "#": "(all other, and what follows)"}
-"""The levels that stand for others."""
+"""The wildcard levels of learned topics, with their explanations."""
 _WILDCARDS = "A level's first tokens (thresholds) keep streams of their own; + and # take the rest"
 
 _Stream = tuple[int, int, int]
@@ -85,20 +85,20 @@ def _why_unlearned(generation: GenerationInfo, archived: set[int]) -> str:
 
 @attrs.define(eq=False)
 class _Node:
-    """One level of topics, of all the shards and generations shown."""
+    """A node of the topic tree, merged over all shown shards and generations."""
 
     children: dict[str, _Node] = attrs.field(factory=dict)
     streams: list[_Stream] = attrs.field(factory=list)
-    """The streams of topics that end here."""
+    """The streams of the topic pattern that ends at this node."""
     streams_within: int = 0
-    """The number of streams here and below."""
+    """The number of streams of this node and of all nodes below it."""
 
     def ordered(self) -> list[tuple[str, _Node]]:
-        """Return the children with their levels; wildcards come after other levels."""
+        """Return the children with their levels, sorted naturally, wildcards last."""
         return sorted(self.children.items(), key=lambda item: (item[0] in _MEANINGS, natural(item[0])))
 
     def add(self, path: Iterable[str], stream: _Stream | None) -> None:
-        """Add a stream at the end of a path below this node, with the nodes that are missing."""
+        """Add a stream at the end of a path below this node, and create missing nodes on the way."""
         node = self
         node.streams_within += stream is not None
         for level in path:
@@ -108,7 +108,7 @@ class _Node:
             node.streams.append(stream)
 
     def below(self) -> Iterator[dict[str, object]]:
-        """Yield the nodes below this one as JSON has them, parents before children."""
+        """Yield the nodes below this one as objects for JSON, parents before children."""
         left: list[tuple[tuple[str, ...], _Node]] = [((), self)]
         while left:
             path, node = left.pop()
@@ -121,7 +121,7 @@ class _Node:
 
 @attrs.frozen
 class _Row:
-    """A line of the tree: a node, or the summary of siblings that are left out."""
+    """A line of the tree: a node, or a summary of siblings that are not shown."""
 
     depth: int
     label: str
@@ -130,7 +130,7 @@ class _Row:
 
 
 def _rows(root: _Node) -> Iterator[_Row]:
-    """Yield the lines of the tree, parents before children; wide nodes have a few children and a summary."""
+    """Yield the lines of the tree, parents before children. Of many children, the first few and a summary are shown."""
     left = _groups(root, 1)
     while left:
         depth, group = left.pop()
@@ -145,7 +145,10 @@ def _rows(root: _Node) -> Iterator[_Row]:
 
 
 def _groups(node: _Node, depth: int) -> list[tuple[int, list[tuple[str, _Node]]]]:
-    """Group the children of a node, the last first: each alone, but those that are too many before the wildcard."""
+    """Return the children of a node as groups for lines, last group first.
+
+    Each group has one child, except that the children beyond the first `_SHOWN` form a single group.
+    """
     children = node.ordered()
     own = sum(level not in _MEANINGS for level, _ in children)
     shown = own if own <= _SHOWN + 1 else _SHOWN

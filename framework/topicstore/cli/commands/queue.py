@@ -88,6 +88,6 @@ def drop(db: AnyDatabase, name: str, *, yes: bool) -> Answer:
 
 
 def _check_there(db: AnyDatabase, name: str) -> None:
-    """Refuse the name of a missing queue, which the library would create."""
+    """Raise `click.BadParameter` if there is no such queue, because opening it would create it."""
     if name not in db.queues:
         raise click.BadParameter(f"there is no queue {name!r}", param_hint="'NAME'")

@@ -23,7 +23,7 @@ from topicstore.storage.reading.following import Following
 __all__ = ["replay"]
 
 _LOOK_EVERY = 0.5
-"""The seconds between two looks at a database that is followed; each opens its files again."""
+"""The seconds between two polls of a followed database; each poll opens its files again."""
 
 
 @click.command()
@@ -103,7 +103,7 @@ def replay(
 
 
 def _follow(db: AnyDatabase, topic_filter: str, start: int) -> Iterator[list[topicstore.Message]]:
-    """Yield the stored messages, and then those that another process stores, one list for each look."""
+    """Yield the stored messages, and then those that another process stores, in lists."""
     if not isinstance(db, topicstore.Database):
         yield from db.follow(topic_filter, start)
         return
@@ -119,7 +119,7 @@ def _follow(db: AnyDatabase, topic_filter: str, start: int) -> Iterator[list[top
 
 
 def _nothing(db: AnyDatabase) -> str:
-    """Return an explanation for a person when nothing matches."""
+    """Return a message that explains why nothing was printed: the database is empty, or nothing matches."""
     if not any(generation.messages for generation in db.generations()):
         return "no messages: the database holds none"
     newest = max(shard.watermark for shard in db.info().shards)

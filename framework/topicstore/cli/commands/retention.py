@@ -40,7 +40,7 @@ def _size(text: str) -> int | str:
 
 
 def _filter_age(text: str) -> tuple[str, float | str]:
-    """Return a topic filter and how long its messages stay: seconds, `FOREVER` or `NONE`."""
+    """Parse FILTER=TIME; return the topic filter and the time its messages stay: seconds, `FOREVER` or `NONE`."""
     topic_filter, _, length = text.rpartition("=")
     if not topic_filter:
         raise click.BadParameter(f"{text!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'")
@@ -77,7 +77,7 @@ def show(db: AnyDatabase) -> Answer:
 
 
 def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
-    """Return the settings in a form for people."""
+    """Return the settings as pairs of label and text, for people."""
     rotation = settings.rotation
     full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
     archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]

@@ -129,7 +129,7 @@ def _plain(info: SessionInfo, lags: Mapping[str, Lag]) -> dict[str, object]:
 
 
 def _lag(*lags: Lag) -> tuple[str, str]:
-    """Return, for people, the messages and the time that a session is behind by all of these."""
+    """Return, as texts, the sum of lags: the messages and the time that a session is behind."""
     lag = sum(lags, Lag.none())
     messages = f"{'' if lag.exact else '~'}{lag.messages:,}"
     return messages, span_text(round(lag.seconds * 1e6)) if lag.messages else ""

@@ -66,5 +66,5 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _flat(value: Any) -> Any:
-    """Return a value for one cell: nested values as JSON."""
+    """Return a value for a table cell; nested values become JSON."""
     return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value
