@@ -92,8 +92,8 @@ def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
 def ds() -> None:
     """Show and change which sites keep the shards of a durable storage.
 
-    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is a storage's name: messages.
-    The server is found by the directory of its database, or asked at --url.
+    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is the name of a storage;
+    the only one is messages. The server is found by the directory of its database, or by --url.
     """
 
 
@@ -102,14 +102,14 @@ def ds() -> None:
 @_url_option
 @_token_option
 def info(path: Path, url: str | None, token_file: Path | None) -> None:
-    """Print the sites, the shards and who keeps them, of a running server or of the database PATH at rest.
+    """Print the sites and the replicas of each shard, from a running server or from the database in PATH.
 
-    Of a database at rest, its own site is down: nobody serves it. PATH is topicstore-data by default.
+    If no server has the database open, its own site is shown as down. PATH is topicstore-data by default.
 
     \b
-    SITES                a site that doesn't answer has (x) down after its name
-    SHARDS               the sites that keep each shard
-    REPLICA TRANSITIONS  sites that will get a shard (+) or give it up (-); only while there are any
+    SITES                all sites; (x) down marks a site that doesn't answer
+    SHARDS               the sites that hold a replica of each shard
+    REPLICA TRANSITIONS  sites that will receive (+) or release (-) a shard; shown only if there are any
     """  # noqa: D301 - click wants the character
     from topicstore.client.sites import placement_at_rest, placement_of
 
@@ -123,7 +123,7 @@ def info(path: Path, url: str | None, token_file: Path | None) -> None:
 @click.argument("sites", metavar="SITE…", nargs=-1, required=True)
 @_asks_a_server
 def set_replicas(connection: Connection, storage: str, sites: tuple[str, ...]) -> None:
-    """Let the SITEs, and no others, keep the shards of DS; they are moved in the background."""
+    """Make the SITEs, and no others, keep the shards of DS; shards are moved in the background."""
     connection.change("PUT", f"/ds/storages/{part(storage)}/replicas", json=list(sites))
 
 
@@ -132,7 +132,7 @@ def set_replicas(connection: Connection, storage: str, sites: tuple[str, ...]) -
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def join(connection: Connection, storage: str, site: str) -> None:
-    """Let SITE keep shards of DS too."""
+    """Add SITE to the sites that keep shards of DS."""
     connection.change("PUT", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
 
 
@@ -141,7 +141,7 @@ def join(connection: Connection, storage: str, site: str) -> None:
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def leave(connection: Connection, storage: str, site: str) -> None:
-    """Let SITE keep no shards of DS any more."""
+    """Remove SITE from the sites that keep shards of DS."""
     connection.change("DELETE", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
 
 
@@ -149,7 +149,7 @@ def leave(connection: Connection, storage: str, site: str) -> None:
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def forget(connection: Connection, site: str) -> None:
-    """Remove SITE, which is gone for good, from the list of sites."""
+    """Remove SITE, which has been shut down permanently, from the list of sites."""
     connection.change("PUT", f"/ds/sites/{part(site)}/forget")
 
 

@@ -33,12 +33,13 @@ def info(db: AnyDatabase) -> Answer:
     """Show a summary of PATH: sizes, generations, shards.
 
     \b
-    streams         what can be read separately (see: topicstore streams)
-    values          what the layouts have written, without the engine's own
+    streams         sequences of messages that can be read separately
+                    (see: topicstore streams)
+    values          bytes written by the layouts, without the engine's overhead
     readable up to  time of the last position that readers see
-    lifted          messages that came late and were put after the last one
-                    before them (--late lift); shown if there are any
-    slab            one generation of one shard: what a layout keeps together
+    lifted          late messages, stored after the last message of their
+                    shard (--late lift); shown only if there are any
+    slab            the part of a generation in one shard
     """  # noqa: D301 - click wants the character
     found, manifest, archived = db.info(), db.manifest, {one.generation: one.path for one in db.archives}
     yield {**attrs.asdict(found), "created_with": attrs.asdict(manifest)}

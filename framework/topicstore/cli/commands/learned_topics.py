@@ -37,10 +37,10 @@ _Stream = tuple[int, int, int]
 def learned_topics(db: AnyDatabase, *, generation: int | None, topic_filter: str | None) -> Answer:
     """Show what the layouts in PATH learned of the topics: the levels, and which of them vary.
 
-    The first tokens of a level have streams of their own, as many as the layout's option `thresholds` says;
-    all other tokens share +, or #, which also matches the levels after them. Below $, the first level is $+.
-    The same levels of several shards and generations are shown as one, and of many beside each other the first
-    five; --json has all. Layouts that learn nothing are named.
+    The first tokens of a level have separate streams, up to the number in the layout's option `thresholds`; all
+    other tokens share the stream +, or #, which also matches the levels below. For topics that begin with $, the
+    first level is $+. Equal levels of several shards and generations are shown once, and of many siblings only
+    the first five; --json has all. Layouts that learn nothing are listed.
     """
     generations = [one for one in db.generations() if generation in (None, one.number)]
     if not generations:

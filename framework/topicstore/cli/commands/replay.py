@@ -53,14 +53,14 @@ def replay(
 ) -> None:
     """Print the messages in PATH whose topics match FILTER (default: #).
 
-    Times are compared with positions, which go by the messages' own times if the database was made by
-    `import` or with --timestamps message, else by the times of storing. With --by timestamp they are compared
-    with the messages' own times, in whatever order those came; what is printed is still in order of positions,
-    unless --order timestamp is given.
+    --start and --until are compared with positions. Positions follow the messages' own times if the database was
+    created by `import` or with --timestamps message; otherwise they follow the times of storing. With --by
+    timestamp, --start and --until are compared with the messages' own times, even if the messages were not stored
+    in that order. The output is in order of positions, unless --order timestamp is given.
 
-    CSV and JSON lines are what `import` reads; from standard input, it takes CSV with --format csv.
-    --format arrow is a stream of Arrow's IPC format for a pipe: pyarrow.ipc.open_stream reads it, as do Polars,
-    DuckDB and pandas through it.
+    `import` reads the output in CSV and JSON lines; for CSV from standard input, it needs --format csv.
+    --format arrow writes a stream in Arrow's IPC format for a pipe: pyarrow.ipc.open_stream reads it, and
+    Polars, DuckDB and pandas can use it through pyarrow.
 
     \b
     Examples:

@@ -33,8 +33,8 @@ sort_option = click.option(
 def topics(db: AnyDatabase, topic_filter: str, sort: str) -> Answer:
     """List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.
 
-    Bytes are those of payloads and topics, before compression. Times are those of positions. All is exact; what
-    was counted in the background, or by `compact`, isn't read for it.
+    Bytes are those of payloads and topics, before compression. Times are those of positions. All counts are
+    exact; only messages that were not yet counted in the background, or by `compact`, are read.
     """
     return tallied("topic", "topics", db.topics(topic_filter), topic_filter, sort)
 

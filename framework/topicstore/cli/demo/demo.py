@@ -1,6 +1,6 @@
 """The command ``topicstore demo``: fill a database, kill it in the middle, resume, replay, and check the result.
 
-Its second act is in `mqtt_act`.
+The second part of the demo, with a server, is in `mqtt_act`.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class _Source:
 def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, published: int) -> None:
     """Fill a database, kill it in the middle, resume, replay, and check that nothing is lost or doubled.
 
-    Then the same with a server: MQTT clients publish, `serve` is killed in the middle and started again, and
-    subscribers count.
+    The second part does the same with a server: MQTT clients publish, `serve` is killed in the middle and
+    restarted, and subscribers count the messages.
 
-    Takes any file that `import` takes. The database stays in the directory, for you to look at;
-    the next demo replaces it. Exits with 1 if anything is lost, doubled, changed or damaged.
+    The input may be any file that `import` reads. The database stays in the directory; the next demo replaces it.
+    The demo exits with 1 if anything is lost, doubled, changed or damaged.
     """
     load_target(registry().backend(DEFAULT_BACKEND))  # a missing requirement is reported before anything is made
     _check_directory(directory, file)
