@@ -54,7 +54,7 @@ class Beginning(Generic[R]):
         async with self._turn:
             self._over = True
             if self._made is not None:
-                with contextlib.suppress(DatabaseClosedError):  # closing the database closed it
+                with contextlib.suppress(DatabaseClosedError):  # closing the database has closed the object as well
                     await self._threads.run(self._close, self._made)
 
     async def _entered(self) -> Self:

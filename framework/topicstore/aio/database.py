@@ -55,7 +55,7 @@ class AsyncDatabase(Face[Database]):
         self.retention = AsyncRetention(threads, database.retention, of)
         """The limits on the age and on the bytes of messages."""
         self.persistence = AsyncPersistenceRules(threads, lambda: database.persistence, of)
-        """The rules by which published messages are stored."""
+        """The rules that decide which published messages are stored."""
         self.sessions = AsyncSessions(threads, lambda: database.sessions, of)
         """The durable sessions of the database."""
 

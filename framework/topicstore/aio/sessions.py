@@ -127,7 +127,7 @@ class AsyncSession(Face[Session]):
 class AsyncSharedSubscriptions(Collection[SharedSubscriptions]):
     """The shared subscriptions of one database, as returned by `AsyncSessions.groups`; see `SharedSubscriptions`.
 
-    Its settings are those of the synchronous interface.
+    Their settings are only in the synchronous interface (`AsyncDatabase.synchronous`).
     """
 
     __aiter__ = iterated(SharedSubscriptions.__iter__)

@@ -230,7 +230,7 @@ def _prepare_streams() -> None:
 def cli() -> None:
     """Keep MQTT messages, and replay them by topic filter and time.
 
-    A database that `topicstore serve` has open is asked of that server, by the same commands.
+    If `topicstore serve` has a database open, the same commands send their requests to that server.
 
     Try `topicstore demo`; `topicstore COMMAND --help` explains each command.
     """

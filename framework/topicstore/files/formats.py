@@ -54,7 +54,7 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv
 
 
 def format_of_name(path: Path) -> str | None:
-    """Return the format that the ending of a file's name implies, packed by gzip or not."""
+    """Return the format that the ending of a file's name implies, ignoring ``.gz``; None if it is unknown."""
     endings = [ending.lower() for ending in path.suffixes if ending.lower() != ".gz"]
     return _ENDINGS.get(endings[-1]) if endings else None
 
@@ -143,7 +143,7 @@ def _check_names(text: bytes, row: dict[str, msgspec.Raw]) -> None:
 
 
 class _Pairs(list[tuple[str, object]]):
-    """The names and values of a JSON object."""
+    """The names and values of a JSON object in order, including duplicate names."""
 
 
 def _check_lines(text: bytes, objects: int) -> None:

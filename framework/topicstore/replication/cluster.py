@@ -40,7 +40,7 @@ class Cluster:
                 return 0, None
             try:
                 return number, self._get(number)
-            except ObjectNotFoundError:  # deleted, because there is a higher one
+            except ObjectNotFoundError:  # deleted in the meantime, because a higher one exists
                 continue
 
     def change(

@@ -25,13 +25,16 @@ class Machine(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """The applied prefix of the log."""
+        """The progress of this site: which prefix of the log is applied to the shard."""
 
     def write(self, entry: Entry, write: LocalWrite) -> None:
         """Write the entry's changes, if ``write.changes``, and the progress, in one write of the engine."""
 
     def take_base(self, base: Base) -> None:
-        """Replace the whole shard by a base. If the base was deleted, change nothing; raise `ObjectNotFoundError`."""
+        """Replace the shard's contents by a base (a snapshot).
+
+        Raises `ObjectNotFoundError`, with nothing changed, if the base was deleted.
+        """
 
 
 class LogReader:
@@ -61,7 +64,7 @@ class LogReader:
             check_reaches(progress, last.head if last is not None else None, self.cut())
             self._checked = True
         found, gap = self._behind(progress)
-        cut = self.cut()  # after reading
+        cut = self.cut()  # only after reading; see `where_to_read`
         if where_to_read(progress, cut) is Source.BASE:
             self.take_base()
             return Step.READ

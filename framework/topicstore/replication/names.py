@@ -1,4 +1,4 @@
-"""The names of objects in a log store. Numbers have twenty digits, so that names sort as numbers do."""
+"""The names of objects in a log store. Numbers are padded to twenty digits, so that names sort numerically."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def entry(shard: int, index: int) -> str:
 
 
 def bases(shard: int) -> str:
-    """Return the prefix of the heads of a shard's bases."""
+    """Return the prefix of the heads of a shard's bases, its snapshots."""
     return f"shards/{shard}/bases"
 
 
@@ -77,7 +77,7 @@ def base_of(part: str) -> int:
 
 
 def cuts(shard: int) -> str:
-    """Return the prefix of a shard's cuts."""
+    """Return the prefix of a shard's cuts, the objects that mark the truncation of its log."""
     return f"shards/{shard}/cuts"
 
 

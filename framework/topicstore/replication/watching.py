@@ -47,7 +47,7 @@ class Silences:
     def look(self, beats: Mapping[str, int], now: float) -> dict[str, float]:
         """Record the highest beat number of each site; return the seconds since each site's number last changed.
 
-        ``now`` is the time of the local monotonic clock, in seconds. A site that is seen for the first time has 0 s.
+        ``now`` is the time of the local monotonic clock, in seconds. A site that is seen for the first time gets 0.
         """
         self._seen = {
             site: self._seen[site] if site in self._seen and self._seen[site][0] == number else (number, now)

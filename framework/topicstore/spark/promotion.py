@@ -228,7 +228,7 @@ def _decode(shard: int, key: bytes, stored: bytes) -> _Progress:
 
 
 class CommitJob:
-    """One commit in an open database."""
+    """The commit of one batch's staged rows to an open database."""
 
     def __init__(self, db: Database, staging: Path, batch: Batch) -> None:
         self._db = db

@@ -92,8 +92,8 @@ def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
 def ds() -> None:
     """Show and change which sites keep the shards of a durable storage.
 
-    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is the name of a storage;
-    the only one is messages. The server is found by the directory of its database, or by --url.
+    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is the name of a storage,
+    such as messages. The server is found by the directory of its database, or by --url.
     """
 
 

@@ -54,7 +54,7 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
     elif report is None:
         with opened(path, "r") as db:
             report = db.archives.export(target, generations=chosen)
-    report = attrs.evolve(report, target=str(target))  # as it was given, whichever way it was exported
+    report = attrs.evolve(report, target=str(target))  # as the user gave it, also if a server or Spark exported it
     yield {**attrs.asdict(report), "dropped": drop}
     yield _summary(report)
     if drop and report.generations:
@@ -65,7 +65,7 @@ def _through_spark(path: Path, target: Path, generations: list[int] | None) -> E
     from topicstore.spark import session
     from topicstore.spark.tiering import export as export_with
 
-    existing_manifest(path)  # an error comes before Spark takes seconds to start
+    existing_manifest(path)  # report a missing database before Spark takes seconds to start
     spark = session()
     try:
         return export_with(spark, path, target, generations=generations)

@@ -67,7 +67,7 @@ def _value_text(value: Any) -> str:
 
 @generations.command()
 @answers("r+")
-@click.argument("named", metavar="", required=False)  # a layout here gets an error that names the option
+@click.argument("named", metavar="", required=False)  # another way to give the layout
 @click.option("--layout", shell_complete=layout_names, help="[default: that of the current generation]")
 @click.option(
     "--option",

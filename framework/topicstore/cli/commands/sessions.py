@@ -39,7 +39,7 @@ def list_(db: AnyDatabase, *, lag: bool) -> Answer:
     yield {"sessions": [_plain(one, lags.get(one.client_id, {})) for one in found]}
     rows = []
     for one in found:
-        behind = _lag(*lags.get(one.client_id, {}).values()) if lag else ()  # it may have ended meanwhile
+        behind = _lag(*lags.get(one.client_id, {}).values()) if lag else ()  # the session may have ended meanwhile
         rows.append((one.client_id, _state(one), short_time(one.created), _expiry(one), *behind))
     yield make_table("client~", "state", "created", "expires", *(_BEHIND if lag else ()), rows=rows)
     yield count_of(len(found), "session")

@@ -1,4 +1,4 @@
-"""Rows of a source converted to messages, the error for a bad row, and prefixes of text."""
+"""Rows of a source converted to messages, the error for a bad row, and digests of a source's first rows."""
 
 from __future__ import annotations
 
