@@ -1,6 +1,6 @@
 """The command ``topicstore ds``: the sites of a durable storage, and the replicas of its shards.
 
-Names and output have the format of existing tools for durable storages, so that scripts written for those work here.
+Names and output have the form that EMQX's command line gives them, so that scripts written for EMQX work here.
 """
 
 from __future__ import annotations
