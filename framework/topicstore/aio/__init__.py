@@ -7,11 +7,11 @@
         async for message in db.replay("fleet/+/+/speed"):
             print(message.topic, message.payload)
 
-It is built on the synchronous interface and calls it in threads, so that the event loop isn't blocked. Names,
+The asynchronous interface calls the synchronous one in threads, so that the event loop isn't blocked. Names,
 parameters and guarantees are the same; `AsyncDatabase` documents which calls are awaited.
 
-Importing this package imports nothing else, because that would block the event loop: the object of each name is
-imported when the name is first used, and the database by the thread that opens it.
+Importing this package imports none of its modules, because that would block the event loop. Each public name is
+imported when it is first used, and the database in the thread that opens it.
 """
 
 from __future__ import annotations

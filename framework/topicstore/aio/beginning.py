@@ -1,4 +1,4 @@
-"""`Beginning`: an object over another that is made in a thread when it is first needed, and closed for good."""
+"""`Beginning`: the base class of wrappers whose synchronous object is created in a thread on first use."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ R = TypeVar("R")
 
 
 class Beginning(Generic[R]):
-    """An object over one that is made in a thread by the first task that needs it, and closed at the end.
+    """A wrapper of an object that is created in a thread on first use, and that is closed with the wrapper.
 
-    It begins when it is entered with ``async with``, or awaited, or needed for the first time.
+    The object is created when the wrapper is entered with ``async with``, awaited, or first used.
     """
 
     def __init__(
         self, threads: Threads, make: Callable[[], R], close: Callable[[R], object], closed: Callable[[], Exception]
     ) -> None:
-        """``closed`` returns the error to raise if the object is needed after closing, and was never made."""
+        """Wrap the object that ``make`` creates and ``close`` closes.
+
+        ``closed`` returns the error to raise if the wrapper is used after closing and the object was never created.
+        """
         self._threads = threads
         self._make = make
         self._close = close
         self._closed = closed
         self._turn = asyncio.Lock()
-        """Held while the object is made or closed. Guards the attributes below; reading one needs no lock."""
+        """Held while the object is created or closed. Guards writes of the attributes below; reads need no lock."""
         self._made: R | None = None
         self._over = False
 
     async def _get(self) -> R:
-        """Return the object, which is made if needed. If that is cancelled, it is made again the next time."""
+        """Return the object, and create it first if needed. After a cancellation, the next call creates it again."""
         if self._made is None:
             async with self._turn:
                 if self._made is None:
@@ -47,11 +50,11 @@ class Beginning(Generic[R]):
         return self._made
 
     async def close(self) -> None:
-        """End it. May be called again. If it never began, it can't begin any more."""
+        """Close the object. May be called again. If the object was never created, it can't be created any more."""
         async with self._turn:
             self._over = True
             if self._made is not None:
-                with contextlib.suppress(DatabaseClosedError):  # closing the database closed it
+                with contextlib.suppress(DatabaseClosedError):  # closing the database has closed the object as well
                     await self._threads.run(self._close, self._made)
 
     async def _entered(self) -> Self:

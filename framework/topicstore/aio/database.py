@@ -32,30 +32,30 @@ __all__ = ["AsyncDatabase"]
 class AsyncDatabase(Face[Database]):
     """An open database in asyncio, with the methods of `Database` under the same names and with the same parameters.
 
-    Made by `topicstore.aopen`; close it, or enter it with ``async with``. It is used in the event loop that opened
-    it; in another one its methods raise `RuntimeError`.
+    Made by `topicstore.aopen`; close it, or enter it with ``async with``. Use it only in the event loop that opened it;
+    in another event loop its methods raise `RuntimeError`.
 
     Methods are awaited, except those whose results are iterated over with ``async for`` (`replay`, `replay_arrow`,
     `subscribe`) or entered with ``async with`` (`subscribe`, `writer`). Attributes are not.
 
-    Calls run in threads, eight at a time; several calls of `store` that wait for the disk at the same time share one
-    flush. A cancelled call may have been made, be in progress, or never be made: a store that is cancelled may have
-    stored its messages or not. A call that has begun goes on to its end, which `close` waits for.
+    Calls run in threads, eight at a time; calls of `store` that wait for the disk at the same time share one flush. A
+    cancelled call may have been made, be in progress, or never be made: a cancelled `store` may have stored its
+    messages or not. A call that has begun runs to its end, for which `close` waits.
     """
 
     def __init__(self, threads: Threads, database: Database) -> None:
         of = database.storage
         super().__init__(threads, lambda: database, of)
         self.synchronous = database
-        """The same database for threads. Calls of it in the event loop's own thread block the loop."""
+        """The synchronous `Database`, for use in threads. Its calls in the event loop's own thread block the loop."""
         self.queues = AsyncQueues(threads, lambda: database.queues, of)
         """The durable, bounded queues."""
         self.archives = AsyncArchives(threads, lambda: database.archives, of)
         """The generations that are exported as Parquet."""
         self.retention = AsyncRetention(threads, database.retention, of)
-        """The limits on the age of messages and on the bytes that they take."""
+        """The limits on the age and on the bytes of messages."""
         self.persistence = AsyncPersistenceRules(threads, lambda: database.persistence, of)
-        """The rules by which published messages are stored."""
+        """The rules that decide which published messages are stored."""
         self.sessions = AsyncSessions(threads, lambda: database.sessions, of)
         """The durable sessions of the database."""
 
@@ -73,7 +73,7 @@ class AsyncDatabase(Face[Database]):
 
     @property
     def id(self) -> bytes:
-        """Sixteen bytes that identify the database: the same in all its copies and in every cursor."""
+        """The 16 bytes that identify the database, the same in all of its copies and cursors."""
         return self.synchronous.id
 
     @property
@@ -96,12 +96,12 @@ class AsyncDatabase(Face[Database]):
     shard_of = threaded(Database.shard_of)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> AsyncWriter:
-        """Return a buffered writer, to be entered with ``async with``, or awaited; see `Database.writer`."""
+        """Return a buffered writer; enter it with ``async with``, or await and close it. See `Database.writer`."""
         database = self.synchronous
         return AsyncWriter(self._threads, lambda: database.writer(max_items=max_items, flush_interval=flush_interval))
 
     async def state(self, shard: int) -> AsyncShardState:
-        """Return the state keyspace of a shard, which holds small values next to the messages."""
+        """Return the key-value state of a shard, which holds small values beside the messages."""
         return AsyncShardState(self._threads, self.synchronous.state(shard))
 
     # --- reading ---
@@ -132,14 +132,15 @@ class AsyncDatabase(Face[Database]):
         """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
 
         start:      a time (0 for the beginning); a place, as returned by `AsyncSubscription.place` and
-                    `AsyncSubscription.acknowledged`; or None, which means from the moment at which it begins.
-        window:     how many messages may be delivered but not acknowledged (`AsyncSubscription.acknowledge`)
-                    before no more are delivered; None means any number.
+                    `AsyncSubscription.acknowledged`; or None for only the messages stored after the subscription
+                    begins.
+        window:     the maximum number of delivered but unacknowledged messages (`AsyncSubscription.acknowledge`);
+                    None for no limit.
         batch_size: the maximum number of messages in a batch.
-        on_dropped: what iterating does if generations were dropped unread; see `Database.subscribe`.
+        on_dropped: the reaction of iterating to generations that were dropped unread; see `Database.subscribe`.
 
-        It begins when it is entered, awaited, or asked for the first message; errors in the arguments are raised there.
-        Each shard's messages come in order of positions.
+        The subscription begins when it is entered, awaited, or asked for its first message; errors in the arguments are
+        raised there. Each shard's messages come in order of positions.
         """
         database = self.synchronous
         return AsyncSubscription(
@@ -164,20 +165,21 @@ class AsyncDatabase(Face[Database]):
     generations = threaded(Database.generations)
     drop_generation = threaded(Database.drop_generation)
 
-    # --- care ---
+    # --- maintenance ---
 
     compact = threaded(Database.compact)
     checkpoint = threaded(Database.checkpoint)
     verify = threaded(Database.verify)
     info = threaded(Database.info)
 
-    # --- the end ---
+    # --- closing ---
 
     async def close(self) -> None:
         """Close the database as `Database.close` does, and wait until all its threads have ended.
 
-        Calls under way end or raise `DatabaseClosedError`, as all later ones do; tasks that wait for messages are
-        woken. If it is cancelled, closing goes on in a thread, and another `close` waits for that. May be called twice.
+        Calls in progress end or raise `DatabaseClosedError`; later calls raise it. Tasks that wait for messages are
+        woken. If the task is cancelled, closing continues in a thread, and another `close` waits for it. May be called
+        twice.
         """
         await self._threads.close(self.synchronous.close)
 

@@ -1,8 +1,8 @@
-"""`Face`: the base class of the asynchronous interface's objects, and the functions that make their methods.
+"""`Face`: the base class of the asynchronous wrappers, and the functions that make their methods.
 
-Each method is one of the synchronous object, called in a thread: ``store = threaded(Database.store)``. So it has the
-same parameters, with the same types, and the same documentation. A method that never waits is called in the event loop
-(`direct`), so that it is done when the call returns, without the way to a thread and back.
+Each method calls the method of the synchronous object in a thread: ``store = threaded(Database.store)``. So it has the
+same parameters, types and documentation. A method that never blocks is called directly in the event loop (`direct`),
+which saves the switch to a thread and back.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ R = TypeVar("R")
 
 
 class Face(Generic[S]):
-    """The asynchronous interface of a synchronous object."""
+    """An asynchronous wrapper of a synchronous object."""
 
     def __init__(self, threads: Threads, find: Callable[[], S], of: object) -> None:
-        """``find`` returns the synchronous object; it is called in a thread, and may make it. ``of`` is its owner."""
+        """Wrap the object that ``find`` returns; ``of`` is the object's owner, shown by ``repr``.
+
+        Methods call ``find`` in a thread, because it may create the object.
+        """
         self._threads = threads
         self._find = find
         self._of = of
@@ -35,19 +38,22 @@ class Face(Generic[S]):
 
 
 class Collection(Face[S]):
-    """The asynchronous face of a collection: iterated with ``async for``; ``len`` and ``in`` are awaited methods."""
+    """An asynchronous wrapper of a collection, iterated with ``async for``.
+
+    The awaited methods ``count`` and ``contains`` replace ``len`` and ``in``.
+    """
 
     def __iter__(self) -> Never:
-        """Raise TypeError: without this, Python would ask for items 0, 1, 2 and so on, for ever."""
+        """Raise TypeError. Without this method, ``for`` would call ``__getitem__`` with 0, 1, 2 and so on, for ever."""
         raise TypeError(f"{type(self).__name__} is iterated with async for")
 
     def __contains__(self, _: object) -> Never:
-        """Raise TypeError."""
+        """Raise TypeError: ``await ….contains(…)`` is the membership test."""
         raise TypeError(f"whether something is in {type(self).__name__} is asked with: await ….contains(…)")
 
 
 def threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, R]]:
-    """Return a method of a face that calls a method of its synchronous object in a thread and returns its result."""
+    """Return an async method of a wrapper that calls ``method`` of the synchronous object in a thread."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -57,7 +63,7 @@ def threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Fac
 
 
 def direct(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, R]]:
-    """Return a method of a face that calls a method that never waits, in the event loop; awaited like the others."""
+    """Return an async method of a wrapper that calls ``method``, which never blocks, in the event loop's thread."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -70,9 +76,9 @@ def direct(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Face[
 def iterated(
     method: Callable[Concatenate[S, P], Iterable[R]], *, most: int | None = None
 ) -> Callable[Concatenate[Face[S], P], Iteration[R]]:
-    """Return a method of a face that iterates, in a thread, over the result of its synchronous object's method.
+    """Return a method of a wrapper that returns an async iterator over the result of ``method``, read in a thread.
 
-    most: how many items are taken out of the thread at a time; by default the method's ``batch_size``.
+    most: the largest number of items that the thread reads at a time; by default the argument ``batch_size``.
     """
 
     @functools.wraps(method)

@@ -1,7 +1,7 @@
-"""`Iteration`: an iterator over items that a thread reads, without a call to the thread for every item.
+"""`Iteration`: an asynchronous iterator over items that a thread reads in portions.
 
-Items come from the thread in portions, and only one more portion is read ahead while the last one is consumed. The
-first portion has one item, so that it comes soon; each of the following is larger.
+One portion is read ahead while the previous one is consumed. The first portion has one item, so that it arrives soon;
+the following portions grow.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["Iteration"]
 T = TypeVar("T")
 
 _MOST = 1_024
-"""Largest number of items in a portion."""
+"""The largest number of items in a portion."""
 _GROWTH = 4
-"""Factor by which each portion is larger than the one before."""
+"""The factor by which portions grow."""
 _Portion = tuple[list[T], Exception | None]
 """Items, and the error that was raised after them."""
 
@@ -31,21 +31,24 @@ _Portion = tuple[list[T], Exception | None]
 class Iteration(AsyncIterator[T], Generic[T]):
     """An asynchronous iterator over items that are read in a thread.
 
-    Reading begins when the first item is asked for, and errors in the arguments are raised there. An iterator that is
-    left early stops reading once it is closed, by `aclose`, as `contextlib.aclosing` does, or by ``async with``, or
-    once there are no references to it. A portion that is being read then is read to its end and discarded.
+    Reading begins with the first ``anext``, which also raises errors in the arguments. An iterator that is left early
+    stops reading when it is closed (by `aclose`, `contextlib.aclosing` or ``async with``) or garbage-collected. A
+    portion that is then being read is read to its end and discarded.
 
-    A cancelled ``anext``, as by a timeout, loses nothing: the next one goes on at the same item.
+    A cancelled ``anext``, as by a timeout, loses nothing: the next ``anext`` returns the same item.
     """
 
     def __init__(self, threads: Threads, what: str, begin: Callable[[], Iterable[T]], most: object = None) -> None:
-        """``begin`` is called in a thread; ``most`` bounds the items of a portion, if it is a number of them."""
+        """Iterate over the result of ``begin``, which is called in a thread.
+
+        ``what`` is shown by ``repr``. ``most`` limits the items of a portion if it is an int from 1 to 1,023.
+        """
         self._threads = threads
         self._what = what
         self._begin = begin
         self._most = most if isinstance(most, int) and 0 < most < _MOST else _MOST
         self._count = 1
-        """Number of items of the next portion. Used, as the next attribute is, only by the one thread that reads."""
+        """The number of items of the next portion. Like ``_source``, used only by the thread that is reading."""
         self._source: Iterator[T] | None = None
         self._portion: Iterator[T] = iter(())
         """The rest of the current portion."""
@@ -90,14 +93,14 @@ class Iteration(AsyncIterator[T], Generic[T]):
             self._failure = closed
 
     def _read(self) -> _Portion[T]:
-        """Return the next portion. In a thread."""
+        """Return the next portion. Called in a thread."""
         items: list[T] = []
         try:
             source = self._source
             if source is None and not self._over:
                 source = self._source = iter(self._begin())
             items.extend(islice(source or (), self._count))
-        except Exception as error:  # noqa: BLE001 - raised after what was read before
+        except Exception as error:  # noqa: BLE001 - raised after the items that were read before it
             return items, error
         self._count = min(self._count * _GROWTH, self._most)
         return items, None

@@ -1,6 +1,7 @@
 """`aopen`: opening a database for asyncio.
 
-The parts of a database are imported by the thread that opens it: that takes a second, and would block the event loop.
+The modules of a database are imported in the thread that opens it. The import takes a second, and would otherwise block
+the event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 class Opening:
     """A database that is to be opened: ``db = await ts.aopen(path)``, or ``async with ts.aopen(path) as db``.
 
-    If it is cancelled while it is being opened, it is closed as soon as it is open.
+    If the task is cancelled while the database is being opened, the database is closed as soon as it is open.
     """
 
     def __init__(self, open_: Callable[[], Database]) -> None:
@@ -69,7 +70,7 @@ def _made(threads: Threads, open_: Callable[[], Database]) -> AsyncDatabase:
 
 
 class _Aopen:
-    """The function `aopen`, which has the parameters and the documentation of `topicstore.open`."""
+    """The function `aopen`, with the parameters and the documentation of `topicstore.open`."""
 
     @property
     def __wrapped__(self) -> Callable[..., Database]:

@@ -1,4 +1,4 @@
-"""`AsyncPersistenceRules`: the rules by which published messages are stored, in asyncio."""
+"""`AsyncPersistenceRules`: the rules that decide which published messages are stored, in asyncio."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["AsyncQueue", "AsyncQueues"]
 class AsyncQueue(Face[Queue]):
     """One queue, as returned by `AsyncQueues.open`; see `Queue`.
 
-    Use only one object for each queue, because the object keeps the place of reading.
+    Use only one object for each queue, because the object holds the read position.
     """
 
     def __init__(self, threads: Threads, queue: Queue) -> None:
@@ -32,12 +32,12 @@ class AsyncQueue(Face[Queue]):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the messages that are not committed: topics, client ids and payloads, and about 6 for each."""
+        """The bytes of uncommitted messages: topics, client ids and payloads, and about 6 bytes for each message."""
         return self._queue.bytes
 
     @property
     def dropped(self) -> int:
-        """Number of messages that found no room, or were removed to make room, since the queue was made."""
+        """The number of messages refused or removed because the queue was full, since its creation."""
         return self._queue.dropped
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class AsyncQueue(Face[Queue]):
         return len(self._queue)
 
     def __bool__(self) -> bool:
-        """Return True, also for an empty queue."""
+        """Return True, even for an empty queue."""
         return True
 
     def __repr__(self) -> str:
@@ -60,15 +60,16 @@ class AsyncQueue(Face[Queue]):
     close = threaded(Queue.close)
 
     async def read(self, limit: int = 1_000) -> QueueBatch:
-        """Return at most ``limit`` messages after those read last, maybe fewer; none only if there are no more.
+        """Return the messages after the last ones read: at most ``limit``, perhaps fewer; none only at the queue's end.
 
-        They stay in the queue until they are committed: after it is opened again, reading begins at the first one that
-        is not committed. Messages read for a cancelled call are returned by the next one, whatever its ``limit`` is.
+        Messages stay in the queue until they are committed: when the queue is opened again, reading begins at the first
+        uncommitted message. Messages read for a cancelled call are returned by the next call, regardless of its
+        ``limit``.
         """
         return await self._reads.take(lambda: self._queue.read(limit))
 
     async def rewind(self) -> None:
-        """Read on at the first message that is not committed: messages that were read since are returned again."""
+        """Move the read position back to the first uncommitted message, so that later ones are returned again."""
         await self._reads.discard(self._queue.rewind)
 
 
@@ -83,7 +84,7 @@ class AsyncQueues(Collection[Queues]):
         max_bytes: int | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> AsyncQueue:
-        """Return a queue, which is created if there is none; see `Queues.open`."""
+        """Open the queue with that name, or create it; see `Queues.open`."""
         queue = await self._threads.run(
             lambda: self._find().open(name, max_messages=max_messages, max_bytes=max_bytes, overflow=overflow)
         )

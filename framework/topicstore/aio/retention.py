@@ -15,24 +15,24 @@ class AsyncRetention(Face[Retention]):
     """The retention of one database, as returned by `AsyncDatabase.retention`; see `Retention`."""
 
     def __init__(self, threads: Threads, retention: Retention, of: object) -> None:
-        """Create it in a thread, because this may read the settings."""
+        """Load the settings. Call this in a thread, because it may read from the database."""
         super().__init__(threads, lambda: retention, of)
         self._retention = retention
-        self._retention.settings  # noqa: B018 - from here on it is in memory
+        self._retention.settings  # noqa: B018 - loads the settings, which stay in memory
 
     @property
     def failure(self) -> str | None:
-        """Why the last run in the background failed; None if it did not."""
+        """The error message of the last run in the background; None if the run succeeded."""
         return self._retention.failure
 
     @property
     def clock_ahead(self) -> float:
-        """Seconds by which the clock has jumped ahead according to the last run; they don't count as passed."""
+        """Seconds by which the clock has jumped ahead, as found by the last run; they don't count as elapsed time."""
         return self._retention.clock_ahead
 
     @property
     def settings(self) -> RetentionSettings:
-        """The current settings; by default everything is kept."""
+        """The current retention settings; by default all messages are kept."""
         return self._retention.settings
 
     set = threaded(Retention.set)

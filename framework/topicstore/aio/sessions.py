@@ -47,7 +47,7 @@ _Packets = list[Publish | PubRel]
 class AsyncSession(Face[Session]):
     """A connected client's session, as returned by `AsyncSessions.open`; see `Session`.
 
-    What never waits there is done here without a thread, at once, though it is awaited.
+    Methods that never block in `Session` run without a thread, although they are awaited.
     """
 
     def __init__(self, threads: Threads, session: Session) -> None:
@@ -62,41 +62,41 @@ class AsyncSession(Face[Session]):
 
     @property
     def present(self) -> bool:
-        """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
+        """Whether the session existed already: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         return self._session.present
 
     @property
     def receive_maximum(self) -> int:
-        """How many messages of QoS 1 and 2 may be sent but not acknowledged."""
+        """The maximum number of messages of QoS 1 and 2 in flight: sent to the client but not acknowledged."""
         return self._session.receive_maximum
 
     @property
     def keep_alive(self) -> float:
-        """Keep-alive in seconds: a client that is silent for one and a half times as long is lost; 0: no limit."""
+        """The keep alive in seconds: a client that is silent for 1.5 times as long counts as lost; 0 for no limit."""
         return self._session.keep_alive
 
     @property
     def filters(self) -> int:
-        """How many subscriptions it has."""
+        """The number of the session's subscriptions."""
         return self._session.filters
 
     @property
     def ended(self) -> Ended | None:
-        """Why the object can't be used any more; None while it can."""
+        """The reason why the object can't be used any more; None while it can."""
         return self._session.ended
 
     @property
     def failure(self) -> TopicstoreError | None:
-        """Why something can't be read or committed at the moment, which will be tried again; None if nothing failed."""
+        """The error of the last read or commit that failed and will be retried; None if nothing failed."""
         return self._session.failure
 
     @property
     def synchronous(self) -> Session:
-        """The `Session` that it stands for."""
+        """The wrapped `Session`."""
         return self._session
 
     async def deliver(self, limit: int = 1_000, *, max_bytes: int | None = None) -> _Packets:
-        """Return what to send now: at most about ``limit`` messages; see `Session.deliver`.
+        """Return the packets to send now, with at most about ``limit`` messages; see `Session.deliver`.
 
         Packets taken for a cancelled call are returned by the next call of this object, so that they are sent.
         """
@@ -127,7 +127,7 @@ class AsyncSession(Face[Session]):
 class AsyncSharedSubscriptions(Collection[SharedSubscriptions]):
     """The shared subscriptions of one database, as returned by `AsyncSessions.groups`; see `SharedSubscriptions`.
 
-    Its settings are those of the synchronous interface.
+    Their settings are only in the synchronous interface (`AsyncDatabase.synchronous`).
     """
 
     __aiter__ = iterated(SharedSubscriptions.__iter__)
@@ -141,10 +141,10 @@ class AsyncSessions(Collection[Sessions]):
     def __init__(self, threads: Threads, find: Callable[[], Sessions], of: object) -> None:
         super().__init__(threads, find, of)
         self._faces: weakref.WeakValueDictionary[Session, AsyncSession] = weakref.WeakValueDictionary()
-        """The session objects that programs hold. Used only in the event loop."""
+        """The wrappers of sessions that callers still reference. Used only in the event loop."""
         self._delivered: Handover[list[tuple[Session, list[Packet]]]] = Handover(threads)
         self._made: Sessions | None = None
-        """The sessions, once they were made, which reads. Used only in the event loop."""
+        """The synchronous sessions, once loaded, which reads the database. Used only in the event loop."""
         self.groups = AsyncSharedSubscriptions(threads, lambda: self._find().groups, of)
         """The shared subscriptions."""
 
@@ -155,7 +155,7 @@ class AsyncSessions(Collection[Sessions]):
         return face
 
     async def _sessions(self) -> Sessions:
-        """Return the sessions, without the way to a thread once they are made."""
+        """Return the synchronous sessions; only the first call, which loads them, uses a thread."""
         self._threads.check_loop()
         if self._made is None:
             self._made = await self._threads.run(self._find)
@@ -181,8 +181,8 @@ class AsyncSessions(Collection[Sessions]):
 
         ``on_end`` is called in the event loop, ``allow`` in a thread.
 
-        If it is cancelled, a session that was opened is disconnected again; an older object of the client was taken
-        over.
+        If the task is cancelled, the new session is disconnected again. The client's earlier connection may then have
+        been taken over.
         """
         ended = self._told(on_end)
 
@@ -205,20 +205,20 @@ class AsyncSessions(Collection[Sessions]):
         return self._face(await self._threads.make(opened, Session.disconnect))
 
     async def connected(self, client_id: str) -> AsyncSession | None:
-        """Return the session of a client that is connected, or None. Never waits, but for the first access."""
+        """Return the session of a connected client, or None. Waits only to load the sessions the first time."""
         session = (await self._sessions()).connected(client_id)
         return None if session is None else self._face(session)
 
     async def counts(self) -> SessionCounts:
-        """Return counts of the connected sessions; see `Sessions.counts`. Never waits, but for the first access."""
+        """Return counts of the connected sessions; see `Sessions.counts`. Waits only to load them the first time."""
         return (await self._sessions()).counts()
 
     async def deliver(
         self, limit_each: int = 1_000, *, limit: int = 20_000, max_bytes: int | None = None
     ) -> list[tuple[AsyncSession, _Packets]]:
-        """Return what to send now, by session; see `Sessions.deliver`.
+        """Return the packets to send now, by session; see `Sessions.deliver`.
 
-        Packets taken for a cancelled call are returned by the next one, so that they are sent.
+        Packets taken for a cancelled call are returned by the next call, so that they are sent.
         """
         delivered = await self.deliver_batches(limit_each, limit=limit, max_bytes=max_bytes)
         return [(session, single(packets)) for session, packets in delivered]
@@ -233,9 +233,9 @@ class AsyncSessions(Collection[Sessions]):
         return [(self._face(session), packets) for session, packets in delivered]
 
     async def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Return True once there is something to deliver, or False if there is nothing after ``timeout``.
+        """Return True once there is something to deliver, or False if there is nothing after ``timeout`` seconds.
 
-        It occupies no thread. Raises `DatabaseClosedError` if the database is closed, before or during the wait.
+        The wait occupies no thread. Raises `DatabaseClosedError` if the database is closed before or during the wait.
         """
         sessions = await self._sessions()
         return await sessions.wait_async(timeout, executor=self._threads)
@@ -244,8 +244,8 @@ class AsyncSessions(Collection[Sessions]):
     def store_qos0(self) -> bool:
         """Whether messages of QoS 0 are stored for durable subscriptions; may be set. See `Sessions.store_qos0`.
 
-        It waits if nothing of this database's sessions was used before, as they are then read. After any call of
-        theirs has been awaited, such as `counts`, it never does.
+        The first access to the sessions reads them from the database, and blocks the event loop if it is this property.
+        After any awaited call of the sessions, such as `counts`, the property never blocks.
         """
         return self._find().store_qos0
 
@@ -257,12 +257,12 @@ class AsyncSessions(Collection[Sessions]):
 
     @property
     def pace(self) -> Pace:
-        """How often the periodic work of sessions is done; see `Sessions.pace`."""
+        """The intervals of the sessions' periodic work; see `Sessions.pace`."""
         return self._find().pace
 
     @property
     def bounds(self) -> StoredBounds:
-        """How many sessions may be stored; see `Sessions.bounds`."""
+        """The limits on the number of stored sessions; see `Sessions.bounds`."""
         return self._find().bounds
 
     checkpoint = threaded(Sessions.checkpoint)
@@ -290,7 +290,7 @@ class AsyncSessions(Collection[Sessions]):
     ) -> list[AsyncSession | TopicstoreError]:
         """Open sessions of many clients; see `Sessions.open_many`. ``on_end`` is called in the event loop.
 
-        If it is cancelled, sessions that were opened are disconnected again.
+        If the task is cancelled, sessions that were opened are disconnected again.
         """
         ended = self._told(on_end)
 
@@ -304,12 +304,15 @@ class AsyncSessions(Collection[Sessions]):
         return [self._face(one) if isinstance(one, Session) else one for one in found]
 
     async def resume(self, sessions: Iterable[AsyncSession], limit: int) -> list[bool | TopicstoreError]:
-        """Follow more of the stored subscriptions of sessions that were opened without; see `Sessions.resume`."""
+        """Resume about ``limit`` stored subscriptions of sessions opened with ``resume=False``.
+
+        See `Sessions.resume`.
+        """
         inner = [session.synchronous for session in sessions]
         return await self._threads.run(lambda: self._find().resume(inner, limit))
 
     def _told(self, on_end: Callable[[AsyncSession, Ended], None] | None) -> Callable[[Session, Ended], None]:
-        """Return what calls ``on_end`` in the running event loop."""
+        """Return a thread-safe callback that schedules ``on_end`` in the running event loop."""
         loop = asyncio.get_running_loop()
 
         def ended(session: Session, why: Ended) -> None:

@@ -1,4 +1,4 @@
-"""`AsyncSubscription`: the object by which a task follows a filter."""
+"""`AsyncSubscription`: stored and new messages of a topic filter, in asyncio."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ __all__ = ["AsyncSubscription"]
 
 
 class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
-    """A subscription to a filter, made by `AsyncDatabase.subscribe`. Enter it or await and close it.
+    """A subscription to a filter, made by `AsyncDatabase.subscribe`. Enter it, or await and close it.
 
-    Iterating over it with ``async for`` returns each message, stored ones first, until it is closed; with a ``window``,
-    a batch counts as acknowledged when the first message after it is asked for. Alternatively, `fetch` batches and
-    `acknowledge` them. It occupies a thread only while it reads stored messages. If a call is cancelled, the next one
-    returns its messages, so none is lost.
+    Iterating with ``async for`` returns each message, stored ones first, until the subscription is closed. With a
+    ``window``, iterating acknowledges a batch when it asks for the first message of the next. Alternatively, `fetch`
+    batches and `acknowledge` them. The subscription occupies a thread only while it reads stored messages. If a call is
+    cancelled, the next call returns its messages, so none is lost.
 
-    It begins when it is entered with ``async with``, awaited, or asked for messages; before that, `place` and
-    `acknowledged` raise `RuntimeError`.
-    After an error of `fetch`, another call goes on at the same place. When the database is closed,
-    `DatabaseClosedError` is raised. When the subscription is closed, `SubscriptionClosedError` is raised, and iterating
-    ends.
+    The subscription begins when it is entered with ``async with``, awaited, or asked for messages; before that, `place`
+    and `acknowledged` raise `RuntimeError`. After an error of `fetch`, another call continues at the same place. Calls
+    raise `DatabaseClosedError` once the database is closed, and `SubscriptionClosedError` once the subscription is
+    closed, which ends iterating.
     """
 
     def __init__(
@@ -45,45 +44,45 @@ class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
     ) -> None:
         super().__init__(threads, make, Subscription.close, _closed)
         self.topic_filter = topic_filter
-        """The filter that it follows."""
+        """The topic filter of the subscription."""
         self._on_dropped = on_dropped
         self._batch: collections.deque[Message] = collections.deque()
-        """The rest of the batch that is iterated over."""
+        """The messages of the current batch that iterating has not returned yet."""
         self._sequence = 0
-        """The sequence of that batch."""
+        """The sequence number of the current batch, to be acknowledged when the batch is finished."""
 
     @property
     def place(self) -> Place:
-        """Return the place up to which messages were fetched, from which another subscription can start."""
+        """The place up to which messages were fetched, from which another subscription can start."""
         return self._there().place
 
     @property
     def acknowledged(self) -> Place:
-        """Return the place up to which messages were acknowledged, from which another subscription can start.
+        """The place up to which messages were acknowledged, from which another subscription can start.
 
         A batch of which only a part was acknowledged doesn't count.
         """
         return self._there().acknowledged
 
     async def fetch(self, limit: int | None = None, timeout: timedelta | float | None = None) -> SubscriptionBatch:
-        """Return the next messages, at most ``limit``: at once if there are some, otherwise when they come.
+        """Return the next messages, at most ``limit``: at once if there are any, otherwise as soon as some arrive.
 
-        After ``timeout`` seconds (None: never), or if the window is full by then, it returns an empty batch. Messages
-        read for a cancelled call are returned by the next one, whatever its ``limit`` is.
+        After ``timeout`` seconds (None: no limit), also if the window is full, the batch is empty. Messages read for a
+        cancelled call are returned by the next call, regardless of its ``limit``.
         """
         subscription = await self._get()
         return await subscription.fetch_async(limit, timeout, executor=self._threads)
 
     async def acknowledge(self, sequence: int) -> None:
-        """Acknowledge all messages up to this number (`SubscriptionBatch.sequence`), which makes room in the window."""
+        """Acknowledge all messages up to this `SubscriptionBatch.sequence`, which frees space in the window."""
         (await self._get()).acknowledge(sequence)
 
     async def status(self) -> SubscriptionStatus:
-        """Return the status, as of one moment. Once the subscription has begun, it never waits."""
+        """Return a consistent snapshot of the status. Never waits once the subscription has begun."""
         return (await self._get()).status()
 
     async def lag(self) -> Lag:
-        """Return how far fetching lags behind the stored messages; see `Subscription.lag`."""
+        """Return the lag of fetching behind the stored messages; see `Subscription.lag`."""
         return await self._threads.run((await self._get()).lag)
 
     def __aiter__(self) -> Self:
@@ -109,7 +108,7 @@ class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
         return self._made
 
     async def close(self) -> None:
-        """End the subscription, and wake all waiters. May be called twice."""
+        """End the subscription, and wake all waiting tasks. May be called twice."""
         await super().close()
 
     def __repr__(self) -> str:

@@ -1,10 +1,10 @@
-"""`Threads`: the threads on which a database's calls run while the event loop goes on.
+"""`Threads`: the thread pool in which the calls of one database run, so that they don't block the event loop.
 
-A call that waits, for the disk or for a lock, blocks its thread and nothing else. Waits for messages, in a
-subscription's fetch or for sessions, occupy no thread: they are woken by a bell.
+A call that waits for the disk or for a lock blocks only its own thread. Tasks that wait for messages, in a
+subscription's fetch or for sessions, occupy no thread: they are woken by a notification.
 
-Cancelling a task that awaits a call doesn't end the call: an engine can't be interrupted. A call that has not begun is
-withdrawn; one that has begun goes on to its end, which closing waits for.
+Cancelling a task that awaits a call doesn't interrupt the call, because an engine can't be interrupted. A call that has
+not begun is withdrawn; a call that has begun runs to its end, for which closing waits.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 8
-"""Number of calls of one database that run at the same time; others wait in order. With more calls, a flush serves
-more stores, but the loop waits longer for the GIL."""
+"""The number of calls of one database that run at the same time; further calls wait in order. With more calls, more
+stores share one flush, but the event loop waits longer for the GIL."""
 
 
 class Threads(Executor):
-    """The threads of one database, started as they are needed. Used in one event loop."""
+    """The thread pool of one database; threads are started as needed. Used in one event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(MOST, "topicstore-aio")
         self._closed = False
         """Set when closing begins: no calls are accepted after that."""
         self._room = asyncio.Semaphore(MOST)
-        """Held by running calls. If a thousand calls were begun at once, threads would wake constantly, and the loop's
-        thread would wait for each of them."""
+        """Held by running calls. If a thousand calls were submitted at once, worker threads would wake constantly, and
+        the event loop's thread would compete with them for the GIL."""
         self._loop = asyncio.get_running_loop()
         self._over: collections.deque[asyncio.Future[None]] = collections.deque()
-        """The futures to report to the loop. Threads append to it, in one step."""
+        """Futures of finished calls that the loop has yet to resolve. Threads append to it, which is atomic."""
         self._told = False
-        """Whether the loop has been asked to look and has not looked since."""
+        """Whether a call of `_look` is scheduled in the loop and has not begun."""
 
     def __repr__(self) -> str:
         return f"<Threads, at most {MOST}{', closed' * self._closed}>"
@@ -60,13 +60,13 @@ class Threads(Executor):
         return self._pool.submit(lambda: context.run(fn, *args, **kwargs))
 
     async def finished(self, future: Future[Any]) -> None:
-        """Wait until the work of a thread has ended, also by an error. Cancelling this doesn't affect the thread."""
+        """Wait until the call of a future has ended, with a result or an error. Cancelling doesn't affect the call."""
         self.check_loop()
         over = self._loop.create_future()
 
         def tell(_: Future[Any]) -> None:
             self._over.append(over)
-            if not self._told:  # once is enough: waking the loop for each of a thousand futures takes long
+            if not self._told:  # one notification serves many futures: waking the loop for each is slow
                 self._told = True
                 with contextlib.suppress(RuntimeError):  # the loop was closed
                     self._loop.call_soon_threadsafe(self._look)
@@ -75,19 +75,22 @@ class Threads(Executor):
         await over
 
     def check_loop(self) -> None:
-        """Raise `RuntimeError` in another event loop than the one that these threads belong to."""
+        """Raise `RuntimeError` if the running event loop isn't the one in which the pool was made."""
         if asyncio.get_running_loop() is not self._loop:  # another loop would never be woken
             raise RuntimeError("the database was opened in another event loop")
 
     def _look(self) -> None:
-        self._told = False  # before it looks: a call that ends from here on is reported again
+        self._told = False  # before the queue is read, so that a call that ends during the loop notifies again
         while self._over:
             over = self._over.popleft()
             if not over.done():  # cancelled
                 over.set_result(None)
 
     async def run(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the result of a call. If this is cancelled, the call may be done, in progress, or never made."""
+        """Run a call in a thread and return its result.
+
+        If the task is cancelled, the call may have ended, be in progress, or never be made.
+        """
         async with self._room:
             future = self.submit(call, *args, **kwargs)
             try:
@@ -98,33 +101,33 @@ class Threads(Executor):
         return future.result()
 
     async def make(self, make: Callable[[], R], undo: Callable[[R], object]) -> R:
-        """Return the object that a call makes. If this is cancelled, the effect of the call is undone."""
+        """Return the object that ``make`` creates in a thread. If the task is cancelled, ``undo`` gets the object."""
         future = self.submit(make)
         try:
             await self.finished(future)
         except asyncio.CancelledError:
             if not future.cancel():
-                with contextlib.suppress(DatabaseClosedError):  # closing the database has undone it
+                with contextlib.suppress(DatabaseClosedError):  # closing the database undoes the call as well
                     self.submit(_undo, future, undo)
             raise
         return future.result()
 
     async def close(self, close: Callable[[], object]) -> None:
-        """Accept no more calls, call ``close``, and wait until all threads have ended, even if it raises.
+        """Refuse further calls, call ``close`` in a thread, and wait until all threads have ended, even if it raises.
 
-        All of this is done even if it is cancelled. It may be called again.
+        All of this is done even if the task is cancelled. May be called more than once.
         """
         self.check_loop()
         self._closed = True
-        closer = ThreadPoolExecutor(1, "topicstore-aio-close")  # the others may all be busy
+        closer = ThreadPoolExecutor(1, "topicstore-aio-close")  # the pool's threads may all be busy
         closing = closer.submit(self._close, close)
         closer.shutdown(wait=False)
         await self.finished(closing)
-        closer.shutdown()  # its thread has nothing left to do, and is waited for as the others are
+        closer.shutdown()  # waits for its thread, which has nothing left to do
         closing.result()
 
     def leave(self) -> None:
-        """Accept no more calls, and let the threads end by themselves after all accepted calls."""
+        """Refuse further calls, without waiting; the threads end after the accepted calls."""
         self._closed = True
         self._pool.shutdown(wait=False)
 

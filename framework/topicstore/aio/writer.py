@@ -16,20 +16,21 @@ __all__ = ["AsyncWriter"]
 
 
 class AsyncWriter(Beginning[Writer]):
-    """Collects messages that tasks put, and stores them together; see `Writer`.
+    """A buffered writer, which collects the messages of many tasks and stores them in batches; see `Writer`.
 
-    Made by `AsyncDatabase.writer`; enter it with ``async with``, or await it and close it. Closing the database closes
-    it, too.
+    Made by `AsyncDatabase.writer`; enter it with ``async with``, or await and close it. Closing the database also
+    closes the writer.
     """
 
     def __init__(self, threads: Threads, make: Callable[[], Writer]) -> None:
         super().__init__(threads, make, Writer.close, lambda: DatabaseClosedError("the writer is closed"))
 
     async def put(self, message: Message) -> MessageId:
-        """Wait until the message is stored, as durably as the database promises. Raises the error of storing.
+        """Buffer a message, wait until it is stored, and return its id. Raises the error of storing.
 
-        Messages are stored in the order in which the tasks called it, as soon as there are ``max_items``, or
-        after ``flush_interval`` seconds. If it is cancelled, the message may be stored or not.
+        The message is then as durable as the database's ``durability`` says. Messages are stored in the order of the
+        calls, as soon as there are ``max_items``, or after ``flush_interval`` seconds. If the task is cancelled, the
+        message may be stored or not.
         """
         future = (await self._get()).put_nowait(message)
         try:
@@ -44,7 +45,7 @@ class AsyncWriter(Beginning[Writer]):
         await self._threads.run((await self._get()).flush)
 
     async def close(self) -> None:
-        """Store the buffered messages, and accept no more. May be called twice."""
+        """Store the buffered messages, and refuse further ones. May be called twice."""
         await super().close()
 
     def __repr__(self) -> str:

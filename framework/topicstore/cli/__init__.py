@@ -18,7 +18,7 @@ __all__ = ["cli", "main"]
 def main() -> None:
     """Run the program with the process's arguments and exit.
 
-    What signals do is settled before anything else is imported, which may take seconds.
+    Signal handlers are installed before anything else is imported, because imports may take seconds.
     """
     if sys.argv[1:2] == ["serve"]:
         from topicstore.server.signals import hold_signals

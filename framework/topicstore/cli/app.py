@@ -1,4 +1,4 @@
-"""The click group: its commands, also those from other packages, and how errors end them."""
+"""The click group: loads its commands, including those of other packages, and turns their errors into exit codes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _COMMANDS = {
     "plugins": "List every plugin with what it provides and supports, or why it can't be used.",
     "demo": "Fill a database, kill it in the middle, resume, replay, and check that nothing is lost or doubled.",
 }
-"""Our commands in the order of the help, each with the first sentence of its docstring."""
+"""The commands of this package in the order of the help, each with the first sentence of its docstring."""
 _BESIDE = {
     "bench": "Measure topicstore beside what else keeps messages.",
     "config": "Check and show the settings of a server, and make a file of them.",
@@ -69,9 +69,9 @@ _BESIDE = {
     "tokens": "Add, revoke and list the tokens by which programs use a server over HTTP.",
     "users": "Add, remove and list the users of a server, who connect with a password.",
 }
-"""Likewise, of entry points of this distribution: commands of packages that the framework knows nothing of."""
+"""The summaries of this distribution's other commands, which packages outside the framework add as entry points."""
 _PLACES = {"import": "commands.import_", "demo": "demo.demo"}
-"""The modules of commands whose module has another name than the command, each with a function of the module's name."""
+"""The modules of commands whose module is not named like the command; each has a function of the module's name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +85,7 @@ class ForeignCommand:
 
 
 def foreign_commands(name: str | None = None) -> list[ForeignCommand]:
-    """Load the commands of other packages, or only those called ``name``; one that fails doesn't affect the others."""
+    """Load the commands of other packages, or only those called ``name``; also return those that can't be loaded."""
     entries = importlib.metadata.entry_points(group=FOREIGN)
     return [_load(entry) for entry in entries if name in (None, entry.name)]
 
@@ -106,15 +106,15 @@ def _load(entry: importlib.metadata.EntryPoint) -> ForeignCommand:
 
 
 class _Summaries(click.Group):
-    """Commands in an order of their own."""
+    """A group that lists its commands in the order of definition, not sorted by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in that order."""
+        """Return the names in the order of definition."""
         return list(self.commands)
 
 
 def _summaries() -> dict[str, click.Command]:
-    """Return all commands that work, by name; ours have their summaries alone, so that their modules aren't loaded."""
+    """Return all loadable commands, by name. Own commands have only summaries, to avoid importing their modules."""
     found = {name: click.Command(name, help=text) for name, text in _COMMANDS.items()}
     for entry in sorted(importlib.metadata.entry_points(group=FOREIGN), key=lambda one: one.name):
         of_ours = entry.name in _BESIDE and entry.dist is not None and entry.dist.name == "topicstore"
@@ -125,28 +125,28 @@ def _summaries() -> dict[str, click.Command]:
 
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""The characters that make an argument invalid as text; bytes that aren't UTF-8 come as lone surrogates."""
+"""The characters that make an argument invalid: NUL, and lone surrogates, which stand for bytes that aren't UTF-8."""
 
 
 class _Program(click.Group):
-    """The group that loads commands when they are needed, and ends every one of them in the same way."""
+    """The program's group: imports a command when it is used, and handles the errors of all commands alike."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of our commands, then of those from other packages that work."""
+        """Return the names of this package's commands, then of other packages' commands that can be loaded."""
         return list(_summaries())
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their summaries, without loading ours."""
+        """Write the commands with their summaries, without importing this package's commands."""
         _Summaries(commands=_summaries()).format_commands(ctx, formatter)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands and options that begin with the typed text, without loading ours."""
+        """Return the commands and options that begin with ``incomplete``, without importing this package's commands."""
         found = [(name, command) for name, command in _summaries().items() if name.startswith(incomplete)]
         items = [CompletionItem(name, help=command.get_short_help_str()) for name, command in found]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; print an error if it is another package's and can't be loaded."""
+        """Return a command, or None. Raises `Failure` if it belongs to another package and can't be loaded."""
         if cmd_name in _COMMANDS:
             place = _PLACES.get(cmd_name, f"commands.{cmd_name.replace('-', '_')}")
             module = importlib.import_module(f"{__package__}.{place}")
@@ -162,15 +162,15 @@ class _Program(click.Group):
         return None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse arguments that can't be stored, printed or opened: those that are no text, or have a zero byte."""
+        """Parse the arguments. Refuses those that can't be stored or opened: invalid UTF-8, or with a NUL."""
         for argument in args:
             if _NO_TEXT.search(argument):
                 raise Failure(f"the argument {argument[:80]!a} is not UTF-8 text without NUL", USAGE)
-        with _ended(ctx):  # which --help and --version end
+        with _ended(ctx):  # --help and --version end the program here
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; turn an exception into one line and an exit code."""
+        """Run the command; turn an exception into a line on standard error and an exit code."""
         with warnings.catch_warnings(), _ended(ctx):
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             return super().invoke(ctx)
@@ -178,7 +178,7 @@ class _Program(click.Group):
 
 @contextlib.contextmanager
 def _ended(ctx: click.Context) -> Iterator[None]:
-    """Turn an exception, also one of writing the last output, into the end of the program."""
+    """Turn an exception of the block, or of flushing standard output, into the program's exit."""
     try:
         yield
         sys.stdout.flush()
@@ -193,7 +193,7 @@ def _ended(ctx: click.Context) -> Iterator[None]:
             raise
         try:
             sys.stdout.flush()
-        except OSError:  # which would be the interpreter's exit code 120
+        except OSError:  # otherwise the interpreter would exit with code 120
             _forget_stdout()
         raise end from error
 
@@ -203,14 +203,14 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 
 
 def _forget_stdout() -> None:
-    """Discard the interpreter's last flush: nothing more can be written to standard output."""
+    """Redirect standard output to the null device, so that the interpreter's final flush can't fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams take all text; in place of closed ones, nothing is read, and written to nowhere."""
+    """Make the standard streams accept all text, and replace closed ones by the null device."""
     take_closed_streams()
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -218,8 +218,8 @@ def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            if isinstance(stream.buffer, io.RawIOBase):  # as PYTHONUNBUFFERED has it
-                # What one system call doesn't write would be lost (https://github.com/python/cpython/issues/85393).
+            if isinstance(stream.buffer, io.RawIOBase):  # with PYTHONUNBUFFERED
+                # The rest of a partial write would be lost (https://github.com/python/cpython/issues/85393).
                 stream = os.fdopen(stream.fileno(), "w", 1, encoding=stream.encoding, closefd=False)
                 setattr(sys, name, stream)
             stream.reconfigure(errors="backslashreplace")
@@ -230,13 +230,13 @@ def _prepare_streams() -> None:
 def cli() -> None:
     """Keep MQTT messages, and replay them by topic filter and time.
 
-    A database that `topicstore serve` has open is asked of that server, by the same commands.
+    If `topicstore serve` has a database open, the same commands send their requests to that server.
 
     Try `topicstore demo`; `topicstore COMMAND --help` explains each command.
     """
 
 
 def main() -> None:
-    """Run the program with the process's arguments and exit; `topicstore.cli.main` takes care of signals before."""
+    """Run the program with the process's arguments and exit. `topicstore.cli.main` sets signal handlers before."""
     _prepare_streams()
     cli(prog_name="topicstore")

@@ -1,4 +1,4 @@
-"""What commands share: the database PATH, ``--json``, printing an answer, and groups with a default."""
+"""The common parts of commands: the argument PATH, the option ``--json``, printing, and groups with a default."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from .terminal.options import PATH, json_option
 __all__ = ["Answer", "GroupWithDefault", "answers", "print_answer"]
 
 Answer = Iterator[Any]
-"""A command's JSON document, a dictionary or an attrs object; then, for people, texts and what rich prints."""
+"""The output of a command: first its JSON document (a dictionary or an attrs object), then texts and rich renderables
+for people."""
 
 
 def answers(
     mode: Literal["r", "r+"] | None = None, **opening: Any
 ) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
-    """Make a command of a generator of its `Answer`; it gets the argument PATH and the option ``--json``.
+    """Turn a generator of an `Answer` into a command's function, with the argument PATH and the option ``--json``.
 
-    The generator is called with the database, opened in ``mode``, which is closed once the document is there. Without
-    a mode, it is called with the path. What is for people is made only if it is printed.
+    The generator is called with the database, opened in ``mode`` and closed after the document was yielded. Without a
+    mode, the generator is called with the path. With ``--json``, it is not run beyond the document.
     """
 
     def decorate(body: Callable[..., Answer]) -> Callable[..., None]:
@@ -39,14 +40,14 @@ def answers(
             print_answer(path, document, None if as_json else answer)
 
         options = json_option(run).__click_params__  # type: ignore[attr-defined]
-        options.insert(0, options.pop())  # the last in the help
+        options.insert(0, options.pop())  # click shows the first one last in the help
         return click.argument("path", type=PATH)(run)
 
     return decorate
 
 
 def print_answer(path: Path, document: Any, answer: Answer | None) -> None:
-    """Print what is for people, or else the document, with the path."""
+    """Print the rest of ``answer`` for people or, if it is None, the JSON document with the path."""
     if answer is None:
         print_json({"path": str(path), **(attrs.asdict(document) if attrs.has(type(document)) else document)})
         return
@@ -65,7 +66,7 @@ class GroupWithDefault(click.Group):
         self._default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default before arguments that are neither a subcommand nor a call for help."""
+        """Insert the default command if the first argument is neither a subcommand nor a help option."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self._default, *args]
         return super().parse_args(ctx, args)

@@ -1,8 +1,8 @@
-"""Where a command finds its database: in the directory, or with the server that has it open.
+"""Opening a command's database: directly in its directory, or through the server that has it open.
 
-The directory is tried first, so a command pays for a server only if there is one. Reading beside a writer, as RocksDB
-can, stays as it is: a long replay then costs the server nothing, and the files say who may read them. Everything else
-that a lock refuses is asked of the server that holds it, which says where it is in the directory
+The directory is tried first. Backends that allow reading beside a writer, such as RocksDB, are read directly: a long
+replay then doesn't burden the server, and file permissions apply. If the database's lock prevents opening it, the
+command asks the server that holds the lock. The server writes its address into the directory
 (`topicstore.server.http.discovery`).
 """
 
@@ -24,10 +24,10 @@ AnyDatabase: TypeAlias = "topicstore.Database | RemoteDatabase"
 
 
 def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> AnyDatabase:
-    """Open a database as `topicstore.open` does, or the one that a server has open.
+    """Open a database as `topicstore.open` does or, if it is locked, connect to the server that has it open.
 
-    Arguments of the opening are the server's own then. Raises the errors of `topicstore.open`, and
-    `DatabaseLockedError` also if the server can't be asked.
+    With a server, ``arguments`` are ignored, because the server has opened the database with its own. Raises the errors
+    of `topicstore.open`; `DatabaseLockedError` also if the server can't be reached.
     """
     try:
         return topicstore.open(path, mode, **arguments)
@@ -41,9 +41,9 @@ def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> AnyDa
 
 
 def connected(path: Path) -> Connection | None:
-    """Return a connection to the server that has the database in a directory open; None if there is none.
+    """Return a connection to the server that has the database in a directory open; None if there is no server.
 
-    Raises `DatabaseLockedError` if it serves no HTTP, by which it could be asked.
+    Raises `DatabaseLockedError` if the server has no HTTP interface.
     """
     from topicstore.server.http.discovery import find_server
 

@@ -1,4 +1,4 @@
-"""Answers as streams of Arrow's IPC format, read as they come."""
+"""HTTP responses that are streams in Arrow's IPC format, read incrementally."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["batches_of", "table_of"]
 
 
 class _Body(io.RawIOBase):
-    """The body of an answer as a file, of which a piece is held in memory."""
+    """The body of a response as a readable file; one chunk at a time is in memory."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -42,9 +42,9 @@ class _Body(io.RawIOBase):
 
 
 def batches_of(connection: Connection, path: str, **parameters: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches at a path. The request is made when the first is asked for.
+    """Yield the record batches that the server returns for a path. The first ``next`` makes the request.
 
-    Raises what kept the server from reading on, after the batches that came before.
+    If an error stops the server in the middle of the stream, the batches before it are yielded, and then it is raised.
     """
     import pyarrow as pa
 
@@ -65,7 +65,7 @@ def batches_of(connection: Connection, path: str, **parameters: Any) -> Iterator
 
 
 def table_of(body: bytes) -> pa.Table:
-    """Return a whole stream as a table."""
+    """Return a complete Arrow IPC stream as a table."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(body) as batches:

@@ -1,4 +1,4 @@
-"""`Connection`: requests to one server, with errors as exceptions and answers as the library's own objects."""
+"""`Connection`: HTTP requests to one server, with errors as exceptions and responses as the library's own objects."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 """The media type of a stream of Arrow's IPC format."""
 _PREFIX = "/api/v5"
 _PATIENCE = 10.0
-"""Seconds to wait for a connection. An answer may take as long as it needs."""
+"""The connect timeout in seconds. There is no timeout for responses."""
 _PAGE = 10_000
-"""The most items of a page."""
+"""The maximum number of items in a page."""
 
 
 class _Page(msgspec.Struct, Generic[T]):
@@ -38,11 +38,11 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class Connection:
-    """A connection to a server, until `close`.
+    """An HTTP client for one server; `close` it, or use it in a ``with`` statement.
 
-    url:    the beginning of its URLs, such as ``http://127.0.0.1:18083``.
-    token:  sent with each request; None for none.
-    verify: which certificates are trusted with TLS, as httpx takes it.
+    url:    the beginning of the server's URLs, such as ``http://127.0.0.1:18083``.
+    token:  the bearer token sent with each request; None for none.
+    verify: the TLS certificates to trust, in the form that ``httpx.Client`` takes.
     """
 
     def __init__(self, url: str, token: str | None, *, verify: ssl.SSLContext | bool = True) -> None:
@@ -57,13 +57,13 @@ class Connection:
         self._http = httpx.Client(
             base_url=f"{self.url}{_PREFIX}",
             headers=headers,
-            verify=verify if self.url.startswith("https:") else False,  # what is trusted takes long to load
+            verify=verify if self.url.startswith("https:") else False,  # loading trusted certificates is slow
             timeout=httpx.Timeout(None, connect=_PATIENCE),
             trust_env=False,
         )
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the HTTP connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -74,10 +74,13 @@ class Connection:
     ) -> None:
         self.close()
 
-    # --- whole answers ---
+    # --- whole responses ---
 
     def get(self, path: str, kind: type[T], **parameters: Any) -> T:
-        """Return what is at a path. Parameters that are None are left out. Raises what the server raised."""
+        """Return the resource at a path, decoded as ``kind``. Parameters that are None are omitted.
+
+        Raises the server's error; see `topicstore.client.problems`.
+        """
         return self._decoded(self.ask("GET", path, parameters=parameters), kind)
 
     def pages(self, path: str, kind: type[T], **parameters: Any) -> Iterator[T]:
@@ -91,7 +94,7 @@ class Connection:
                 return
 
     def items(self, path: str, kind: type[T]) -> list[T]:
-        """Return the items of a list that comes as a whole."""
+        """Return the items of a list that the server returns as a single page."""
         return self.get(path, _Page[kind]).items  # type: ignore[valid-type]
 
     @overload
@@ -99,7 +102,7 @@ class Connection:
     @overload
     def change(self, method: str, path: str, kind: None = None, **request: Any) -> None: ...
     def change(self, method: str, path: str, kind: type[T] | None = None, **request: Any) -> T | None:
-        """Make a request that changes something, as `ask`; return its answer as an object."""
+        """Make a request with a method such as POST, PUT or DELETE, as `ask` does; decode its response as ``kind``."""
         body = self.ask(method, path, **request)
         return None if kind is None else self._decoded(body, kind)
 
@@ -119,7 +122,10 @@ class Connection:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Make a request and return the body of the answer; ``json`` is the body of the request as an object."""
+        """Make a request and return the body of the response.
+
+        The body of the request is either ``json``, an object to be encoded, or the bytes ``content``.
+        """
         with self._answer(method, path, parameters, json, content, headers or {}) as answer:
             return answer.read()
 
@@ -127,7 +133,7 @@ class Connection:
 
     @contextmanager
     def stream(self, path: str, *, accept: str, **parameters: Any) -> Iterator[Iterator[bytes]]:
-        """Yield the body of the answer in pieces, as they come."""
+        """Make a GET request, and yield the chunks of the response's body as they arrive."""
         with self._answer("GET", path, parameters, None, None, {"Accept": accept}) as answer:
             yield answer.iter_bytes()
 
@@ -160,14 +166,14 @@ class Connection:
 
 
 def _written(value: Any) -> str | list[str]:
-    """Return a parameter as the server reads it; a list is one that is given several times."""
+    """Return a query parameter in the server's notation; a list repeats the parameter."""
     if isinstance(value, list):
         return list(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read(kind: type[Any], value: Any) -> Any:
-    """Make what JSON doesn't know."""
+    """Convert a JSON value to a type that JSON doesn't have (a msgspec ``dec_hook``)."""
     if kind is Path:
         return Path(value)
     raise NotImplementedError(f"no answer holds a {kind.__name__}")

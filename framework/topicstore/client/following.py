@@ -1,4 +1,4 @@
-"""Messages as they come, out of server-sent events.
+"""Following a topic filter by server-sent events.
 
 The format is that of the HTML standard, section 9.2 (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
@@ -20,10 +20,10 @@ __all__ = ["follow"]
 
 
 def follow(connection: Connection, topic_filter: str, start: str) -> Iterator[list[Message]]:
-    """Yield the matching messages stored from ``start`` on, and then new ones, as many at once as come together.
+    """Yield the matching messages stored from ``start`` on, and then new ones, in lists as they arrive together.
 
-    Ends when the server does. Raises `GenerationDroppedError` if some were dropped before they came, and what kept the
-    server from reading on.
+    Ends when the server ends the stream. Raises `GenerationDroppedError` if messages were dropped before they were
+    sent, and any error that stops the server.
     """
     events = {"filter": topic_filter, "start": start}
     with connection.stream("/messages/tail", accept="text/event-stream", **events) as pieces:

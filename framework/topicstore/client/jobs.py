@@ -1,4 +1,4 @@
-"""Work that takes long, which a server does as a job: it is begun, watched, and its result is returned."""
+"""Long-running work of a server, as jobs: start a job, poll its state, and return its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["run_job"]
 T = TypeVar("T")
 
 _FIRST_LOOK, _SLOWEST = 0.02, 0.5
-"""Seconds before a job is looked at first, and between looks at one that takes long."""
+"""The seconds before the first poll of a job, and the most between two polls."""
 
 
 class _Job(msgspec.Struct):
@@ -26,15 +26,15 @@ class _Job(msgspec.Struct):
     result: Any
     error: str | None
     title: str | None = None
-    """The name of the exception that made it fail."""
+    """The name of the exception class if the job failed."""
 
 
 def run_job(
     connection: Connection, kind: str, result: type[T], *, progress: Callable[[int], None] | None = None, **asked: Any
 ) -> T:
-    """Run a job in the server to its end, and return its result. Raises what made it fail.
+    """Run a job in the server, wait for its end, and return its result. Raises the error with which the job failed.
 
-    ``progress`` is called with what the job has done so far, in what it counts.
+    ``progress`` is called after each poll with the number of items done so far; the unit depends on the job.
     """
     given = {name: value for name, value in asked.items() if value is not None}
     job = connection.change("POST", "/jobs", _Job, json={"kind": kind, **given})

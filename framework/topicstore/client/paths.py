@@ -1,4 +1,4 @@
-"""Text from elsewhere as a part of a URL's path."""
+"""Percent-encoding of arbitrary text as one segment of a URL's path."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["part"]
 
 
 def part(text: str) -> str:
-    """Return text, such as a client id, as one part of a URL's path.
+    """Return text, such as a client id, percent-encoded as one segment of a URL's path.
 
-    Also ``.`` and ``..``, which clients of HTTP take for steps in the path if they aren't encoded.
+    The texts ``.`` and ``..`` are encoded as well, because HTTP clients would resolve them as relative path segments.
     """
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")

@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457) as the exceptions that the server raised."""
+"""The server's errors: problem documents (RFC 9457), and the exceptions that they represent."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _KINDS: dict[str, type[Exception]] = {
     **{name: getattr(errors, name) for name in errors.__all__},
     **{kind.__name__: kind for kind in (OSError, PermissionError, FileExistsError, NotADirectoryError)},
 }
-"""The exceptions that keep their class; jobs also tell errors of the operating system."""
+"""The exception classes that are raised again as themselves. Jobs also report errors of the operating system."""
 _RUNNING = "JobRunningError"
 _CONFLICT = "Conflict"
-"""The title where another job of the same kind runs."""
+"""The title of the problem that another job of the same kind is running."""
 _UNAUTHORIZED, _FORBIDDEN, _FAULT, _BUSY = 401, 403, 500, 503
 
 
 class ServerUnreachableError(errors.DatabaseLockedError):
-    """The server that has the database open can't be asked, or went away. What it had acknowledged is stored."""
+    """The server that has the database open can't be reached, or has ended. Acknowledged writes are stored."""
 
 
 class ServerRefusedError(errors.DatabaseLockedError):
-    """The server that has the database open wants a token, or another one. Nothing was done."""
+    """The server that has the database open requires a token, or rejects the given one. Nothing was done."""
 
 
 class ServerFailedError(errors.EngineError):
-    """The server could not serve the request; its log says why."""
+    """The server failed to process the request; its log has the reason."""
 
 
 class Problem(msgspec.Struct):
@@ -46,13 +46,13 @@ class Problem(msgspec.Struct):
     title: str = ""
     detail: str = ""
     index: int | None = None
-    """Of the message that can't be stored, in its batch."""
+    """The index, within its batch, of the message that can't be stored."""
     reason: str = ""
-    """Why that message can't be stored."""
+    """The reason why that message can't be stored."""
 
 
 def problem_of(status: int, body: bytes) -> Problem:
-    """Return the problem of a response, also of one that is no problem document."""
+    """Return the problem of an error response, also if its body is not a problem document."""
     try:
         return msgspec.json.decode(body, type=Problem)
     except msgspec.DecodeError:
@@ -60,7 +60,7 @@ def problem_of(status: int, body: bytes) -> Problem:
 
 
 def error_of(problem: Problem, url: str) -> Exception:
-    """Return the exception that a problem stands for: the library's own, if its title names one."""
+    """Return the exception that a problem represents: the library's own, if the title names its class."""
     if problem.title in _KINDS:
         kind = _KINDS[problem.title]
         if problem.index is not None and issubclass(kind, errors.InvalidMessageError):
@@ -78,7 +78,7 @@ def error_of(problem: Problem, url: str) -> Exception:
 
 
 def stranger(url: str, said: str) -> Exception:
-    """Return the error of an answer that no server of this version gives."""
+    """Return the error for a response that no server of this version sends; ``said`` describes the response."""
     return errors.InvalidArgumentError(
         f"what answers at {url} is no server of topicstore, or of another version: {said}"
     )

@@ -26,7 +26,7 @@ class _Generation(msgspec.Struct):
 
 
 class RemoteArchives:
-    """As `topicstore.Database.archives`. The server writes to a directory of its machine, which is this one."""
+    """The remote form of `topicstore.Database.archives`. The server runs on this machine, and writes the files."""
 
     def __init__(self, path: Path, connection: Connection) -> None:
         self._path = path
@@ -39,11 +39,11 @@ class RemoteArchives:
                 yield Archive(generation=one.number, path=Path(one.archived))
 
     def export(self, target: Path, *, generations: Sequence[int] | None = None) -> ExportReport:
-        """Let the server write sealed generations to a directory as Parquet."""
+        """Make the server write sealed generations to a directory as Parquet."""
         return self._run(target, generations, drop=False)
 
     def archive(self, target: Path, *, generations: Sequence[int] | None = None) -> ExportReport:
-        """Let the server export sealed generations and remove them from the database."""
+        """Make the server export sealed generations and remove them from the database."""
         return self._run(target, generations, drop=True)
 
     def _run(self, target: Path, generations: Sequence[int] | None, *, drop: bool) -> ExportReport:

@@ -1,6 +1,6 @@
 """`RemoteDatabase`: a database that a server has open, with the methods of `topicstore.Database` that commands use.
 
-Each method documents itself there, returns the same objects and raises the same errors.
+The methods return the same objects and raise the same errors as those of `topicstore.Database`, which documents them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["RemoteDatabase"]
 
 
 _SORTED = 4_096
-"""The most messages of a batch of those that were sorted here."""
+"""The maximum number of messages in a batch that this client has sorted."""
 
 
 class _Learned(msgspec.Struct):
@@ -75,7 +75,7 @@ class _Dropped(msgspec.Struct):
 
 
 class RemoteDatabase:
-    """The database in the directory ``path``, asked over a connection to its server, which is closed with it."""
+    """The database in the directory ``path``, used over a connection to its server. `close` closes the connection."""
 
     def __init__(self, path: Path, connection: Connection) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class RemoteDatabase:
         self.sessions = RemoteSessions(connection)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -100,7 +100,7 @@ class RemoteDatabase:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What holds for the whole life of the database; the file of it may be read beside the server."""
+        """The settings with which the database was created, read from its file, which is safe beside the server."""
         return existing_manifest(self.path)
 
     @cached_property
@@ -120,7 +120,7 @@ class RemoteDatabase:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[Message]:
-        """Iterate over the matching messages, which come as Arrow batches."""
+        """Iterate over the matching messages, which the server sends as Arrow batches."""
         found = self.replay_arrow(topic_filter, start, until, by=by, order=order, reverse=reverse, limit=limit)
         return chain.from_iterable(MessageBatch.from_arrow(batch).to_messages() for batch in found)
 
@@ -135,7 +135,7 @@ class RemoteDatabase:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the matching messages as they come; what isn't taken yet waits in the server."""
+        """Yield the matching messages as they arrive. The server reads on only as batches are consumed."""
         options = {"by": by, "order": planned(order), "reverse": reverse and order != "timestamp"}
         found = batches_of(self._connection, "/messages", **_range(topic_filter, start, until), **options)
         if order == "timestamp":
@@ -144,7 +144,7 @@ class RemoteDatabase:
         return found if limit is None else _first(found, limit)
 
     def follow(self, topic_filter: str, start: Time = 0) -> Iterator[list[Message]]:
-        """Yield the matching messages, and then those that are stored while this goes on."""
+        """Yield the matching messages, and then new ones as they are stored."""
         return follow(self._connection, topic_filter, _written(instant(start, now)))
 
     def explain(
@@ -166,11 +166,11 @@ class RemoteDatabase:
         return list(self._connection.pages("/streams", Stream, **_range(topic_filter, start)))
 
     def topics(self, topic_filter: str = "#") -> list[TopicTally]:
-        """Return every matching topic that has messages, counted."""
+        """Return every matching topic that has messages, with its counts."""
         return list(self._connection.pages("/topics", TopicTally, filter=topic_filter))
 
     def clients(self, topic_filter: str = "#") -> list[ClientTally]:
-        """Return every client id that has messages of matching topics, counted."""
+        """Return every client id that has messages of matching topics, with its counts."""
         return list(self._connection.pages("/clients", ClientTally, filter=topic_filter))
 
     def latest(self, topic_filter: str = "#") -> list[Message]:
@@ -204,11 +204,11 @@ class RemoteDatabase:
     # --- importing ---
 
     def shard_of(self, client_id: str) -> int:
-        """Return the number of the shard that a publisher's messages go to."""
+        """Return the number of the shard that holds a publisher's messages."""
         return self._shard_map.of(client_id)
 
     def state(self, shard: int) -> RemoteState:
-        """Return the state of a shard, as far as imports have some."""
+        """Return the part of a shard's state that imports use."""
         return self.imports.state(shard)
 
     def store(
@@ -220,7 +220,7 @@ class RemoteDatabase:
     # --- changing ---
 
     def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None, *, by: By = "position") -> int:
-        """Delete the matching messages, and return how many there were."""
+        """Delete the matching messages, and return their number."""
         asked = _range(topic_filter, start, until) | {"by": by}
         return self._connection.change("DELETE", "/messages", _Deleted, parameters=asked).deleted
 
@@ -234,26 +234,29 @@ class RemoteDatabase:
         return self._connection.change("POST", "/generations", _Generation, json=made).number
 
     def drop_generation(self, generation: int) -> bool:
-        """Drop a sealed generation; return False if it was dropped before."""
+        """Drop a sealed generation; return False if it was dropped already."""
         return self._connection.change("DELETE", f"/generations/{generation}", _Dropped).dropped
 
-    # --- care, as jobs of the server ---
+    # --- maintenance, as jobs of the server ---
 
     def compact(self) -> CompactReport:
-        """Merge everything stored, if the layout merges."""
+        """Make the server merge all stored messages, if the layout merges."""
         return run_job(self._connection, "compact", CompactReport)
 
     def checkpoint(self, path: Path) -> None:
-        """Let the server write a copy of the database into a new directory on its machine."""
+        """Make the server write a checkpoint, a copy of the database, into a new directory on its machine."""
         run_job(self._connection, "checkpoint", dict[str, Any], target=str(path.absolute()))
 
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Let the server read everything, and return the damage that it found."""
+        """Make the server read and verify all stored data, and return the damage it found."""
         return run_job(self._connection, "verify", VerifyReport, progress=progress)
 
 
 def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows up to a number of them, and end the request then. A page of the server would hold 10,000 at most."""
+    """Yield the first ``limit`` rows, and then end the request.
+
+    The server's own ``limit`` can't be used: it asks for a page, which has at most 10,000 messages.
+    """
     with closing(batches):  # type: ignore[type-var]
         while limit > 0 and (batch := next(batches, None)) is not None:
             yield batch[:limit]
@@ -261,7 +264,7 @@ def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordB
 
 
 def _range(topic_filter: str, start: Time, until: Time | None = None) -> dict[str, str | None]:
-    """Return a filter and times as the server reads them. Raises `InvalidArgumentError`."""
+    """Return a filter and a time range as query parameters. Raises `InvalidArgumentError`."""
     return {
         "filter": topic_filter,
         "start": _written(instant(start, now)) if start != 0 else None,
@@ -270,5 +273,5 @@ def _range(topic_filter: str, start: Time, until: Time | None = None) -> dict[st
 
 
 def _written(time: int) -> str:
-    """Return microseconds since the epoch as a text that can't be taken for another unit."""
+    """Return microseconds since the Unix epoch as ``@seconds.fraction``, whose unit is unambiguous."""
     return f"@{time // 1_000_000}.{time % 1_000_000:06}"

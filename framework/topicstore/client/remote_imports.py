@@ -1,4 +1,4 @@
-"""`RemoteImports`: rows stored with the progress of their import, in a database that a server has open."""
+"""`RemoteImports`: stores imported rows together with the import's progress, in a database that a server has open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RemoteImports", "RemoteState", "RemoteStoreResult"]
 
 @attrs.frozen
 class RemoteStoreResult:
-    """What became of rows, as `topicstore.StoreResult` says it."""
+    """The result of a store: the counts of `topicstore.StoreResult`."""
 
     count: int
     lifted: int
@@ -30,7 +30,7 @@ class _Marker(msgspec.Struct):
 
 
 class RemoteState:
-    """The state of a shard, as far as imports have some, as of the first call."""
+    """The part of a shard's state that imports use, as loaded by `RemoteImports.state`."""
 
     def __init__(self, values: Mapping[bytes, bytes]) -> None:
         self._values = values
@@ -40,19 +40,19 @@ class RemoteState:
         return self._values.get(key)
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order."""
+        """Yield the (key, value) pairs of all keys that begin with ``prefix``, in key order."""
         return ((key, value) for key, value in sorted(self._values.items()) if key.startswith(prefix))
 
 
 class RemoteImports:
-    """What an import asks of its database."""
+    """The operations of a database that an import needs: reading its progress, and storing rows with progress."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._values: dict[int, dict[bytes, bytes]] | None = None
 
     def state(self, shard: int) -> RemoteState:
-        """Return the state of a shard."""
+        """Return the part of a shard's state that imports use, cached until the next `store`."""
         if self._values is None:
             self._values = {}
             for one in self._connection.get("/imports", list[_Marker]):
@@ -67,7 +67,12 @@ class RemoteImports:
         stored: Sequence[bool] | None = None,
         retained: Sequence[bool] | None = None,
     ) -> RemoteStoreResult:
-        """Store rows and state, as `topicstore.Database.store` and `topicstore.pubsub.publishing.store_retaining`."""
+        """Store rows and state as `topicstore.Database.store` and `topicstore.pubsub.publishing.store_retaining` do.
+
+        state:    the writes of the import's progress, by shard.
+        stored:   for each row, whether it is stored; all are, unless a part of the batch was stored before.
+        retained: for each row, whether it may become the retained message of its topic; None for no row.
+        """
         self._values = None
         markers = [_Marker(shard, one.key, one.value) for shard, writes in state.items() for one in writes]
         rows = _stream_of(batch)

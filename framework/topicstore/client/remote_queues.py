@@ -16,7 +16,7 @@ from .paths import part
 __all__ = ["RemoteQueue", "RemoteQueues"]
 
 _MOST = 10_000
-"""The most messages that a server returns at once."""
+"""The maximum number of messages that the server returns per request."""
 
 
 class _Committed(msgspec.Struct):
@@ -33,7 +33,7 @@ class _Read(msgspec.Struct):
 
 
 class RemoteQueue:
-    """As `topicstore.Queue`."""
+    """The remote form of `topicstore.Queue`."""
 
     def __init__(self, name: str, connection: Connection) -> None:
         self.name = name
@@ -43,11 +43,11 @@ class RemoteQueue:
         """The id of the last message that was read."""
 
     def __len__(self) -> int:
-        """Return how many messages wait."""
+        """Return the number of uncommitted messages."""
         return self._connection.get(self._path, QueueInfo).messages
 
     def read(self, limit: int = 1_000) -> QueueBatch:
-        """Return at most ``limit`` messages after those read last; none only if there are no more."""
+        """Return the messages after the last ones read: at most ``limit``; none only at the queue's end."""
         page = self._connection.get(f"{self._path}/messages", _Read, after=self._read, limit=min(limit, _MOST))
         if page.items:
             self._read = page.items[-1].id
@@ -55,12 +55,12 @@ class RemoteQueue:
         return QueueBatch(messages=messages, ids=[one.id for one in page.items])
 
     def commit(self, upto: int) -> int:
-        """Remove the messages up to and including an id for good; return how many there were."""
+        """Remove the messages up to and including an id; return their number."""
         return self._connection.change("POST", f"{self._path}/commit", _Committed, json={"upto": upto}).committed
 
 
 class RemoteQueues:
-    """As `topicstore.Database.queues`."""
+    """The remote form of `topicstore.Database.queues`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -74,7 +74,7 @@ class RemoteQueues:
         return any(one.name == name for one in self)
 
     def open(self, name: str) -> RemoteQueue:
-        """Return a queue that is there."""
+        """Return an existing queue. Makes no request."""
         return RemoteQueue(name, self._connection)
 
     def drop(self, name: str) -> None:

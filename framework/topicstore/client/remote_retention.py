@@ -20,14 +20,14 @@ class _Outlook(msgspec.Struct):
 
 
 class RemoteRetention:
-    """As `topicstore.Database.retention`."""
+    """The remote form of `topicstore.Database.retention`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
     def settings(self) -> RetentionSettings:
-        """The limits."""
+        """The current limits."""
         return self._connection.get("/retention", RetentionSettings)
 
     def set(self, **changed: Any) -> RetentionSettings:
@@ -35,9 +35,9 @@ class RemoteRetention:
         return self._connection.change("PUT", "/retention", RetentionSettings, json=changed)
 
     def outlook(self) -> list[Departure]:
-        """Return what goes when, and why."""
+        """Return what retention will remove next: each removal with its time and its reason."""
         return self._connection.get("/retention", _Outlook).outlook
 
     def run(self) -> RetentionReport:
-        """Remove what is beyond the limits."""
+        """Remove the messages that exceed the limits now."""
         return self._connection.change("POST", "/retention/run", RetentionReport)

@@ -51,7 +51,7 @@ class _Kicked(msgspec.Struct):
 
 
 class RemoteSessions:
-    """As `topicstore.Database.sessions`."""
+    """The remote form of `topicstore.Database.sessions`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -70,7 +70,7 @@ class RemoteSessions:
         return iter(self._connection.items("/groups", GroupInfo))
 
     def lag(self, *client_ids: str) -> dict[str, dict[str, Lag]]:
-        """Return how far sessions, by default all, are behind, by client id and filter."""
+        """Return the lag of sessions (by default all) behind the stored messages, by client id and filter."""
         return self._connection.get("/lag", dict[str, dict[str, Lag]], client_id=list(client_ids) or None)
 
     def kick(self, client_id: str) -> bool:
@@ -78,5 +78,5 @@ class RemoteSessions:
         return self._connection.change("POST", f"/sessions/{part(client_id)}/kick", _Kicked).kicked
 
     def expire(self, client_id: str) -> None:
-        """End a session for good."""
+        """End a client's session for good, and its connection if there is one. Raises `SessionNotFoundError`."""
         self._connection.change("DELETE", f"/sessions/{part(client_id)}")

@@ -1,4 +1,4 @@
-"""The sites of a durable storage and what each keeps: as a server tells, or as the directory of a database does."""
+"""The sites of a durable storage and their shards, as reported by a server or read from a database's directory."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _SIGNS = {"joining": "+", "leaving": "-"}
 
 @attrs.frozen
 class PlacedSite:
-    """A site."""
+    """A site of the cluster."""
 
     id: str
     node: str
-    """The name of the server that manages it."""
+    """The name of the server that manages the site."""
     up: bool
 
 
 @attrs.frozen
 class PlacedShard:
-    """A shard, and the sites that keep it."""
+    """A shard, and the sites that hold its replicas."""
 
     id: str
-    """The storage and the number, such as ``messages/0``."""
+    """The storage's name and the shard's number, such as ``messages/0``."""
     replicas: list[str]
     transitions: list[str]
-    """The sites that will get it, each after a ``+``, and those that give it up, after a ``-``."""
+    """The sites that will receive the shard, each prefixed by ``+``, and those that will release it, by ``-``."""
 
 
 @attrs.frozen
 class Placement:
-    """Which sites there are, and which shards they keep."""
+    """The sites of a cluster, and the shards with their replicas."""
 
     this: str
     """The id of the site that was asked."""
@@ -78,7 +78,7 @@ class _Storage(msgspec.Struct):
 
 
 def placement_of(connection: Connection) -> Placement:
-    """Return what a server tells. It lists itself first."""
+    """Return the placement that a server reports. ``this`` is the server's own site, which it lists first."""
     ids = connection.get("/ds/sites", list[str])
     sites = [(one, connection.get(f"/ds/sites/{part(one)}", _Site)) for one in ids]
     names = connection.get("/ds/storages", list[str])
@@ -96,7 +96,10 @@ def _placed(storage: str, shard: _Shard) -> PlacedShard:
 
 
 def placement_at_rest(path: Path) -> Placement:
-    """Return what the directory of a database tells: its own site, which nobody serves. Raises `UnsupportedError`."""
+    """Return the placement recorded in a database's directory: its own site, which is down because no server runs.
+
+    Raises `UnsupportedError` if the directory has no site id yet.
+    """
     manifest, this = existing_manifest(path), read_site(path)
     if this is None:
         raise UnsupportedError(f"{path} is no site yet: a server with HTTP makes it one, as topicstore serve does")

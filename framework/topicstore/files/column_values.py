@@ -1,4 +1,4 @@
-"""Values of a row as the columns of a message: text, JSON that is not decoded yet, or values from Arrow."""
+"""Conversion of a row's values to the columns of a message; values are text, undecoded JSON, or values from Arrow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class JsonProperties(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """`Properties` as a JSON object; that class itself is stored as an array."""
+    """The fields of `Properties` as a JSON object; `Properties` itself is encoded as an array."""
 
     payload_format_indicator: int | None = None
     message_expiry_interval: int | None = None
@@ -46,12 +46,12 @@ class JsonProperties(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]+|(\.[0-9]+)?[eE][+-]?[0-9]{1,3})")
-"""A number of JSON that is no integer, and that a float may cut."""
+"""A JSON number that is no integer and that a float may not hold exactly."""
 _decode = msgspec.json.decode
 
 
 def _decoded(column: str, value: Any, kind: type[T]) -> T | None:
-    """Return a value of a type, decoded if it is JSON; None if it is absent. Raises `ValueError`."""
+    """Return a value converted to a type, and decoded if it is JSON; None if it is absent. Raises `ValueError`."""
     if value is None:
         return None
     try:
@@ -63,9 +63,10 @@ def _decoded(column: str, value: Any, kind: type[T]) -> T | None:
 
 
 def text_of(value: Any, *, only: bool = False) -> str | None:
-    """Return a value as text: a number or a flag as JSON writes it, bytes as UTF-8, unless ``only`` text is text.
+    """Return a value as text; None if it is absent.
 
-    None if it is absent. Raises `ValueError` for a value that is not single.
+    A number or a flag becomes its JSON text, and bytes are decoded as UTF-8. With ``only``, numbers and flags are
+    errors. Raises `ValueError`, also for a JSON object or array.
     """
     if isinstance(value, str) or value is None:
         return value
@@ -85,7 +86,7 @@ def text_of(value: Any, *, only: bool = False) -> str | None:
 
 
 def payload_of(value: Any) -> bytes | None:
-    """Return a value as a payload: text in UTF-8, bytes as they are, all else as compact JSON; None if it is absent."""
+    """Return a value as a payload: text in UTF-8, bytes unchanged, others as compact JSON; None if it is absent."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes) or value is None:
@@ -97,12 +98,12 @@ def payload_of(value: Any) -> bytes | None:
         return None
     if data.startswith(b'"'):
         return (_decoded("payload", value, str) or "").encode()
-    data.decode()  # `msgspec.json.format` doesn't check texts
+    data.decode()  # `msgspec.json.format` doesn't check that strings are valid UTF-8
     return msgspec.json.format(data, indent=-1)
 
 
 def binary_of(value: Any) -> bytes | None:
-    """Return a value, base64, as bytes; None if it is absent, or empty where all columns are text."""
+    """Return the bytes of a value in base64; bytes from Arrow are returned unchanged, and None if it is absent."""
     if isinstance(value, Raw):
         return _decoded("payload_base64", value, bytes)
     if value is None or isinstance(value, bytes):
@@ -114,7 +115,7 @@ def binary_of(value: Any) -> bytes | None:
 
 
 def qos_of(value: Any) -> int:
-    """Return a value as a QoS, which is checked when it is stored."""
+    """Return a value as a QoS, 0 if it is absent. Its range is checked when the message is stored."""
     if not isinstance(value, str):
         return _decoded("qos", value, int) or 0
     if value and not (value.isascii() and value.isdigit() and len(value) < 10):
@@ -123,7 +124,7 @@ def qos_of(value: Any) -> int:
 
 
 def flag_of(value: Any) -> bool:
-    """Return a value as a flag; an absent one is false."""
+    """Return a value as a flag; False if it is absent."""
     if not isinstance(value, str):
         value = str(_decoded("retain", value, bool | int) or False)  # type: ignore[arg-type]
     flag = _FLAGS.get(value.lower())
@@ -133,7 +134,10 @@ def flag_of(value: Any) -> bool:
 
 
 def time_of(value: Any, unit: str | None, finer: Callable[[object], None], zone: tzinfo) -> int | None:
-    """Return a value as microseconds since the epoch; None if it is absent. The rest as `to_microseconds`."""
+    """Return a value as microseconds since the epoch; None if it is absent.
+
+    The other parameters are those of `to_microseconds`.
+    """
     if isinstance(value, Raw):
         number = bytes(value).decode()
         value = Decimal(number) if _FRACTION.fullmatch(number) else _decode(value)
@@ -141,9 +145,9 @@ def time_of(value: Any, unit: str | None, finer: Callable[[object], None], zone:
 
 
 def properties_of(value: Any) -> Properties | None:
-    """Return a value, a JSON object, as properties; None if it is absent.
+    """Return a JSON object as properties; None if it is absent.
 
-    Raises `ValueError`, in text also for a name that is there twice; in `Raw`, the caller has checked it.
+    Raises `ValueError`. In a text, a duplicate name is an error; for `Raw` JSON, the caller has checked this.
     """
     text = value if isinstance(value, str) else ""
     if isinstance(value, str):
@@ -163,9 +167,9 @@ _OF_A_CONNECTION = {"subscription-identifier", "topic-alias"}
 
 
 def _without_dashes(text: bytes) -> dict[str, Any]:
-    """Return properties under our names, of JSON under the names that mosquitto's clients write.
+    """Return the properties of a JSON object that mosquitto's clients wrote, under the names of `Properties`.
 
-    There, correlation data is text, and user properties are an object, in which a name may be several times.
+    In mosquitto's JSON, correlation data is text, and user properties are an object that may repeat names.
     """
     found: dict[str, Any] = {}
     for name, value in json.loads(text, object_pairs_hook=list):

@@ -1,8 +1,8 @@
 """Messages as the bytes of a file: JSON lines, CSV, a stream of Arrow's IPC format, or Parquet, piece by piece.
 
-Each function yields the pieces of one file, in order; their concatenation is the file. Except for Parquet, whose row
-groups are larger, what was asked of the source is yielded before more is asked for. With no messages the file is still
-a whole one.
+Each function yields the pieces of one file, in order; their concatenation is the file. Every chunk of the source is
+encoded and yielded before the next one is requested; only Parquet collects several chunks in a row group. Without
+messages, the file is complete but empty.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["PROBLEM", "arrow_problem", "arrow_stream", "csv_text", "json_lines", "parquet"]
 
 PROBLEM = "topicstore-problem"
-"""The metadata of a record batch that ends a stream of Arrow's IPC format early: a problem document, in JSON."""
+"""The metadata key of a record batch that ends an Arrow IPC stream early; the value is a problem document in JSON."""
 
 _GROUP_ROWS, _GROUP_BYTES = 131_072, 64 << 20
-"""The rows and the bytes of a Parquet row group, which ends at either."""
+"""The rows and the bytes at which a Parquet row group ends, whichever comes first."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""How a stream of Arrow's IPC format ends."""
+"""The end-of-stream marker of Arrow's IPC format."""
 
 
 def json_lines(chunks: Iterable[list[Message]]) -> Iterator[bytes]:
@@ -37,7 +37,7 @@ def json_lines(chunks: Iterable[list[Message]]) -> Iterator[bytes]:
 
 
 def csv_text(chunks: Iterable[list[Message]]) -> Iterator[bytes]:
-    """Yield messages as CSV (`topicstore.files.formats`), after a record with the names of the columns."""
+    """Yield messages as CSV (`topicstore.files.formats`), with a header record."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(CSV_COLUMNS)
@@ -61,7 +61,7 @@ def arrow_stream(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
 
 
 def arrow_problem(document: bytes) -> memoryview:
-    """Return a record batch without rows that tells why a stream of Arrow's IPC format goes on no further."""
+    """Return an empty record batch whose metadata holds a problem document, to end an Arrow IPC stream early."""
     import pyarrow as pa
 
     from topicstore import SCHEMA
@@ -100,7 +100,7 @@ def parquet(batches: Iterable[pa.RecordBatch], *, rows: int = _GROUP_ROWS, size:
 
 
 class _Pieces(io.RawIOBase):
-    """A file that is only written, and from which what was written is taken."""
+    """A write-only file in memory, from which the bytes written so far can be taken."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []

@@ -1,19 +1,18 @@
-r"""Messages as JSON objects, one on each line, and as CSV records: `replay` writes both, and `import` reads them.
+r"""Messages as JSON lines and as CSV: the formats that `replay` writes and `import` reads.
 
 JSON lines::
 
     {"timestamp": 1425708022000000, "topic": "a/b", "client_id": "c", "qos": 1, "retain": false,
      "payload": "text", "properties": {"content_type": "text/plain", "user_properties": [["k", "v"]]}}
 
-``topic`` and one of ``payload`` and ``payload_base64`` (any bytes) are needed. A ``payload`` is text, or any
-other JSON, which is stored as that: compact, with numbers as they are written. ``timestamp`` is microseconds since
-the epoch or ISO 8601 text; a time may also be named ``ts`` or ``time``, and its unit is then known by its size
+``topic`` and one of ``payload`` and ``payload_base64`` (any bytes) are required. A ``payload`` is text or any other
+JSON value, which is stored as compact JSON with its numbers unchanged. ``timestamp`` is microseconds since the epoch or
+ISO 8601 text. A time may also be named ``ts`` or ``time``; the unit of a number is then inferred from its size
 (`topicstore.files.time_units`). ``properties`` has the names of `topicstore.Properties`; ``correlation_data`` is
-base64. Any other name is an error, because ignoring it would lose its value, unless a `ColumnMap` says
-how it is used.
+base64. Any other name is an error, because its value would be lost, unless a `ColumnMap` uses or ignores it.
 
-CSV has the same names in its first record; ``properties`` is a JSON object, and an empty field is
-an absent one, except for ``payload``.
+The header record of CSV has the same names; ``properties`` is a JSON object. An empty field counts as absent, except
+for ``payload``.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv
 
 
 def format_of_name(path: Path) -> str | None:
-    """Return the format that the ending of a file's name implies, packed by gzip or not."""
+    """Return the format that the ending of a file's name implies, ignoring ``.gz``; None if it is unknown."""
     endings = [ending.lower() for ending in path.suffixes if ending.lower() != ".gz"]
     return _ENDINGS.get(endings[-1]) if endings else None
 
 
 class _In(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
-    """A message in the form, and with the order of fields, that `JsonMessage` has; what is absent stays so."""
+    """A message with the fields of `JsonMessage`, in the same order; fields that are absent stay UNSET."""
 
     timestamp: int | str | UnsetType | None = UNSET
     topic: str
@@ -94,9 +93,9 @@ _fields = msgspec.structs.astuple
 
 
 def decode_lines(lines: bytes, mapping: ColumnMap = PLAIN) -> list[Message]:
-    """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` if one is not one message."""
+    """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` unless each line is one message."""
     if mapping.plain:
-        with contextlib.suppress(ValueError):  # not in the form that `encode_lines` writes
+        with contextlib.suppress(ValueError):  # other forms than that of `encode_lines` take the slower way below
             return list(map(_message, _decode_plain(lines)))
     return [_mapped(row, mapping) for row in _decode_rows(lines)]
 
@@ -123,15 +122,15 @@ _SPACE = b" \t\r\n"
 
 
 def _is_all(text: bytes, again: bytes) -> bool:
-    """Return whether what was decoded from JSON, and encoded ``again``, is all of it: no name was there twice.
+    """Return whether decoding has certainly lost nothing, such as a duplicate name; ``again`` is the result reencoded.
 
-    It may be all and yet the result be false, if texts have escapes that aren't needed, or values are the defaults.
+    The result may be False although nothing was lost: if strings have needless escapes, or values are the defaults.
     """
     return text == again or len(text.translate(None, _SPACE)) == len(again.translate(None, _SPACE))
 
 
 def _check_names(text: bytes, row: dict[str, msgspec.Raw]) -> None:
-    """Raise `ValueError` if a JSON object, or the properties in it, has a name twice, of which all but one are lost."""
+    """Raise `ValueError` if a JSON object or its properties contain a name twice, because only one value is decoded."""
     parts = b"".join((*map(str.encode, row), *row.values())).translate(None, _SPACE)
     if "properties" in row or len(text.translate(None, _SPACE)) != len(parts) + 4 * len(row) + 1:
         fields: list[tuple[str, object]] = json.loads(text, object_pairs_hook=_Pairs)
@@ -144,21 +143,22 @@ def _check_names(text: bytes, row: dict[str, msgspec.Raw]) -> None:
 
 
 class _Pairs(list[tuple[str, object]]):
-    """The names and values of a JSON object."""
+    """The names and values of a JSON object in order, including duplicate names."""
 
 
 def _check_lines(text: bytes, objects: int) -> None:
-    """Raise `ValueError` unless each line has one of the JSON objects that were decoded, or is blank."""
-    if text.count(b"}\n{") == text.count(b"\n") - text.endswith(b"\n") == objects - 1:  # in each break, an object ends
+    """Raise `ValueError` unless every line is blank or holds exactly one of the decoded JSON objects."""
+    # The common case: every line break separates two objects.
+    if text.count(b"}\n{") == text.count(b"\n") - text.endswith(b"\n") == objects - 1:
         return
     lines = [line for line in map(bytes.strip, text.split(b"\n")) if line]
-    # An object that goes on in the next line neither ends before the break, nor begins behind it.
+    # If an object continues on the next line, one of the two lines lacks its brace.
     if len(lines) != objects or not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         raise ValueError("a line is not one JSON object")
 
 
 def decode_list(rows: bytes) -> list[Message]:
-    """Return the messages of a JSON list in the form that `encode_lines` gives each. Raises `ValueError`."""
+    """Return the messages of a JSON array, each in the form that `encode_lines` writes. Raises `ValueError`."""
     found = _list_decoder.decode(rows)
     if not _is_all(rows, _encoder.encode(found)):
         raise ValueError("it may have a name twice")
@@ -180,7 +180,7 @@ def _mapped(row: dict[str, msgspec.Raw], mapping: ColumnMap) -> Message:
 
 def _message(row: _In) -> Message:
     text, timestamp, properties = row.payload, row.timestamp, row.properties
-    # What is UNSET is false.
+    # UNSET is falsy.
     return Message(
         row.topic,
         text.encode() if text and not row.payload_base64 else _binary(row),
@@ -204,7 +204,7 @@ def _binary(row: _In) -> bytes:
 
 
 def encode_lines(messages: Iterable[Message]) -> bytes:
-    """Return messages as JSON lines that `decode_lines` turns into the same messages."""
+    """Return messages as JSON lines, from which `decode_lines` restores the same messages."""
     return _encoder.encode_lines(list(map(json_message, messages)))
 
 
@@ -252,7 +252,7 @@ def csv_record(message: Message) -> tuple[str | int | None, ...]:
 
 
 def csv_parser(header: Sequence[str], mapping: ColumnMap = PLAIN) -> Callable[[Sequence[str]], Message]:
-    """Return the function that makes messages of records under this header. Both raise `ValueError`."""
+    """Return a function that converts records under this header to messages. Both functions raise `ValueError`."""
     check_once(header)
     mapping.check_header(header)
     if not mapping.plain or not set(COLUMNS).issuperset(header):

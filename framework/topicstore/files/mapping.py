@@ -1,14 +1,14 @@
-r"""The columns of a file that make a message: those of a message's own names, and those that a person maps.
+r"""The mapping from the columns of a file to the columns of messages.
 
-A mapping names the source of a column of messages: a column of the file, or a *template* of several::
+The source of a message's column is a column of the file, or a *template* that combines several::
 
     payload=data                            the column data
     topic=plant/{site}/{id}                 text with columns in it; {{ and }} are braces
     client_id={topic[2]}                    a level of the message's topic, counted from 0; [-1] is the last
 
-In the template of the topic itself, ``{topic[N]}`` is a level of the file's own column ``topic``. A column that is not
-mapped comes from the one of its own name; the timestamp from ``timestamp``, ``ts`` or ``time``, whichever exists.
-A column of the file that is not used is an error, unless it is named to be ignored.
+In the template of the topic itself, ``{topic[N]}`` is a level of the file's own column ``topic``. A message's column
+without a mapping is taken from the file's column of the same name; the timestamp from ``timestamp``, ``ts``, ``time``
+or ``tst``. A column of the file that is neither used nor explicitly ignored is an error.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = ["COLUMNS", "SET_COLUMNS", "TIME_NAMES", "ColumnMap", "Row", "Template
 COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "payload_base64", "properties")
 """The columns of messages in files."""
 TIME_NAMES = ("timestamp", "ts", "time", "tst")
-"""The names under which the time of a message is found if it isn't mapped. `mosquitto_sub -F %j` has the last."""
+"""The columns that may hold a message's time if it isn't mapped. `mosquitto_sub -F %j` writes the last one."""
 _MOSQUITTO = frozenset(("payloadlen", "mid"))
-"""What `mosquitto_sub -F %j` writes besides: the size of the payload, and a packet id."""
+"""Columns of `mosquitto_sub -F %j` that are not imported: the size of the payload, and a packet identifier."""
 _Z_BEFORE_OFFSET = re.compile(r"Z(?=[+-][0-9]{2}:?[0-9]{2}$)")
-"""What some versions of it write in a local time."""
+"""A superfluous ``Z`` before the offset, which some versions of mosquitto_sub write in local times."""
 SET_COLUMNS = ("topic", "client_id", "qos", "retain")
-"""The columns that may be the same text for all messages."""
+"""The columns that can be set to a constant text for all messages."""
 
 _TEXTS = frozenset(("timestamp", "topic", "client_id", "payload"))
-"""The columns that a template can make."""
+"""The columns that a template may produce."""
 _LEVEL = re.compile(r"topic\[(-?[0-9]{1,5})\]")
 
 _CHECKS: dict[str, Callable[[str], object]] = {
@@ -55,15 +55,15 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "qos": qos_of,
     "retain": flag_of,
 }
-"""The checks of texts that are the same for all messages. They raise `ValueError`."""
+"""The checks of constant texts, by column. They raise `ValueError`."""
 
 Row = Mapping[str, Any]
-"""The columns of a row, by name: Python's values, or `msgspec.Raw` JSON. None is an absent value."""
+"""The values of a row, by column name: Python objects or `msgspec.Raw` JSON. None means absent."""
 
 
 @attrs.frozen
 class _Part:
-    """A piece of a template: text, and then a column or a level of the topic."""
+    """A piece of a template: literal text, followed by a column or a level of the topic."""
 
     text: str
     name: str | None = None
@@ -72,15 +72,15 @@ class _Part:
 
 @attrs.frozen
 class Template:
-    """The source of a column of messages."""
+    """The source of a message's column: a column of the file, or text with columns in it."""
 
     parts: tuple[_Part, ...]
     column: str | None = None
-    """The one column that is taken unchanged, of whatever type."""
+    """The column whose value is used unchanged, with any type; None if the template makes text."""
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Return the template of a text, which without braces is the name of a column. Raises `ValueError`."""
+        """Parse a template; a text without braces is the name of a column. Raises `ValueError`."""
         if "{" not in text and "}" not in text:
             return cls((_Part("", text),), text)
         parts = []
@@ -93,7 +93,7 @@ class Template:
 
     @classmethod
     def constant(cls, text: str) -> Template:
-        """Return the template that always makes the same text."""
+        """Return the template of a constant text."""
         return cls((_Part(text),))
 
     @property
@@ -107,7 +107,7 @@ class Template:
         return any(part.level is not None for part in self.parts)
 
     def text(self, row: Row, topic: str | None) -> str:
-        """Return the text that the template makes of a row. Raises `ValueError` if a part of it is missing."""
+        """Return the text of the template for a row. Raises `ValueError` if a column or a topic level is missing."""
         return "".join([part.text + _filling(part, row, topic) for part in self.parts])
 
 
@@ -127,7 +127,7 @@ def _filling(part: _Part, row: Row, topic: str | None) -> str:
 
 
 def check_once(names: Sequence[str]) -> None:
-    """Raise `ValueError` if a file has several columns of one name: nobody can say which of them is meant."""
+    """Raise `ValueError` if a column name occurs twice, because it would be ambiguous."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"columns twice: {', '.join(twice)}")
@@ -142,22 +142,22 @@ def _there(row: Row, name: str) -> Any:
 
 @attrs.frozen(slots=False)
 class ColumnMap:
-    """The rules by which rows become messages."""
+    """The rules that convert the rows of a file to messages."""
 
     sources: Mapping[str, Template] = attrs.field(factory=dict)
-    """The sources of message columns that don't come from the column of their own name."""
+    """The sources of the mapped columns, by message column; the others come from the column of the same name."""
     ignored: frozenset[str] = frozenset()
     """The columns of the file that are ignored."""
     time_unit: str | None = None
-    """The unit of times that are numbers. None: microseconds under the name ``timestamp``, else by their size."""
+    """The unit of numeric times. None: microseconds in ``timestamp``; inferred from the size in other columns."""
     zone: tzinfo = UTC
-    """The zone of times that have none."""
+    """The time zone of times without one."""
     rounds: bool = False
-    """Whether times that are finer than microseconds are rounded down; else they are errors, unless a unit is given."""
+    """Whether times finer than microseconds are rounded down. If not, they are errors unless a unit is given."""
     rounded: list[object] = attrs.field(factory=list, init=False, eq=False)
-    """The first of those that were rounded down without a unit."""
+    """The first time that was rounded down without a given unit; at most one element."""
     told: str = ""
-    """The options that decide what messages are like, as they are written on a command line."""
+    """The options that the map was made from and that affect the messages, as text of a command line."""
 
     @classmethod
     def given(
@@ -168,7 +168,14 @@ class ColumnMap:
         time_unit: str | None = None,
         zone: str | None = None,
     ) -> ColumnMap:
-        """Return the map that texts COLUMN=SOURCE and COLUMN=TEXT describe. Raises `InvalidArgumentError`."""
+        """Return the map for the texts of command-line options. Raises `InvalidArgumentError`.
+
+        maps:      texts COLUMN=SOURCE.
+        fixed:     texts COLUMN=TEXT, constants for all messages.
+        ignored:   columns of the file to ignore.
+        time_unit: the unit of numeric times; None to infer it.
+        zone:      the IANA name of the zone of times without one; None for UTC.
+        """
         sources: dict[str, Template] = {}
         told: list[str] = []
         for option, texts in (("--map", sorted(maps)), ("--set", sorted(fixed))):
@@ -196,12 +203,12 @@ class ColumnMap:
 
     @property
     def plain(self) -> bool:
-        """Whether every column comes from that of its own name, and numbers are microseconds."""
+        """Whether nothing is mapped: each column comes from the one of its own name, with default unit and zone."""
         return not self.sources and not self.ignored and self.time_unit is None and self.zone is UTC
 
     @cached_property
     def taken(self) -> frozenset[str]:
-        """The columns of a file that become messages, or parts of them."""
+        """The columns of a file that are used for messages, if they exist."""
         own = {column for column in COLUMNS if column not in self.sources}
         if "timestamp" in own:
             own.update(TIME_NAMES)
@@ -217,12 +224,12 @@ class ColumnMap:
         return self.taken | self.ignored
 
     def column_of(self, column: str) -> str:
-        """Return the file's column that becomes a column of messages unchanged; empty if it is made from several."""
+        """Return the file's column that is used unchanged for a message's column; empty if a template makes it."""
         source = self.sources.get(column)
         return column if source is None else source.column or ""
 
     def check(self, names: Collection[str]) -> None:
-        """Raise `ValueError` for a column that is neither used nor named to be ignored."""
+        """Raise `ValueError` for a column that is neither used nor explicitly ignored."""
         if not self._known.issuperset(names):
             unknown, missing = set(names) - self._known, self._missing(names)
             if "tst" in names:
@@ -234,7 +241,7 @@ class ColumnMap:
             raise ValueError(f"messages have no column {told}; --map takes it, --ignore passes over it{misspelt}")
 
     def check_header(self, names: Sequence[str]) -> None:
-        """Raise `ValueError` if rows under these names are not messages."""
+        """Raise `ValueError` if rows with these columns can't be converted to messages."""
         self.check(names)
         missing = self._missing(names)
         if missing:
@@ -244,13 +251,13 @@ class ColumnMap:
             raise ValueError("the columns have to have topic and payload or payload_base64; --map says what they are")
 
     def _missing(self, names: Iterable[str]) -> list[str]:
-        """Return the columns that the mapping names and that are not among these."""
+        """Return the columns, sorted, that the mapping names and that are not among ``names``."""
         return sorted(set().union(*(source.names for source in self.sources.values())).difference(names))
 
     # --- rows ---
 
     def message(self, row: Row) -> Message:
-        """Return the message of a row whose columns passed `check`. Raises `ValueError`."""
+        """Convert a row whose columns have passed `check` to a message. Raises `ValueError`."""
         topic = self.topic(row)
         return Message(
             topic,
@@ -263,7 +270,7 @@ class ColumnMap:
         )
 
     def topic(self, row: Row) -> str:
-        """Return the topic of a row's message."""
+        """Return the topic of a row's message. Raises `ValueError`."""
         own = row.get("topic")
         source = self.sources.get("topic")
         if source is not None:
@@ -273,7 +280,7 @@ class ColumnMap:
         return _text("topic", own)
 
     def client_id(self, row: Row, topic: str) -> str:
-        """Return the client id of a row's message, whose topic is given."""
+        """Return the client id of a row's message with this topic. Raises `ValueError`."""
         source = self.sources.get("client_id")
         if source is not None and source.column is None:
             return source.text(row, topic)
@@ -283,20 +290,23 @@ class ColumnMap:
         return (text_of(value) or "") if source is not None else _text("client_id", value)
 
     def payload(self, row: Row, topic: str) -> bytes:
-        """Return the payload of a row's message, whose topic is given."""
+        """Return the payload of a row's message with this topic. Raises `ValueError`."""
         text = payload_of(self._value("payload", row, topic))
         binary = binary_of(self._value("payload_base64", row, topic))
         if text is not None and binary is not None:
             raise ValueError("it has both payload and payload_base64")
         found = binary if text is None else text
         if found is None and int(text_of(row.get("payloadlen")) or 1) == 0:
-            found = b""  # mosquitto_sub writes null for it
+            found = b""  # mosquitto_sub writes an empty payload as null
         if found is None:
             raise ValueError("it has neither payload nor payload_base64")
         return found
 
     def timestamp(self, row: Row, topic: str) -> int | None:
-        """Return the time of a row's message, whose topic is given, in microseconds; None if it has none."""
+        """Return the time of a row's message in microseconds since the epoch; None if it has none.
+
+        ``topic`` is the message's topic. Raises `ValueError`.
+        """
         if "timestamp" in self.sources:
             return time_of(self._value("timestamp", row, topic), self.time_unit or AUTO, self._finer, self.zone)
         there = [name for name in TIME_NAMES if row.get(name) is not None]

@@ -11,14 +11,14 @@ _OTHERS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
 def without_mark(data: bytes) -> bytes:
-    """Return bytes without the byte order mark of UTF-8 at their beginning."""
+    """Return bytes without a leading UTF-8 byte order mark."""
     return data.removeprefix(codecs.BOM_UTF8)
 
 
 def decoded(data: bytes) -> str:
-    """Return the text of bytes in UTF-8, without a byte order mark.
+    """Decode UTF-8, without a byte order mark.
 
-    Raises UnicodeError, which names UTF-16 by its mark.
+    Raises UnicodeError, whose message names UTF-16 if the bytes begin with its byte order mark.
     """
     for mark, name in _OTHERS.items():
         if data.startswith(mark):
@@ -27,5 +27,5 @@ def decoded(data: bytes) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, as `decoded` does. Raises OSError and UnicodeError."""
+    """Read a file, and decode it as `decoded` does. Raises OSError and UnicodeError."""
     return decoded(path.read_bytes())

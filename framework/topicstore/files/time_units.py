@@ -1,4 +1,4 @@
-"""Times as devices write them: ISO 8601 texts, or numbers of seconds, milliseconds, microseconds or nanoseconds."""
+"""Times in various notations: ISO 8601 texts, or numbers of seconds, milliseconds, microseconds or nanoseconds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["AUTO", "UNITS", "to_microseconds"]
 
 AUTO = "auto"
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""Each unit, with the number of them in a second."""
+"""The units of time, each with its number per second."""
 
 _FROM, _TO = 10**9, 5 * 10**9
-"""The seconds of the years 2001 to 2128: no two units have a number in common for them."""
+"""The range of times, in seconds since the epoch (2001 to 2128), in which the size of a number determines its unit."""
 _NO_TIME = 10**24
 _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 _LEAST_DIGITS = 9
-"""The least digits of a text that is a number: a shorter one is a day, as ``20240131``, unless the unit is known."""
+"""The minimum length of a text that counts as a number if the unit is unknown; ``20240131`` is a date."""
 
 
 def to_microseconds(
@@ -31,9 +31,10 @@ def to_microseconds(
 ) -> int:
     """Return a time as microseconds since the epoch, rounded down. Raises `ValueError`.
 
-    ``unit``: that of a number, or of a text that is one. With `AUTO` it is known by the size of the number, for times
-    from 2001 to 2128. With None a number is whole microseconds, as `replay` writes it. ``finer`` is called with a time
-    that has to be rounded. ``zone`` is that of a text or datetime without one.
+    unit:  the unit of a number or of a numeric text. `AUTO` infers the unit from the number's size, for times from 2001
+           to 2128. None means whole microseconds, as `replay` writes them, and parses texts as ISO 8601.
+    finer: called with each time that has to be rounded.
+    zone:  the time zone of a text or datetime without one.
     """
     if isinstance(time, str):
         if unit is None or not _NUMBER.fullmatch(time) or (unit == AUTO and len(time) < _LEAST_DIGITS):
@@ -60,7 +61,7 @@ def _scaled(time: float | Decimal, each: int, finer: Callable[[object], None]) -
         return whole
     exact = Fraction(time) * 10**6 / each
     if each <= UNITS["ms"] and (isinstance(time, float) or time == Decimal(repr(float(time)))):
-        # A float is exact to half a microsecond until 2242, so the nearest one is meant.
+        # A float is exact to half a microsecond until 2242, so rounding to the nearest microsecond is right.
         return round(exact)
     if exact.denominator > 1:
         finer(time)

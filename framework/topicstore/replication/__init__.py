@@ -1,48 +1,56 @@
-"""Shards whose order of changes is kept in an object store, so that several sites can hold them.
+"""Replication of shards: a log in an object store orders the changes of each shard for all sites.
 
-A **log store** can create an object only if its name is free (`topicstore.contract.log_store`). That is all the
-agreement there is: whoever creates entry *n* of a shard's log has written it, and everybody else is told that it
-exists. There is no election, no quorum and no clock on which anything rests. What is replicated are logical changes,
-placed messages with their positions, state, generations; each site encodes them with its own engine and layout.
+A **log store** creates an object only if its name is free (`topicstore.contract.log_store`). All agreement rests on
+this compare-and-set: the site that creates entry *n* of a shard's log has written that entry, and every other site
+finds the name taken. There is no election and no quorum, and correctness depends on no clock. Entries hold logical
+changes: messages with their positions, state and generations. Each site encodes them with its own engine and layout.
 
-**The owner** prepares changes under the shard's lock, with positions and conditions behind what is applied and what is
-pending, and queues them. One PUT is in flight; when it is answered, all that was queued meanwhile becomes the next
-entry. An entry that is in the log is applied, together with its index, in one engine write, and then acknowledged. If
-the index is taken, the owner reads the entry: its own means that an answer was lost; one of a lower epoch is void, and
-is passed; one of a higher epoch means that another site owns the shard. Then all that is pending fails.
+An **epoch** is a fencing token: it grows with each change of owner. A **fence** is the first entry of an epoch. A
+**cluster document** lists the sites, and the owner and replicas of each shard. A **base** is a snapshot of a shard. A
+**cut** is an object that says below which index entries may have been deleted. A **beat** is a heartbeat of a site.
 
-**A site takes over** by creating the next cluster document, whose number is its epoch; reading the log to its end;
-creating a fence there; and looking for cuts once more. **A follower** reads what lies behind what it has applied, and
-looks for cuts afterwards. **Truncation** writes a base, then a cut at or below it, and then deletes the entries below
-the cut.
+**The owner** prepares changes under the shard's lock and queues them. Their positions and conditions take account of
+both the applied and the pending changes. One PUT is in flight; when it is answered, all changes that were queued
+meanwhile become the next entry. An entry in the log is applied, together with its index, in one engine write, and then
+acknowledged. If the index is taken, the owner reads the entry there. Its own entry means that an answer was lost. An
+entry of a lower epoch is void, and the owner goes on to the next index. An entry of a higher epoch means that another
+site owns the shard; all pending changes then fail.
 
-The rules. Without any of the first five acknowledged entries are lost (`topicstore_conformance.replication` shows how):
+**A site takes over** in four steps: it creates the next cluster document, whose number is its epoch; reads the log to
+its end; creates a fence there; and looks for cuts once more. **A follower** reads the entries after those it has
+applied, and looks for cuts afterwards. **Truncation** writes a base, then a cut at or below the base's index, and then
+deletes the entries below the cut.
+
+The rules. If one of the first five is broken, acknowledged entries can be lost (`topicstore_conformance.replication`
+shows how):
 
 1. Fences are never deleted. An owner that was paused goes on with the index of the fence that followed its last entry,
-   and must find it (`truncating.may_delete`).
-2. A base carries the highest epoch in it, and a site that begins there with a lower one stops
+   and must find the fence there (`truncating.may_delete`).
+2. A base records the highest epoch of its entries. A site that starts from the base, and has a lower epoch, gives up
    (`taking_over.after_reading`).
-3. After its fence was created, a site looks for cuts. One above the fence says that the index was not the log's end but
-   had been emptied; it begins anew at the base (`taking_over.after_look`).
-4. Whoever reads a log looks for cuts after reading, and discards what it read if one lies above where it began
-   (`reading.where_to_read`). A cut is created before anything below it is deleted, so looking afterwards is enough.
-5. What had no answer is sent again with the same id to the same index (`owning.again`). "Taken" without anything to be
-   read there is no answer either: stores say so of races whose winner failed.
-6. An entry of a lower epoch than one before it is void (`reading.apply`). It can only be the fence of somebody who did
-   not succeed, so this changes nothing; it is a second lock.
-7. An epoch belongs to one start of one process. Whoever starts again takes a new one, and a new fence: nobody knows
-   whether the process before it has ended or sleeps, so two with one site's id are two sites.
-8. A document counts if none has a higher number when one looks after creating it (`transitions.after_create`): old ones
-   are deleted. Nothing in the log rests on this; two sites that take themselves for the owner meet in the log.
+3. After creating its fence, a site looks for cuts. A cut above the fence shows that the index was not the log's end,
+   because its entry had been deleted. The site then starts again from the base (`taking_over.after_look`).
+4. A reader of a log looks for cuts after reading, and discards the entries it read if a cut lies above the index where
+   it began (`reading.where_to_read`). Looking afterwards is enough: a cut is created before anything below it is
+   deleted.
+5. A PUT without an answer is repeated with the same id at the same index (`owning.again`). "Taken" with no object to
+   read counts as no answer: stores report this for races whose winner failed.
+6. An entry of a lower epoch than an earlier entry is void (`reading.apply`). It can only be the fence of a site whose
+   takeover failed, so ignoring it changes nothing; the rule is a second safeguard.
+7. An epoch belongs to one run of one process. A restarted process takes a new epoch and creates a new fence, because
+   its predecessor may be paused rather than dead. Two processes with the same site id count as two sites.
+8. A cluster document counts if no higher number exists when its creator looks afterwards (`transitions.after_create`):
+   old documents are deleted. The log doesn't depend on this: if two sites both believe they are the owner, one of them
+   finds the other's fence in the log.
 
-Entries are chained: each has the checksum of the one before it, and gives the span of its positions. So everybody who
-reads checks that nothing is missing, that positions rise, and that the log is the one that it has applied
+Entries form a hash chain: each holds the checksum of the entry before it, and the range of its own positions. So every
+reader checks that no entry is missing, that positions rise, and that the log is the one it has applied
 (`reading.apply`, `reading.check_reaches`).
 
-A replica's reads are a prefix of the log; so are those of an owner that was deposed and does not know yet. Whoever must
-be certain asks for the index behind the last entry: since fences stay, nobody owns the shard but who finds nothing
-there.
+Reads on a replica see a prefix of the log; so do reads on a deposed owner that has not noticed yet. A reader that needs
+certainty asks for the index after the last entry. Fences are never deleted, so only a site that finds nothing there
+owns the shard.
 
-Decisions are pure functions in `owning`, `taking_over`, `reading`, `truncating` and `transitions`. The model checker
-drives them as the program does.
+The decisions are pure functions in `owning`, `taking_over`, `reading`, `truncating` and `transitions`. The model
+checker calls the same functions as the program.
 """

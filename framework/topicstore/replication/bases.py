@@ -1,8 +1,7 @@
-"""Bases, from which a replica begins, and cutting a log behind one.
+"""Bases: writing snapshots of a shard, from which replicas start, and truncating the log below them.
 
-A base is made of parts and a head, which is created last and names them. Everything here may end in the middle and be
-done again, by any site: what is created is never changed, and what is deleted is something that nobody needs once there
-is a higher base.
+A base consists of parts and a head, which is created last and names the parts. Every function may be interrupted and
+repeated, by any site: objects are never changed once created, and only objects that a higher base replaces are deleted.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ __all__ = ["cut_log", "highest", "read_part", "sweep", "write_base"]
 
 
 def write_base(store: LogStore, shard: int, site: str, applied: Progress, log_end: int, parts: Iterable[bytes]) -> Base:
-    """Create the base of what is applied here; ``parts`` hold it. Returns the base that has that index then.
+    """Create a base of the applied state, whose encoded pieces are ``parts``. Return the base stored at its index.
 
-    Another site may have created one of the same index, with the same content in other parts; then that counts.
+    If another site has created a base with the same index, with the same content in other parts, that base is returned.
     """
     progress = base_progress(applied, log_end)
     writing = secrets.token_hex(8)
@@ -46,7 +45,10 @@ def write_base(store: LogStore, shard: int, site: str, applied: Progress, log_en
 
 
 def read_part(store: LogStore, part: Part) -> bytes:
-    """Return a part of a base. Raises `CorruptionError`, and `ObjectNotFoundError` if the base was deleted."""
+    """Return the bytes of a part of a base, with its size and checksum verified.
+
+    Raises `CorruptionError`, and `ObjectNotFoundError` if the base was deleted.
+    """
     data = store.get(part.name)
     if len(data) != part.size or xxhash.xxh3_128_digest(data) != part.checksum:
         reason = f"it has {len(data)} bytes, not {part.size}" if len(data) != part.size else "the checksum is wrong"
@@ -55,20 +57,23 @@ def read_part(store: LogStore, part: Part) -> bytes:
 
 
 def cut_log(store: LogStore, shard: int, site: str, oldest_reader: int) -> int:
-    """Cut the log where `topicstore.replication.truncating.cut_at` says, and `sweep`. Returns the highest cut."""
+    """Create a cut at the index that `topicstore.replication.truncating.cut_at` returns, then `sweep`.
+
+    Returns the index of the highest cut.
+    """
     before = highest(store, names.cuts(shard)) or 0
     found = [names.number_of(name) for name in _names(store, names.bases(shard))]
     cut = cut_at(found, oldest_reader, before)
     if cut > before:
         name = names.cut(shard, cut)
-        with suppress(ObjectExistsError):  # another site cuts there, too
+        with suppress(ObjectExistsError):  # another site has created the same cut
             store.create(name, CUTS.encode(name, Cut(site=site)))
     sweep(store, shard)
     return cut
 
 
 def sweep(store: LogStore, shard: int) -> None:
-    """Delete what nobody needs: entries below the highest cut but fences, lower cuts, and bases below the highest."""
+    """Delete obsolete objects: entries below the highest cut except fences, lower cuts, and bases below the highest."""
     cut = highest(store, names.cuts(shard)) or 0
     for name in _names(store, names.entries(shard)):
         index = names.number_of(name)

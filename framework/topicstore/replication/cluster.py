@@ -1,7 +1,7 @@
-"""The cluster's documents in the log store: reading the one that counts, and creating the next.
+"""The cluster's documents in the log store: reading the current document, and creating the next.
 
-They are numbered from 1. What a site knows may be outdated at any moment; nothing but time is lost by that
-(`topicstore.replication.transitions`).
+Documents are numbered from 1; the document with the highest number is the current one. A site's copy may be outdated
+at any moment, which costs time only (`topicstore.replication.transitions`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Cluster"]
 
 
 class Cluster:
-    """The documents of one log store. May be used by several threads at once.
+    """The cluster documents of one log store. Thread-safe.
 
-    ``pause`` is called before a creation that had no answer is tried again, with the number of tries. It waits, or
-    raises an error to give up; the document may then be created, or not.
+    ``pause`` is called with the number of tries before a creation without an answer is repeated. It waits, or raises
+    an error to give up; the document may then have been created or not.
     """
 
     def __init__(self, store: LogStore, pause: Callable[[int], object]) -> None:
@@ -30,7 +30,7 @@ class Cluster:
         self._pause = pause
 
     def newest(self) -> tuple[int, ClusterDocument | None]:
-        """Return the document that counts, with its number; 0 and None if there is none.
+        """Return the number of the current document, and the document; 0 and None if there is none.
 
         Raises `CorruptionError`, `NewerFormatError` and `StorageUnavailableError`.
         """
@@ -40,16 +40,16 @@ class Cluster:
                 return 0, None
             try:
                 return number, self._get(number)
-            except ObjectNotFoundError:  # deleted, because there is a higher one
+            except ObjectNotFoundError:  # deleted in the meantime, because a higher one exists
                 continue
 
     def change(
         self, make: Callable[[int, ClusterDocument | None], ClusterDocument | None]
     ) -> tuple[int, ClusterDocument | None]:
-        """Create the next document; return the one that counts then, with its number.
+        """Create the next document; return the number of the current document, and the document.
 
-        ``make`` gets the next number and the document that counts, and returns the next one, with a new random id, or
-        None to leave it as it is. It is called again whenever another site was faster. Raises the errors of `newest`.
+        ``make`` receives the next number and the current document. It returns the next document, with a new random id,
+        or None to change nothing. It is called again whenever another site was faster. Raises the errors of `newest`.
         """
         while True:
             number, document = self.newest()
@@ -60,7 +60,7 @@ class Cluster:
                 return number + 1, following
 
     def forget(self, keep: int) -> None:
-        """Delete all documents but so many with the highest numbers, at least one."""
+        """Delete all documents except the ``keep`` (at least one) with the highest numbers."""
         found = self._numbers()
         for number in found[: -max(1, keep)]:
             self._store.delete(names.cluster_document(number))

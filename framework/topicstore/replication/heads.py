@@ -1,4 +1,4 @@
-"""What decisions look at: the head of a log's entry, and how far somebody has read."""
+"""The inputs of the replication decisions: the head of a log entry, and a reader's progress."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ __all__ = ["BEGINNING", "Head", "Kind", "Progress"]
 
 
 class Kind(enum.IntEnum):
-    """What an entry is for."""
+    """The kind of a log entry."""
 
     CHANGES = 0
-    """It holds changes of the shard."""
+    """The entry holds changes of the shard."""
     FENCE = 1
-    """The first of an epoch: whoever owned the shard before meets it with the next entry."""
+    """The first entry of an epoch. The previous owner finds it when it tries to write its next entry."""
     RELEASED = 2
-    """The last of an epoch whose owner goes on purpose, so that nobody has to wait for its silence."""
+    """The last entry of an epoch, by which its owner releases the shard, so that no site has to wait for a timeout."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """An entry without its changes."""
 
     index: int
-    """Its place in the log, from 0, without gaps."""
+    """The entry's index in the log, from 0, without gaps."""
     kind: Kind
     epoch: int
-    """The number of the cluster document that made its site the owner."""
+    """The number of the cluster document that named the entry's site as owner."""
     id: bytes
-    """Random: by it a site knows its own entry. An entry that is sent again has the same."""
+    """Random bytes by which a site recognizes its own entry. A repeated PUT has the same id."""
     site: str
     before: bytes
-    """The checksum of the entry before; empty for the first."""
+    """The checksum of the previous entry; empty for the first."""
     checksum: bytes
-    """Its own, of all its bytes but these."""
+    """The checksum of the entry itself, over all of its bytes except the checksum."""
     first_position: int = 0
-    """The lowest position that it gives; 0 if it gives none."""
+    """The lowest position that the entry assigns; 0 if it assigns none."""
     last_position: int = 0
-    """The highest position that it gives; 0 if it gives none."""
+    """The highest position that the entry assigns; 0 if it assigns none."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a log was read, stored in the same engine write as the changes; also what a base begins with."""
+    """The applied prefix of a log, stored in the same engine write as the changes; also recorded in a base."""
 
     next: int
     """The index of the entry to be read next."""
     epoch: int
-    """The highest epoch of those read."""
+    """The highest epoch of the entries read."""
     before: bytes
-    """The checksum of the last one read."""
+    """The checksum of the last entry read."""
     last_position: int
-    """The highest position given by those read."""
+    """The highest position that the entries read have assigned."""
 
 
 BEGINNING = Progress(0, 0, b"", 0)
-"""The progress of who has read nothing."""
+"""The progress of a replica that has read nothing."""

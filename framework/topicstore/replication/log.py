@@ -1,7 +1,7 @@
-"""The running log of one shard on one site: it follows, takes over, writes, and gives way.
+"""`ShardLog`: one shard's log on one site, which follows, takes over, writes and releases the shard.
 
-One thread writes. Who stores something proposes a change under the shard's lock, and waits for it without the lock.
-What is proposed while a PUT is in flight becomes the next entry.
+One thread writes. A caller that stores something proposes a change under the shard's lock, and waits for the change
+without the lock. Changes proposed while a PUT is in flight become the next entry (group commit).
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ from .taking_over import Step, after_fence, after_look, after_reading, at_end
 __all__ = ["Proposal", "ShardLog", "ShardMovedError"]
 
 _MOST_BYTES = 8 << 20
-"""The bytes of changes from which an entry takes no more of them."""
+"""The bytes of changes at which an entry is full: the change that reaches the limit is the entry's last."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two tries of a PUT."""
+"""The least and the most seconds between two tries of a PUT."""
 
 
 class ShardMovedError(RecoverableError):
-    """Another site owns the shard, or this one has released it. Send the change to the owner.
+    """Another site owns the shard, or this site has released it. Send the change to the owner.
 
-    A change that was queued was not stored. One that was sent may have been, if an answer was lost; the log tells.
+    A change that was only queued was not stored. A change whose PUT was sent may have been stored, if the answer was
+    lost; the log shows whether it was.
     """
 
 
 @attrs.define(eq=False)
 class Proposal:
-    """A change on its way into the log."""
+    """A change that was queued for the log and can be waited for."""
 
     change: bytes
     first_position: int
-    """The lowest position that it gives; 0 if it gives none."""
+    """The lowest position that the change assigns; 0 if it assigns none."""
     last_position: int
     _done: threading.Event = attrs.field(factory=threading.Event, init=False)
     _failure: BaseException | None = attrs.field(default=None, init=False)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when the change is in the log and applied here.
+        """Wait until the change is in the log and applied on this site.
 
-        Raises `ShardMovedError`, the error with which applying it failed, and `StorageUnavailableError` if neither
-        happens within ``timeout`` seconds; the change stays on its way then, and may still be stored.
+        Raises `ShardMovedError`, the error with which applying the change failed, or `StorageUnavailableError` if
+        there is no result within ``timeout`` seconds; the change is then still in progress and may be stored later.
         """
         if not self._done.wait(timeout):
             raise StorageUnavailableError(
@@ -64,15 +65,15 @@ class Proposal:
             raise self._failure
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """End the wait."""
+        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises."""
         self._failure = failure
         self._done.set()
 
 
 class ShardLog:
-    """A shard's log on one site.
+    """A shard's log on one site. One thread takes over; any thread may propose changes.
 
-    ``pause`` waits before a PUT is tried again; it gets the number of tries.
+    ``pause`` is called with the number of tries before a PUT is repeated, and waits.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class ShardLog:
         self._site = site
         self._pause = pause or self._back_off
         self._lock = threading.Lock()
-        """Guards the queue, the number of PUTs in flight, and the reason why nothing is taken."""
+        """Guards the queue, the number of PUTs in flight, and the reason why proposals are refused."""
         self._queue: list[Proposal] = []
         self._in_flight = 0
         self._refuses: BaseException | None = ShardMovedError(f"site {site} does not own shard {shard}")
-        """Why no proposals are taken; None while the shard is owned."""
+        """The error that `propose` raises; None while this site owns the shard."""
         self._leaving = False
-        """Whether the shard is to be released when nothing is left."""
+        """Whether the shard is to be released as soon as the queue is empty."""
         self._stopping = threading.Event()
         self._wake = Alarm()
         self._epoch = 0
@@ -105,21 +106,21 @@ class ShardLog:
 
     @property
     def owned(self) -> bool:
-        """Whether this site takes proposals. Another may own the shard already, which the next entry will show."""
+        """Whether this site accepts proposals. Another site may already own the shard; the next PUT detects this."""
         return self._refuses is None
 
     # --- taking over ---
 
     def take_over(self, epoch: int) -> bool:
-        """Become the owner with an epoch that a cluster document has given to this process; return whether it did.
+        """Become the owner with an epoch that a cluster document has assigned to this process; return whether it did.
 
-        False means that another site has a higher epoch: go on with `LogReader.read`, which no other thread may call
-        before this returns, nor while the shard is owned. Raises the errors of `LogReader.read`, `DatabaseClosedError`
-        after `close`, and `InvalidArgumentError` if the shard is owned already.
+        False means that another site has a higher epoch: continue with `LogReader.read`. No other thread may call
+        `LogReader.read` during this call or while this site owns the shard. Raises the errors of `LogReader.read`,
+        `DatabaseClosedError` after `close`, and `InvalidArgumentError` if this site owns the shard already.
         """
         if self.owned:
             raise InvalidArgumentError(f"site {self._site} owns shard {self._shard} already, with epoch {self._epoch}")
-        self._join()  # a thread that has just given way may still be telling so
+        self._join()  # the writing thread of an earlier epoch may still be failing its proposals
         if self._stopping.is_set():
             raise DatabaseClosedError("the log was closed")
         while True:
@@ -152,9 +153,10 @@ class ShardLog:
     # --- writing ---
 
     def propose(self, change: bytes, first_position: int = 0, last_position: int = 0) -> Proposal:
-        """Queue a change. The shard's lock is held, so proposals come in the order of their positions.
+        """Queue a change for the log; return without waiting for it.
 
-        Raises `ShardMovedError`, or the error that has stopped the log.
+        The caller holds the shard's lock, so that proposals are queued in the order of their positions. Raises
+        `ShardMovedError`, or the error that has stopped the log.
         """
         proposal = Proposal(change, first_position, last_position)
         with self._lock:
@@ -167,14 +169,17 @@ class ShardLog:
         return proposal
 
     def release(self) -> None:
-        """Write what is queued, then that this site goes; return when that is done or another site owns the shard."""
+        """Write all queued changes and then an entry that releases the shard; wait until this is done.
+
+        The call also returns if another site has taken over the shard.
+        """
         with self._lock:
             self._leaving = True
         self._wake.ring()
         self._join()
 
     def close(self) -> None:
-        """Stop. What is queued or in flight fails; of what is in flight nobody knows whether it will be stored."""
+        """Stop the log. Queued and in-flight changes fail; the changes in flight may still be stored."""
         self._stopping.set()
         self._wake.ring()
         self._join()
@@ -201,7 +206,7 @@ class ShardLog:
             self._end(pending, error)
 
     def _next(self) -> list[Proposal]:
-        """Take what becomes the next entry from the queue."""
+        """Take the changes of the next entry from the queue; none while a PUT is in flight."""
         with self._lock:
             if not may_put(self._in_flight, len(self._queue)):
                 return []
@@ -239,7 +244,7 @@ class ShardLog:
             if outcome is Outcome.FENCED or found is None:
                 owner = f"site {found.head.site}" if found is not None else "another site"
                 raise ShardMovedError(f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over")
-            self.reader.apply(found)  # void: it takes the index, and the entry goes behind it
+            self.reader.apply(found)  # a void entry has the index: retry at the next
 
     def _head(
         self, kind: Kind, epoch: int, at: Progress, pending: Sequence[Proposal] = (), identity: bytes = b""
@@ -258,7 +263,7 @@ class ShardLog:
         )
 
     def _put(self, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, Outcome, Entry | None]:
-        """Send an entry until it is known what became of it; return it, that, and what lies at its index instead."""
+        """Send an entry until its outcome is known; return the entry, the outcome, and the entry found at its index."""
         tries = 0
         while True:
             entry, data = encode_entry(self._shard, head, changes)
@@ -288,7 +293,7 @@ class ShardLog:
         self._stopping.wait(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries, 10)))
 
     def _end(self, pending: Sequence[Proposal], reason: BaseException) -> None:
-        """Take no more proposals, and fail those that are on their way."""
+        """Refuse further proposals with ``reason``, and fail the pending and queued ones with it."""
         with self._lock:
             self._refuses = reason
             self._in_flight = 0

@@ -1,4 +1,4 @@
-"""Reading the log of one shard: applying what lies behind what is applied, or beginning anew at a base."""
+"""`LogReader`: reads one shard's log, and applies the entries after those applied, or starts again from a base."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from .taking_over import Step, after_reading
 __all__ = ["LogReader", "Machine"]
 
 _AT_ONCE = 256
-"""The most entries that are read before cuts are looked for."""
+"""The number of entries after which one call stops reading and looks for cuts."""
 
 
 class Machine(Protocol):
-    """What holds the shard on this site. Called by one thread at a time."""
+    """The replicated state machine: a site's copy of the shard. Called by one thread at a time."""
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """The progress of this site: which prefix of the log is applied to the shard."""
 
     def write(self, entry: Entry, write: LocalWrite) -> None:
-        """Write the entry's changes, unless they are left out, and the progress, in one write of the engine."""
+        """Write the entry's changes, if ``write.changes``, and the progress, in one write of the engine."""
 
     def take_base(self, base: Base) -> None:
-        """Replace everything by a base. If that was deleted, raise `ObjectNotFoundError` and leave all as it was."""
+        """Replace the shard's contents by a base (a snapshot).
+
+        Raises `ObjectNotFoundError`, with nothing changed, if the base was deleted.
+        """
 
 
 class LogReader:
@@ -42,16 +45,16 @@ class LogReader:
         self._shard = shard
         self._machine = machine
         self._checked = False
-        """Whether the log was seen to reach as far as what is applied."""
+        """Whether the log was found to hold the last applied entry."""
 
     def read(self, epoch: int | None = None) -> Step:
-        """Read and apply some of what lies behind what is applied, if there is anything.
+        """Read and apply some of the entries after the last applied one.
 
-        ``epoch`` is that of a site that takes over. Returns `Step.READ` if there may be more, `Step.FENCE` if there was
-        nothing, and `Step.STOP` if what was applied before the call has a higher epoch.
+        ``epoch`` is the epoch of a site that takes over. Returns `Step.READ` if there may be more entries, `Step.FENCE`
+        if there were none, and `Step.STOP` if an entry applied before the call has a higher epoch.
 
-        Raises `CorruptionError` if the log isn't the one that was applied here or has lost entries, and
-        `StorageUnavailableError`; what was applied before stays.
+        Raises `CorruptionError` if the log differs from the one applied on this site or has lost entries, and
+        `StorageUnavailableError`; entries applied earlier stay applied.
         """
         progress = self._machine.progress
         if epoch is not None and after_reading(epoch, progress) is Step.STOP:
@@ -61,7 +64,7 @@ class LogReader:
             check_reaches(progress, last.head if last is not None else None, self.cut())
             self._checked = True
         found, gap = self._behind(progress)
-        cut = self.cut()  # after reading
+        cut = self.cut()  # only after reading; see `where_to_read`
         if where_to_read(progress, cut) is Source.BASE:
             self.take_base()
             return Step.READ
@@ -72,12 +75,12 @@ class LogReader:
         return Step.READ if found or gap is not None else Step.FENCE
 
     def apply(self, entry: Entry) -> None:
-        """Apply the next entry."""
+        """Apply the next entry. Raises `CorruptionError` if it doesn't follow the last applied entry."""
         for write in apply(self._machine.progress, entry.head):
             self._machine.write(entry, write)
 
     def last(self) -> Head | None:
-        """Return the head of the last entry that is applied, None if it is gone or there is none."""
+        """Return the head of the last applied entry; None if it was deleted or no entry is applied."""
         progress = self._machine.progress
         found = self._get(progress.next - 1) if progress.next else None
         return None if found is None else found.head
@@ -87,7 +90,7 @@ class LogReader:
         return highest(self._store, names.cuts(self._shard)) or 0
 
     def take_base(self) -> None:
-        """Replace what is applied by the newest base. Raises `CorruptionError` if there is none that is whole."""
+        """Replace the shard by the newest base. Raises `CorruptionError` if no complete base exists."""
         tried = -1
         while True:
             index = highest(self._store, names.bases(self._shard))
@@ -98,19 +101,19 @@ class LogReader:
             try:
                 self._machine.take_base(BASES.decode(name, self._store.get(name), self._store.place))
                 return
-            except ObjectNotFoundError as gone:  # deleted meanwhile, if there is a higher one now
+            except ObjectNotFoundError as gone:  # deleted in the meantime, unless it is still the highest base
                 if index == tried:
                     raise CorruptionError(f"{gone.name} is missing", f"{self._store.place}: base {name}") from gone
                 tried = index
 
     def _behind(self, progress: Progress) -> tuple[list[Entry], int | None]:
-        """Return entries that follow each other, and the index that is missing though one above it is there."""
+        """Return consecutive entries, and the index of an entry that is missing below an existing one, or None."""
         after = names.entry(self._shard, progress.next - 1) if progress.next else ""
         found: list[Entry] = []
         for chunk in self._store.names(names.entries(self._shard), after):
             for name in chunk:
                 index = progress.next + len(found)
-                # A listing may have been made before an entry was created, and then have found the one after it.
+                # A listing that runs while entries are created may lack an entry but have the one after it.
                 while index <= names.number_of(name):
                     entry = self._get(index)
                     if entry is None:

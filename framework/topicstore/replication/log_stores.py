@@ -1,4 +1,4 @@
-"""Finding the log store of a URL, and refusing one that does not keep to the condition on which everything rests."""
+"""Opening the log store of a URL, and refusing a store that ignores the condition that an object's name be free."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from topicstore.plugins import load_target, registry
 __all__ = ["open_log_store", "probe"]
 
 _PROBES = "probes"
-"""Below this the probes are created. They are removed again, but for those of a process that was killed."""
+"""The prefix of probe objects. `probe` deletes its object; a process that is killed may leave one."""
 
 
 def open_log_store(url: str, options: Mapping[str, Any] | None = None) -> LogStore:
-    """Return the log store at a URL, after `probe`.
+    """Open the log store at a URL, and `probe` it.
 
     Raises `UnknownPluginError` and `BackendUnavailableError` if nothing installed serves the scheme, and the errors of
     `LogStore.open` and `probe`.
@@ -37,14 +37,15 @@ def open_log_store(url: str, options: Mapping[str, Any] | None = None) -> LogSto
 
 
 def probe(store: LogStore) -> None:
-    """Create one object twice; the second must be refused, and the first stay.
+    """Check that the store refuses to create an object a second time, and keeps the first one.
 
-    Raises `NotConditionalError` if it isn't, and `StorageUnavailableError` if the store gives no answer.
+    Raises `NotConditionalError` if the store overwrites or accepts the second object, and `StorageUnavailableError`
+    if it gives no answer.
     """
     name = f"{_PROBES}/{secrets.token_hex(16)}"
     try:
         store.create(name, b"first")
-    except ObjectExistsError as lost:  # the name is random: a request was sent twice, and nobody heard of the first
+    except ObjectExistsError as lost:  # the name is random: a retried request has found the object of the first try
         raise StorageUnavailableError(f"{store.place} says that a new name is taken; try again") from lost
     try:
         store.create(name, b"second")

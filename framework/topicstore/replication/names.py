@@ -1,4 +1,4 @@
-"""The names of objects in a log store. Numbers have twenty digits, so that names sort as numbers do."""
+"""The names of objects in a log store. Numbers are padded to twenty digits, so that names sort numerically."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = [
 ]
 
 CLUSTER = "cluster"
-"""Below this lie the documents of the cluster."""
+"""The prefix of cluster documents."""
 _DIGITS = 20
 
 
 def cluster_document(number: int) -> str:
-    """Return the name of a document: which sites there are, and who owns what."""
+    """Return the name of a cluster document, which lists the sites and the owner of each shard."""
     return f"{CLUSTER}/{number:0{_DIGITS}}"
 
 
 def beats(site: str) -> str:
-    """Return the prefix of a site's beats."""
+    """Return the prefix of a site's beats, its heartbeat objects."""
     return f"beats/{site}"
 
 
 def beat(site: str, number: int) -> str:
-    """Return the name of a beat. A site creates one after the other, and deletes those before."""
+    """Return the name of a beat. A site creates its beats in order, and deletes the earlier ones."""
     return f"{beats(site)}/{number:0{_DIGITS}}"
 
 
 def entries(shard: int) -> str:
-    """Return the prefix of a shard's log."""
+    """Return the prefix of the entries of a shard's log."""
     return f"shards/{shard}/log"
 
 
@@ -52,12 +52,12 @@ def entry(shard: int, index: int) -> str:
 
 
 def bases(shard: int) -> str:
-    """Return the prefix of the heads of a shard's bases."""
+    """Return the prefix of the heads of a shard's bases, its snapshots."""
     return f"shards/{shard}/bases"
 
 
 def base_head(shard: int, index: int) -> str:
-    """Return the name of the head of a base that holds everything below an index. It is created last."""
+    """Return the name of the head of a base that holds all entries below an index. The head is created last."""
     return f"{bases(shard)}/{index:0{_DIGITS}}"
 
 
@@ -67,27 +67,27 @@ def parts(shard: int) -> str:
 
 
 def base_part(shard: int, index: int, writing: str, number: int) -> str:
-    """Return the name of a part of a base; ``writing`` is random, since two sites may write the same base."""
+    """Return the name of a part of a base; ``writing`` is random, because two sites may write the same base."""
     return f"{parts(shard)}/{index:0{_DIGITS}}/{writing}/{number:0{_DIGITS}}"
 
 
 def base_of(part: str) -> int:
-    """Return the index of the base that a part belongs to. Raises `CorruptionError` as `number_of`."""
+    """Return the index of the base that a part belongs to. Raises `CorruptionError` as `number_of` does."""
     return number_of(part.rpartition("/")[0].rpartition("/")[0])
 
 
 def cuts(shard: int) -> str:
-    """Return the prefix of a shard's cuts."""
+    """Return the prefix of a shard's cuts, the objects that mark the truncation of its log."""
     return f"shards/{shard}/cuts"
 
 
 def cut(shard: int, index: int) -> str:
-    """Return the name of a cut: below the index entries may be gone. It is created before the first of them goes."""
+    """Return the name of a cut: entries below ``index`` may be deleted, but only after the cut was created."""
     return f"{cuts(shard)}/{index:0{_DIGITS}}"
 
 
 def number_of(name: str) -> int:
-    """Return the number at the end of a name. Raises `CorruptionError` for a name that ends in none of ours."""
+    """Return the number at the end of a name. Raises `CorruptionError` unless the name ends in twenty digits."""
     digits = name.rpartition("/")[2]
     if len(digits) != _DIGITS or not (digits.isascii() and digits.isdigit()):
         raise CorruptionError("its name does not end in a number of twenty digits", name)

@@ -1,8 +1,8 @@
 """The objects of a log store as bytes: one codec for all kinds.
 
-Stored form: the xxh3 digest (128 bits) of the object's name, of a zero byte and of the rest; then a msgpack array that
-begins with the version of its kind. Fields are only ever appended. The name is part of the digest, so an object under
-another's name is refused as a flipped bit is. The digest of a log's entry stands in the entry after it.
+Stored form: a 128-bit xxh3 digest, then the body. The body is a msgpack array that begins with the format version of
+its kind; fields are only ever appended. The digest covers the object's name, a zero byte and the body, so that an
+object stored under a wrong name is detected like a flipped bit. Each log entry holds the digest of the entry before.
 """
 
 from __future__ import annotations
@@ -39,60 +39,60 @@ __all__ = [
 _VERSION = 1
 _SIZE = 16
 _LARGEST = 1 << 30
-"""The bytes that the changes of one entry may have when they are unpacked; more is damage."""
+"""The maximum uncompressed bytes of one entry's changes; a larger size counts as corruption."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
-    """A site that takes part."""
+    """A site of the cluster."""
 
     address: str
-    """The address at which other sites reach it; it is a hint, since nothing rests on their talking."""
+    """The address at which other sites reach the site; only a hint, because replication needs no such connections."""
     incarnation: bytes
-    """Random, of the process that runs there; a process that finds another one has been replaced."""
+    """Random bytes that identify the site's process; a process that finds another value has been replaced."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Who has a shard."""
+    """The owner and the replicas of a shard."""
 
     owner: str
     epoch: int
     """The number of the document that named the owner."""
     incarnation: bytes
-    """The process of the owner's site that was named; no other goes on with the epoch."""
+    """The incarnation of the process that was named owner; no other process may use the epoch."""
     replicas: tuple[str, ...]
-    """The sites that hold the shard, the owner among them."""
+    """The sites that hold the shard, including the owner."""
     joining: tuple[str, ...] = ()
-    """Sites that are catching up, and don't count yet."""
+    """Sites that are still catching up, and don't count as replicas yet."""
     heir: str = ""
-    """The replica to which the owner is to hand over; empty if it stays."""
+    """The replica to which the owner is to hand over the shard; empty if the owner stays."""
 
 
 class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Which sites there are and who has what. The document with the highest number counts."""
+    """The cluster's sites, and the owner and replicas of each shard. The document with the highest number counts."""
 
     version: int = _VERSION
     id: bytes
-    """Random: by it a site knows a document that it created and got no answer for."""
+    """Random bytes by which a site recognizes its own document after a creation that got no answer."""
     database: bytes
-    """The id of the database, so that two don't share a prefix."""
+    """The id of the database, so that two databases can't share a prefix of a store."""
     sites: dict[str, Site]
     shards: tuple[ShardPlace, ...]
     policies: dict[str, int | float | str | bool] = {}
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A sign of life."""
+    """A heartbeat of a site."""
 
     version: int = _VERSION
     site: str
     incarnation: bytes
     address: str
     program: str
-    """The version of topicstore that runs there."""
+    """The version of topicstore that the site runs."""
     applied: dict[int, int]
-    """How far each of its shards is: the index of the entry to be read next."""
+    """The replication progress of the site, by shard: the index of the entry to be read next."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -104,17 +104,17 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The head of a base."""
+    """The head of a base: its parts, and the progress that they represent."""
 
     version: int = _VERSION
     progress: Progress
-    """What a replica that takes the base goes on from."""
+    """The progress from which a replica that takes the base continues."""
     site: str
     parts: tuple[Part, ...]
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """That entries below the index in its name may be gone."""
+    """A statement that entries below the index in the object's name may have been deleted."""
 
     version: int = _VERSION
     site: str
@@ -130,17 +130,17 @@ class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     first_position: int
     last_position: int
     size: int
-    """The bytes of the changes when they are unpacked."""
+    """The uncompressed bytes of the changes."""
     changes: bytes
-    """A msgpack array of byte strings, packed with zstandard; empty if there are none."""
+    """A msgpack array of byte strings, compressed with zstandard; empty if there are no changes."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An entry of a log."""
+    """An entry of a log: the head, and the changes as byte strings in order."""
 
     head: Head
     changes: tuple[bytes, ...]
-    """Each in the encoding of its kind."""
+    """The changes, each in the encoding of its own kind."""
 
 
 class _Versioned(msgspec.Struct, array_like=True):
@@ -165,14 +165,14 @@ class ObjectCodec(Generic[R]):
         self._newest = newest
 
     def encode(self, name: str, record: R) -> bytes:
-        """Return the bytes to create under a name; they begin with the checksum."""
+        """Return the bytes to store under a name; they begin with the checksum."""
         body = _ENCODER.encode(record)
         return _digest(name, body) + body
 
     def decode(self, name: str, stored: bytes, store: str) -> R:
-        """Return the object that lies under a name in ``store``, which errors name too.
+        """Return the object decoded from the bytes stored under ``name``; ``store`` is named in errors.
 
-        Raises `CorruptionError`, and `NewerFormatError` for a version above the newest.
+        Raises `CorruptionError`, and `NewerFormatError` for a version that is newer than this program's.
         """
         place = f"{store}: {self._what} {name}"
         body = stored[_SIZE:]
@@ -195,7 +195,7 @@ _ENTRIES = ObjectCodec(_StoredEntry, "log entry")
 
 
 def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, bytes]:
-    """Return an entry, whose head gets its checksum, and the bytes to create under its name."""
+    """Return the entry, with the checksum filled in, and the bytes to store under its name."""
     plain = _ENCODER.encode(changes) if changes else b""
     stored = _StoredEntry(
         kind=head.kind,

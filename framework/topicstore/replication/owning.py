@@ -1,4 +1,4 @@
-"""What the owner of a shard does: before it sends an entry, and after the answer."""
+"""The decisions of a shard's owner: before it sends an entry, and after the answer."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ __all__ = [
 
 
 class Answer(enum.Enum):
-    """What the store said of a PUT."""
+    """The answer of the store to a PUT."""
 
     CREATED = enum.auto()
     EXISTS = enum.auto()
-    """The index is taken. The entry there was read, or was not found when it was asked for."""
+    """The index is taken. The entry there was read, or could not be found."""
     NONE = enum.auto()
-    """Nothing, or an error: it may have taken effect, and may still do so."""
+    """No answer, or an error: the PUT may have taken effect, or may still do so."""
 
 
 class Outcome(enum.Enum):
-    """What a PUT came to."""
+    """The outcome of a PUT."""
 
     WRITTEN = enum.auto()
     """The entry is in the log."""
     AGAIN = enum.auto()
-    """Nobody knows: the same entry is sent again, to the same index, with the same id."""
+    """Unknown: the same entry is sent again, to the same index, with the same id."""
     PASSED = enum.auto()
-    """An entry of a lower epoch has the index. It is void; one's own goes to the next."""
+    """An entry of a lower epoch has the index and is void; the own entry is sent to the next index."""
     FENCED = enum.auto()
-    """Another site owns the shard. Nothing that was sent or queued is acknowledged any more."""
+    """Another site owns the shard. All changes that were sent or queued fail."""
 
 
 class Stage(enum.IntEnum):
-    """How far a change has come."""
+    """The progress of one change towards its acknowledgement."""
 
     QUEUED = 0
     SENT = 1
@@ -54,11 +54,11 @@ class Stage(enum.IntEnum):
 
 
 def after_put(own: Head, answer: Answer, found: Head | None) -> Outcome:
-    """Say what to do after a PUT of an entry, or of a fence, given what lies at its index if that is taken.
+    """Return the outcome of a PUT of an entry or a fence; ``found`` is the head of the entry at its index, if taken.
 
-    A store may say "taken" and have nothing there: a race was lost to a request that then failed, or truncation has
-    removed the entry. So that is no answer. Two owners never have one epoch, since each start of a process takes a new
-    one; if they had, each would take the other for its successor and stop.
+    A store may answer "taken" although the object can't be read: a concurrent request won the race and then failed, or
+    truncation has deleted the entry. This counts as no answer. Two owners never share an epoch, because each process
+    start takes a new one; if they did, each would consider the other its successor and stop.
     """
     if answer is Answer.CREATED:
         return Outcome.WRITTEN
@@ -70,36 +70,39 @@ def after_put(own: Head, answer: Answer, found: Head | None) -> Outcome:
 
 
 def again(own: Head) -> Head:
-    """Return the entry to send after `Outcome.AGAIN`: the same, with its id, by which it is known if it was written."""
+    """Return the entry to send after `Outcome.AGAIN`: the same one, so that its id shows if it was written before."""
     return own
 
 
 def may_put(in_flight: int, queued: int) -> bool:
-    """Whether what is queued becomes the next entry: one at a time, or a successor's fence could be passed by."""
+    """Return whether the queued changes may be sent as the next entry: only if no other PUT is in flight.
+
+    With two PUTs in flight, the later one could be written after a successor's fence.
+    """
     return in_flight == 0 and queued > 0
 
 
 def may_acknowledge(stage: Stage) -> bool:
-    """Whether a change is told to be stored: when it is in the log, and applied here, where it is read."""
+    """Return whether a change may be acknowledged: once it is in the log and applied on this site for readers."""
     return stage >= Stage.APPLIED
 
 
 def may_release(in_flight: int, queued: int) -> bool:
-    """Whether the owner may write that it goes: when nothing is left that would have to come after that."""
+    """Return whether the owner may write its release entry: when no change is in flight or queued."""
     return in_flight == 0 and queued == 0
 
 
 def tail(applied: int, pending: Sequence[int]) -> int:
-    """Return the last position: of the last pending change, or of what is applied if none is pending."""
+    """Return the last assigned position: that of the last pending change, or the applied one if none is pending."""
     return pending[-1] if pending else applied
 
 
 def seen(
     key: bytes, pending: Sequence[Mapping[bytes, bytes | None]], applied: Callable[[bytes], bytes | None]
 ) -> bytes | None:
-    """Return the value that a condition is compared with: of the last pending change that sets it, else the applied.
+    """Return the value of ``key`` for a compare-and-set: from the last pending change that sets it, else the applied.
 
-    All that is pending either comes into the log before the change that looks at it, or fails with it.
+    Every pending change either enters the log before the change that is conditional on it, or fails together with it.
     """
     for change in reversed(pending):
         if key in change:

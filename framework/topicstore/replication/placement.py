@@ -1,9 +1,9 @@
-"""Which sites hold a shard, and which of them owns it: rendezvous hashing with bounded load.
+"""The assignment of shards to sites, and of an owner among them: rendezvous hashing with bounded load.
 
-Each pair of a shard and a site has a number (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
-1998), and a shard goes to the sites with the highest. So that none gets more than its part, a site that is full is left
-out (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2018). What lies somewhere stays there
-unless it must go: its site left, the shard has too many replicas, or the site holds more than it may.
+Each pair of a shard and a site has a hash (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
+1998), and a shard is assigned to the sites with the highest hashes. To bound the load, sites that are full are skipped
+(Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2018). A replica moves only if it must:
+its site has left, the shard has too many replicas, or the site holds more than its bound.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ import xxhash
 __all__ = ["choose_owners", "choose_replicas", "most"]
 
 SLACK = 1.25
-"""How much more than its equal part a site may hold. With less, more moves when a site comes or goes."""
+"""The bound on a site's load, relative to an equal share. A lower bound moves more shards when sites come or go."""
 
 
 def most(things: int, sites: int) -> int:
-    """Return how many of a number of things one of the sites may hold."""
+    """Return the bound on one site's load: how many of the things (shards or replicas) it may hold."""
     return max(1, math.ceil(SLACK * things / sites))
 
 
 def rank(shard: int, site: str) -> int:
-    """Return the number of a pair; a shard prefers the sites with the highest."""
+    """Return the 64-bit hash of a shard and a site; a shard prefers the sites with the highest."""
     return xxhash.xxh3_64_intdigest(b"%d/%b" % (shard, site.encode()))
 
 
 def choose_replicas(current: Sequence[Sequence[str]], sites: Iterable[str], count: int) -> tuple[tuple[str, ...], ...]:
-    """Return the sites that are to hold each shard: ``count`` of them, or all where there are fewer.
+    """Return the sites that are to hold each shard: ``count`` sites, or all if there are fewer.
 
-    ``current`` says for each shard which hold it now. The result is the same wherever it is computed. Nothing moves if
-    nothing has to: if a site is added, only what others hold beyond their part; if one is removed, only what it held.
+    ``current`` lists, for each shard, the sites that hold it now. The result is deterministic, so every site computes
+    the same. Moves are minimal: adding a site moves only replicas above other sites' bounds; removing a site moves
+    only the replicas that it held.
     """
     known = sorted(set(sites))
     if not known:
@@ -60,12 +61,12 @@ def choose_replicas(current: Sequence[Sequence[str]], sites: Iterable[str], coun
 
 
 def _least_first(site: str, shards: Iterable[int]) -> list[int]:
-    """Return shards in the order in which a site gives them away."""
+    """Return shards in the order in which an overloaded site hands them over: lowest hash first."""
     return sorted(shards, key=lambda shard: rank(shard, site))
 
 
 def _move(shard: int, site: str, roomy: Sequence[str], load: Counter[str]) -> str:
-    """Move a shard from a site to the one of those with room that holds least; return that."""
+    """Move a shard from ``site`` to the least loaded of the ``roomy`` sites in ``load``; return that site."""
     other = min(roomy, key=lambda one: (load[one], -rank(shard, one)))
     load[site] -= 1
     load[other] += 1
@@ -73,7 +74,7 @@ def _move(shard: int, site: str, roomy: Sequence[str], load: Counter[str]) -> st
 
 
 def _best(shard: int, able: list[str], load: Mapping[str, int], bound: int) -> str:
-    """Return the site that a shard prefers of those with room; where none has room, of those that hold least."""
+    """Return the site with the highest hash among those below ``bound``; if none is, among the least loaded."""
     roomy = [site for site in able if load[site] < bound]
     if not roomy:
         least = min(load[site] for site in able)
@@ -82,9 +83,10 @@ def _best(shard: int, able: list[str], load: Mapping[str, int], bound: int) -> s
 
 
 def choose_owners(current: Sequence[str], replicas: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return which of its replicas is to own each shard; "" for a shard without any.
+    """Return the owner of each shard, one of its replicas; "" for a shard without replicas.
 
-    An owner stays unless it is no replica any more, or owns more than its part while another replica owns less.
+    An owner stays unless it is not among the replicas, or owns more shards than the bound while another replica owns
+    fewer.
     """
     sites = {site for some in replicas for site in some}
     if not sites:

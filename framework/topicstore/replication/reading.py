@@ -1,4 +1,4 @@
-"""What whoever reads a log does with what it finds: a follower, and a site that is about to own the shard."""
+"""The decisions of a reader of a log: a follower, or a site that takes over a shard."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ __all__ = ["LocalWrite", "Source", "apply", "check_reaches", "missing", "where_t
 
 
 class Source(enum.Enum):
-    """Where reading goes on."""
+    """The source from which a reader continues."""
 
     LOG = enum.auto()
-    """What was read counts."""
+    """The entries read are valid, and reading continues in the log."""
     BASE = enum.auto()
-    """What was read is discarded, and the newest base taken."""
+    """The entries read are discarded, and the newest base replaces the shard."""
 
 
 class LocalWrite(msgspec.Struct, frozen=True):
-    """What must be one write of the local engine: the changes and the progress, or a crash would part them."""
+    """One atomic write of the local engine: the changes with the progress, so that a crash can't separate them."""
 
     changes: bool
-    """Whether the entry's changes are part of it."""
+    """Whether the entry's changes are part of the write; False for fences, releases and void entries."""
     first_position: int
-    """The position of the first change, which is the entry's: who reads never asks a clock."""
+    """The position of the first change, taken from the entry: replicas never assign positions from their clocks."""
     progress: Progress
 
 
 def where_to_read(progress: Progress, cut: int) -> Source:
-    """Say, after reading from ``progress`` on, whether that counts, given the highest cut found *afterwards*.
+    """Return whether entries read from ``progress`` on are valid, given the highest cut found *after* reading.
 
-    Below a cut entries may be gone, and what lies there may have come into an emptied place: a fence of somebody who
-    took that for the log's end. Since a cut is created before anything below it is deleted, looking afterwards is
-    enough.
+    Below a cut, entries may have been deleted. An entry found there may have been created at an emptied index: a fence
+    of a site that mistook the index for the log's end. Looking after reading is enough, because a cut is created before
+    anything below it is deleted.
     """
     return Source.BASE if cut > progress.next else Source.LOG
 
 
 def apply(progress: Progress, head: Head) -> list[LocalWrite]:
-    """Return what the local engine has to write for the next entry, each item at once, in order.
+    """Return the local engine's writes for the next entry, in order; each must be atomic.
 
-    An entry of a lower epoch than one before it is void: it came late from somebody who took over without success.
+    An entry of a lower epoch than an earlier entry is void: it is the late fence of a site whose takeover failed.
 
-    Raises `CorruptionError` if the entry does not follow the one that was read before it.
+    Raises `CorruptionError` if the entry does not follow the entry that was read before it.
     """
     place = f"log entry {head.index}"
     if head.index != progress.next:
@@ -67,10 +67,10 @@ def apply(progress: Progress, head: Head) -> list[LocalWrite]:
 
 
 def check_reaches(progress: Progress, last: Head | None, cut: int) -> None:
-    """Raise `CorruptionError` if the log ends before what was applied from it, as after a restored bucket.
+    """Raise `CorruptionError` if the log has lost an applied entry, as after the store was restored from a backup.
 
-    ``last`` is the entry before ``progress.next``, None if there is none. Where a cut lies above, its absence means
-    nothing, and a base is taken.
+    ``last`` is the entry before ``progress.next``, None if it doesn't exist. If a cut is at or above ``progress.next``,
+    the entry may have been deleted by truncation, and nothing is raised.
     """
     if progress.next == 0 or cut >= progress.next:
         return
@@ -81,10 +81,10 @@ def check_reaches(progress: Progress, last: Head | None, cut: int) -> None:
 
 
 def missing(index: int, cut: int) -> Source:
-    """Say where to go on if an entry is not found that was asked for *after* one above it was seen.
+    """Return where to continue if an entry was not found, though an entry above it was listed *before* the request.
 
-    A listing that was being made meanwhile may lack it; an entry is written only when the one before it is there.
-    Raises `CorruptionError` if no cut tells that it was deleted on purpose.
+    A listing that runs at the same time as writes may lack the entry, but a later request must find it, because entries
+    are written in order. Raises `CorruptionError` unless a cut shows that truncation has deleted the entry.
     """
     if cut > index:
         return Source.BASE

@@ -1,4 +1,4 @@
-"""What a site does that was named the owner of a shard, until it is: read, fence, look, own."""
+"""The decisions of a site that was named owner of a shard: read the log, create a fence, look for cuts, own."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ __all__ = ["Step", "after_fence", "after_look", "after_reading", "at_end", "may_
 
 
 class Step(enum.Enum):
-    """What comes next."""
+    """The next step of a takeover."""
 
     READ = enum.auto()
-    """Apply what was found, and read the next entry."""
+    """Apply the entries found, and read on."""
     FENCE = enum.auto()
-    """Create the fence at the index at which nothing was found."""
+    """Create the fence at the index at which no entry was found."""
     AGAIN = enum.auto()
     """Create the same fence again: there was no answer."""
     LOOK = enum.auto()
-    """Look for cuts."""
+    """The fence is written: look for cuts."""
     BASE = enum.auto()
-    """Begin anew at the newest base."""
+    """Start again from the newest base."""
     OWN = enum.auto()
-    """The shard is one's own; everything before the fence is applied."""
+    """This site owns the shard, and all entries before the fence are applied."""
     STOP = enum.auto()
-    """Another site has a higher epoch: follow."""
+    """Another site has a higher epoch: give up and follow."""
 
 
 def after_reading(epoch: int, progress: Progress) -> Step:
-    """With what one has applied, from the log or by taking a base: a higher epoch in it belongs to a later owner."""
+    """Return the step after entries or a base were applied: `STOP` if they show a higher epoch, of a later owner."""
     return Step.STOP if progress.epoch > epoch else Step.READ
 
 
 def at_end() -> Step:
-    """At an index at which there is no entry. It may be the log's end, or have been emptied: `after_look` tells."""
+    """Return the step at an index without an entry. `after_look` finds out if its entry was deleted by truncation."""
     return Step.FENCE
 
 
 def after_fence(outcome: Outcome) -> Step:
-    """After the PUT of the fence (`topicstore.replication.owning.after_put`)."""
+    """Return the step after the PUT of the fence (`topicstore.replication.owning.after_put`)."""
     return {
         Outcome.WRITTEN: Step.LOOK,
         Outcome.AGAIN: Step.AGAIN,
@@ -50,16 +50,18 @@ def after_fence(outcome: Outcome) -> Step:
 
 
 def after_look(fence: Head, cut: int) -> Step:
-    """Given the highest cut that was found after the fence was created: above the fence, its index had been emptied."""
+    """Return the step after looking for cuts; ``cut`` is the highest.
+
+    A cut above the fence shows that truncation had deleted the entry at the fence's index.
+    """
     return Step.BASE if cut > fence.index else Step.OWN
 
 
 def may_suspect(last: Head | None, owner_epoch: int, silent: float, patience: float) -> bool:
-    """Whether a replica should have itself named the owner.
+    """Return whether a replica should try to become the owner: the shard is released, or the owner seems dead.
 
-    ``last`` is the last entry of the log; with ``silent``, the seconds for which the owner's beats have not moved by
-    one's own monotonic clock, it says whether the owner has gone on purpose or seems to be dead. A wrong suspicion
-    costs time and nothing else.
+    ``last`` is the last entry of the log. ``silent`` is the time in seconds since the owner's last new beat, by the
+    replica's own monotonic clock; ``patience`` is its limit. A wrong suspicion costs time only.
     """
     released = last is not None and last.kind is Kind.RELEASED and last.epoch >= owner_epoch
     return released or silent >= patience

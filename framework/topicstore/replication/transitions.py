@@ -1,8 +1,8 @@
-"""How the cluster's document changes, one document at a time, until every shard is where it is to be.
+"""The changes of the cluster document, one step per document, until every shard is at its assigned sites.
 
-Any site may create the next document: it is made of the last one by a pure function, so whoever loses the race reads
-the winner's and goes on from there. A document does not make anybody an owner: the fence in the log does
-(`topicstore.replication.taking_over`). So a wrong or outdated document costs time, and never an entry.
+Any site may create the next document: a pure function computes it from the last one, so a site that loses the race
+reads the winner's document and continues from there. A document alone makes no site the owner; the fence in the log
+does (`topicstore.replication.taking_over`). So a wrong or outdated document costs time, but never loses an entry.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ __all__ = ["Named", "advanced", "after_create", "named"]
 
 
 class Named(enum.Enum):
-    """What the creation of a document came to."""
+    """The outcome of creating a document."""
 
     COUNTS = enum.auto()
-    """It is the document with the highest number."""
+    """The document has the highest number, so it counts."""
     AGAIN = enum.auto()
-    """Nobody knows: the same document is created again, under the same number."""
+    """Unknown: the same document is created again, under the same number."""
     LOST = enum.auto()
-    """Another site's counts: read it, and decide anew."""
+    """Another site's document counts: read it, and decide anew."""
 
 
 def after_create(
     number: int, own: bytes, answer: Answer, found: bytes | None = None, highest: int | None = None
 ) -> Named:
-    """Say what to do after the creation of a document with this number and id.
+    """Return the outcome of creating the document ``number`` with the id ``own``.
 
-    ``found`` is the id of the document that has the number, None if none was found there. ``highest`` is the highest
-    number that was listed *after* the answer: old documents are deleted, so a site that was paused may create one that
-    was gone for long; but a document is deleted only when there is a higher one.
+    ``found`` is the id of the document that has the number; None if no document was found there. ``highest`` is the
+    highest number that was listed *after* the answer. Old documents are deleted, so a paused site may create a number
+    anew that was deleted long ago; but a document is deleted only when a higher one exists, which the listing shows.
     """
     written = answer is Answer.CREATED or (answer is Answer.EXISTS and found == own)
     if not written:
@@ -45,10 +45,10 @@ def after_create(
 
 
 def named(document: ClusterDocument, number: int, shard: int, site: str, incarnation: bytes) -> ClusterDocument:
-    """Return the document, to be created with this number, in which a site's process owns a shard.
+    """Return the document, to be created with this number, that names a site's process the owner of a shard.
 
-    The number is the epoch: no two processes have one, and the later has the higher. A process that is started again
-    takes a new one, since nobody knows whether the one before it has ended or sleeps.
+    The number is the epoch: no two processes share an epoch, and later processes have higher ones. A restarted process
+    takes a new epoch, because its predecessor may be paused rather than dead.
     """
     place = document.shards[shard]
     replicas = place.replicas if site in place.replicas else (*place.replicas, site)
@@ -63,10 +63,10 @@ def advanced(
     owners: Sequence[str],
     caught_up: Mapping[int, frozenset[str]],
 ) -> ClusterDocument | None:
-    """Return the next document on the way to those replicas and owners, None if there is nothing to do yet.
+    """Return the next document on the way to the given replicas and owners; None if there is nothing to do yet.
 
-    A new replica joins, is listed once it has caught up, and only then others are unlisted, so that a shard never has
-    fewer replicas than it had or is to have. The owner is unlisted only after its heir has taken over.
+    A new site joins first, and is listed as a replica once it has caught up. Only then are other replicas removed, so
+    that a shard never has too few. The owner is removed only after its heir has taken over.
     """
     shards = tuple(
         _advanced(place, tuple(wanted), owner, caught_up.get(shard, frozenset()))

@@ -1,7 +1,7 @@
-"""What a base says of itself, and what of a log may be deleted.
+"""The decisions of truncation: the progress that a base records, and the entries that may be deleted.
 
-The order is: a base, then a cut at or below it, then the entries below the cut. So whoever finds an index emptied, or
-something else in it, finds the cut as well.
+Truncation creates a base, then a cut at or below its index, and then deletes the entries below the cut. So a reader
+that finds an index empty, or with another entry, finds the cut as well.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ __all__ = ["base_progress", "cut_at", "may_delete"]
 
 
 def base_progress(applied: Progress, log_end: int) -> Progress:  # noqa: ARG001 - what it must not go by
-    """Return where a base that is made of the local state stands.
+    """Return the progress that a base of the local state records: always the applied progress.
 
-    ``log_end`` is the index behind the last entry that is known to be in the log. It may lie further on, since entries
-    are applied after they are written; what is not applied is not in the base.
+    ``log_end`` is the index after the last known entry of the log. It may be higher than the applied progress, because
+    entries are applied after they are written; a base does not contain entries that are not applied.
     """
     return applied
 
 
 def cut_at(bases: Iterable[int], oldest_reader: int, cut: int) -> int:
-    """Return where the log may be cut: at the highest base that no reader who is to be spared needs to take.
+    """Return the index below which the log may be truncated: the highest base that is not above ``oldest_reader``.
 
-    ``bases`` are the indexes of those that are whole; ``oldest_reader`` is the lowest index that a replica, or the
-    patience with those that are away, still needs. The result is ``cut``, the highest cut so far, if it stays.
+    ``bases`` are the indexes of complete bases. ``oldest_reader`` is the lowest index that must be kept for replicas,
+    including absent ones that are still expected back. Without a suitable base, the result is ``cut``, the highest cut.
     """
     return max((base for base in bases if cut < base <= oldest_reader), default=cut)
 
 
 def may_delete(head: Head, cut: int) -> bool:
-    """Whether an entry may be deleted. Fences stay for ever.
+    """Return whether an entry may be deleted. Fences stay for ever.
 
-    An owner that was paused in mid-sentence goes on with the index of the fence that followed its last entry. If that
-    were free again, it would write, and acknowledge, into a part of the log that nobody reads any more. It has one PUT
-    in flight, so there is nothing else that it could write.
+    An owner that was paused resumes with the index of the fence that followed its last entry. If this index were free,
+    the owner would write and acknowledge an entry below the cut, where no reader looks. The owner has only one PUT in
+    flight, so it can't write anywhere else.
     """
     return head.index < cut and head.kind is not Kind.FENCE

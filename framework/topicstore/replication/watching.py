@@ -1,8 +1,8 @@
-"""Which sites seem to be alive, told from the numbers of their beats and one's own monotonic clock.
+"""Failure detection: silent sites are found by the numbers of their beats and the local monotonic clock.
 
-A site creates one beat after the other, so one listing tells the numbers of all sites, without reading any. Nothing but
-the choice of the moment to take over rests on this: no clock of two sites is compared, and a wrong suspicion costs time
-only.
+A site creates beats with rising numbers, so one listing shows the latest beat of every site, without reading objects.
+The result only decides when a site tries to take over. Clocks of different sites are never compared, and a wrong
+suspicion costs time only.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ __all__ = ["BeatCame", "Silences", "after_beat", "patience"]
 
 
 class BeatCame(enum.Enum):
-    """What the creation of a beat came to."""
+    """The outcome of creating a beat."""
 
     NEXT = enum.auto()
-    """It is there; the next has the number after it."""
+    """The beat was created; the next beat has the next number."""
     AGAIN = enum.auto()
-    """Nobody knows."""
+    """Unknown: the same beat is created again."""
     REPLACED = enum.auto()
-    """Another process runs with the site's id, and began later: this one must end."""
+    """Another process with the same site id started later: this process must end."""
 
 
 def after_beat(incarnation: bytes, answer: Answer, found: bytes | None) -> BeatCame:
-    """Say what to do after the creation of a beat; ``found`` is the incarnation in one that has its number already.
+    """Return the outcome of creating a beat; ``found`` is the incarnation in a beat that already has its number.
 
-    A process begins behind the highest beat of its site. So of two with one id the older meets the newer's beat.
+    A process starts after the highest beat of its site. So of two processes with the same site id, the older finds the
+    newer one's beat.
     """
     if answer is Answer.CREATED or found == incarnation:
         return BeatCame.NEXT
@@ -38,15 +39,15 @@ def after_beat(incarnation: bytes, answer: Answer, found: bytes | None) -> BeatC
 
 
 class Silences:
-    """For how long each site's beats have stood still."""
+    """Measures the time since each site's last new beat."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def look(self, beats: Mapping[str, int], now: float) -> dict[str, float]:
-        """Take note of the highest beat of each site; return the seconds since each was first seen to have it.
+        """Record the highest beat number of each site; return the seconds since each site's number last changed.
 
-        ``now`` is the time of one's own monotonic clock, in seconds. A site seen for the first time has just moved.
+        ``now`` is the time of the local monotonic clock, in seconds. A site that is seen for the first time gets 0.
         """
         self._seen = {
             site: self._seen[site] if site in self._seen and self._seen[site][0] == number else (number, now)
@@ -58,8 +59,8 @@ class Silences:
 def patience(takeover_after: float, shard: int, site: str, applied: Mapping[str, int]) -> float:
     """Return the seconds of silence after which a replica takes over from an owner.
 
-    ``applied`` says how far each replica was by its last beat. The one that is furthest waits ``takeover_after``; each
-    of the others a quarter more than the one before it, so that seldom two try at once.
+    ``applied`` is the log index that each replica reported in its last beat. The most advanced replica waits
+    ``takeover_after`` seconds; each following one waits a quarter more, so that two rarely try at the same time.
     """
     order = sorted(applied, key=lambda one: (-applied[one], -rank(shard, one)))
     turn = order.index(site) if site in order else len(order)

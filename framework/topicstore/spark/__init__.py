@@ -8,9 +8,9 @@
     speeds = spark.read.format("topicstore").option("filter", "fleet/+/+/speed").load("data")
     speeds.write.format("topicstore").option("shards", 4).mode("append").save("copy")
 
-Needs ``pip install "topicstore[spark]"``. See `topicstore.spark.source` for the options, and
-promises. Spark finds the source ``topicstore`` by itself if the package is installed; if it
-doesn't, as with workers that have another Python path, `register` makes it known.
+Needs ``pip install "topicstore[spark]"``. `topicstore.spark.source` documents the options and guarantees. Spark finds
+the data source ``topicstore`` automatically if the package is installed. Otherwise, as with workers that have another
+Python path, call `register`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The driver's commit: rows that tasks have staged are stored in the database, each once, or removed.
+"""The driver's commit: stores the rows that tasks have staged, each exactly once, or removes them.
 
-A commit that was interrupted is finished by the next write: one without a name by any, one with a name by the same
-or the next batch of its writer. If both writes are without a name and have the very same rows, the next one is the
-interrupted one, run again, and its rows are not stored a second time; nor are they if another write has finished the
-interrupted one in between. `topicstore.spark.promotion` has the details.
+A later write finishes an interrupted commit. If the interrupted write has a writer's name, its own batch or the
+writer's next batch does; otherwise any write of the database does. If both writes are unnamed and have identical rows,
+the later write counts as a repetition, and its rows are not stored again. This also holds if another write has finished
+the interrupted commit in between. `topicstore.spark.promotion` has the details.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .promotion import (
 __all__ = ["abort", "check_unlocked", "promote"]
 
 _TURN = "spark-turn"
-"""The name of an empty file in the database's directory, which Spark's writes lock before they open the database."""
+"""The name of an empty lock file in the database's directory; Spark's writes lock it before they open the database."""
 
 
 def check_unlocked(settings: WriteSettings) -> int:
-    """Return how many shards the database has, or will have. Raises `DatabaseLockedError` if it is open elsewhere.
+    """Check that no other process has the database open; return its number of shards, or that of the one to be created.
 
-    Waits for a commit of another Spark write.
+    Waits for commits of other Spark writes. Raises `DatabaseLockedError`.
     """
     directory = Path(settings.path)
     manifest = read_manifest(directory)
@@ -57,10 +57,10 @@ def check_unlocked(settings: WriteSettings) -> int:
 
 
 def promote(settings: WriteSettings, batch: Batch) -> None:
-    """Store a batch unless the database has it, and remove the staged rows.
+    """Store a batch unless the database has it already, and remove the staged rows.
 
-    If storing fails when some rows may be stored, the staged rows stay: the rest is stored when the writer's batch
-    comes again, or its next one, or, without a writer's name, by the next write.
+    If storing fails after some rows may have been stored, the staged rows stay. The remaining rows are stored by the
+    writer's repeated or next batch or, without a writer's name, by the next write.
     """
     staging = Path(settings.staging)
     write_commit(staging, batch, permissions_of(Path(settings.path)))
@@ -81,16 +81,16 @@ def promote(settings: WriteSettings, batch: Batch) -> None:
 
 
 def abort(settings: WriteSettings, writes: Iterable[str]) -> None:
-    """Remove the staged rows of writes, except those of a commit that has begun, which `promote` deals with."""
+    """Remove the staged rows of writes, except those whose commit has begun; `promote` handles those."""
     staging = Path(settings.staging)
     discard(staging, {write for write in writes if not has_commit(staging / write)})
 
 
 @contextmanager
 def _in_turn(directory: Path) -> Iterator[None]:
-    """Let Spark's writes of a database wait for each other, so that one that only checks the lock never fails a commit.
+    """Serialize Spark's writes of a database, so that `check_unlocked` of one write never fails the commit of another.
 
-    There is no waiting for a database that doesn't exist yet.
+    Does nothing if the directory doesn't exist yet.
     """
     path = directory / _TURN
     try:
@@ -112,9 +112,9 @@ def _opened(settings: WriteSettings) -> Database:
 
 
 def _finish_interrupted(db: Database, staging: Path, batch: Batch) -> bool:
-    """Finish commits that were interrupted before; return whether the batch is one of them, run again.
+    """Finish interrupted commits of earlier writes; return whether the batch repeats one of them.
 
-    Warns of rows that can't be stored any more. Raises `InvalidMessageError` if they are the batch's own.
+    Warns about rows that the database refuses now. Raises `InvalidMessageError` if they belong to the batch itself.
     """
     again = False
     for interrupted in interrupted_before(db, staging, batch):

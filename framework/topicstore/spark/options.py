@@ -1,14 +1,14 @@
-"""The options of the data source, parsed and checked, and the part of a database that a query wants.
+"""The options of the data source, parsed and checked, and the part of a database that a query selects.
 
-Conditions only narrow the read: Spark applies all of them to the rows again. So a selection may
-hold more than the query asks for, and must never hold less. A value that can't be a topic matches nothing.
+Conditions that Spark pushes down only narrow the read: Spark applies all of them to the rows again. So a selection may
+include more than the query needs, but never less. A value that can't be a topic matches nothing.
 
 * ``topic``: equality, ``IN`` and ``startswith`` become topic filters.
 * ``client_id`` and ``shard``: equality and ``IN`` choose shards.
 * ``position``: a range.
-* ``timestamp``: a range. Parts that are known to hold no such messages are not read (`topicstore.shard.zones`). If
-  positions go by timestamps (``timestamps="message"``), lower bounds are bounds of positions too, because no position
-  lies before its message's time. One may lie after it, so upper bounds are not.
+* ``timestamp``: a range. Zones that can't hold such messages are skipped (`topicstore.shard.zones`). If positions
+  follow the messages' own times (``timestamps="message"``), a lower bound also bounds positions, because no position is
+  earlier than its message's time. A position may be later, so an upper bound does not bound positions.
 """
 
 from __future__ import annotations
@@ -53,21 +53,24 @@ _MADE_WITH = ("backend", "layout", "shards", "durability", "late", "max_skew")
 """The options that are arguments of `topicstore.open`."""
 _WRITTEN = ("path", "staging", "writer", "batch", "checkpointLocation", *_MADE_WITH)
 _MOST_TOPICS = 64
-"""The most topics of an ``IN`` that become filters: each takes a pass of its own."""
+"""The maximum number of topics of an ``IN`` condition that become filters, because each filter is read separately."""
 _LAST = (1 << 64) - 1
 
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """Topic filters that no topic matches two of, shards, and positions from ``first`` to ``last``, both inclusive."""
+    """The part of a database to read: disjoint topic filters, shards, times, and positions ``first`` to ``last``.
+
+    Both positions are inclusive. Disjoint means that no topic matches two of the filters.
+    """
 
     filters: tuple[str, ...] = ("#",)
     shards: frozenset[int] | None = None
-    """The wanted shards. None: all."""
+    """The selected shards; None for all."""
     first: int = 0
     last: int = _LAST
     timestamps: TimeRange | None = None
-    """The times of wanted messages. None: all."""
+    """The range of the messages' own times; None for all."""
 
     @property
     def empty(self) -> bool:
@@ -77,11 +80,11 @@ class Selection:
         return not self.filters or self.shards == frozenset() or self.first > self.last or no_time
 
     def of_shard(self, shard: int) -> bool:
-        """Return whether anything of a shard may match."""
+        """Return whether messages of a shard may match."""
         return not self.empty and (self.shards is None or shard in self.shards)
 
     def narrowed(self, conditions: Iterable[Filter], manifest: Manifest) -> Selection:
-        """Return the rest of the selection under conditions that all hold."""
+        """Return the selection narrowed by conditions that are combined with AND."""
         selection = self
         for condition in conditions:
             selection = selection._narrowed(condition, manifest)
@@ -128,7 +131,7 @@ class Selection:
         return self
 
     def _within(self, start: int, until: int | None) -> Selection:
-        """Return the rest of the selection with timestamps from ``start`` to before ``until``."""
+        """Return the selection narrowed to timestamps from ``start`` (inclusive) to ``until`` (exclusive)."""
         mine = self.timestamps or TimeRange()
         ends = [end for end in (mine.until, until) if end is not None]
         return attrs.evolve(self, timestamps=TimeRange(max(mine.start, start), min(ends, default=None)))
@@ -153,14 +156,14 @@ class ReadSettings:
     path: str
     selection: Selection
     ends: bool
-    """Whether there is a time at which the read ends."""
+    """Whether the option ``until`` is given."""
     ids: bool
     most_messages: int | None
-    """The most messages of a micro-batch."""
+    """The maximum number of messages in a micro-batch; None for no limit."""
     least_partitions: int
-    """The least number of partitions of a batch query, if there are enough messages."""
+    """The minimum number of partitions of a batch query, if there are enough messages."""
     counted: str | None
-    """The kind of counts to read, ``topics`` or ``clients``. None: messages are read."""
+    """The kind of counts to read, ``topics`` or ``clients``; None to read messages."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadSettings:
@@ -170,7 +173,7 @@ class ReadSettings:
         start, until = (_option(options, name, _time, None) for name in ("start", "until"))
         selection = Selection(filters=(TopicFilter(options.get("filter", "#")).text,))
         by_position, bounded = _option(options, "by", _by, "position") == "position", (start, until) != (None, None)
-        # Where positions go by the messages' own times, some may be later; then each message is judged by its own.
+        # Positions that follow the messages' own times may be later, so each message's own time is compared as well.
         own = bounded and by_position and existing_manifest(Path(_path(options))).timestamps == "message"
         if not by_position or own:
             selection = attrs.evolve(selection, timestamps=TimeRange(start or 0, until))
@@ -198,7 +201,7 @@ class WriteSettings:
     writer: str | None
     batch: int
     checkpoint: str | None
-    """The checkpoint of the streaming query, which has its id."""
+    """The path of the streaming query's checkpoint, which contains the query's id."""
     making: Mapping[str, Any]
     """The arguments of `topicstore.open`."""
 
@@ -226,7 +229,7 @@ class WriteSettings:
 
 
 def _check_known(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Refuse an option that would be ignored. Spark's options are case-insensitive."""
+    """Raise `InvalidArgumentError` for an unknown option. Spark's options are case-insensitive."""
     names = {name.lower(): name for name in known}
     for option in options:
         if option.lower() not in names:
@@ -243,7 +246,7 @@ def _path(options: Mapping[str, str]) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Return a path that names the same directory whatever the working directory of a process is."""
+    """Return an absolute path, so that processes with other working directories find the same directory."""
     return str(Path(path.removeprefix("file://").removeprefix("file:")).absolute())
 
 
@@ -281,19 +284,19 @@ def _whole(text: str) -> int:
 
 
 def _spelled(filters: tuple[str, ...], topics: Iterable[str]) -> tuple[str, ...]:
-    """Return the topics that match one of the filters: each is its own filter."""
+    """Return the topics that match one of the filters; each topic is a filter that matches itself only."""
     parsed = [TopicFilter(text) for text in filters]
     valid = filter(_is_topic, sorted(set(topics)))
     return tuple(topic for topic in valid if any(one.matches(topic) for one in parsed))
 
 
 def _beginning(filters: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-    """Narrow filters to topics that begin with the whole levels of a prefix; none if no topic can begin with it."""
+    """Return the filters narrowed to the complete levels of a prefix; none if no topic can begin with the prefix."""
     if prefix and not _is_topic(prefix):
         return ()
     levels = prefix.split("/")[:-1]
     narrowed = [(text, _within(TopicFilter(text), levels)) for text in filters]
-    # A narrowed filter can be longer than MQTT allows, though topics match it. Then the whole filter is read.
+    # A narrowed filter that matches valid topics can exceed MQTT's length limit; then the original filter is kept.
     return tuple(text if len(new.encode()) > MAX_TOPIC_BYTES else new for text, new in narrowed if new is not None)
 
 
@@ -306,7 +309,7 @@ def _is_topic(text: str) -> bool:
 
 
 def _within(topic_filter: TopicFilter, levels: list[str]) -> str | None:
-    """Return the filter of the topics that match, have these first levels and more; None if there can be none."""
+    """Return the filter of the matching topics that begin with ``levels`` and have more; None if there can be none."""
     mine = list(topic_filter.levels)
     if levels and levels[0].startswith("$") and mine[0] in ("+", "#"):
         return None

@@ -1,6 +1,7 @@
-"""One commit in an open database: staged rows become messages, each once, however often the commit is interrupted.
+"""One commit in an open database: stores staged rows exactly once, however often the commit is interrupted.
 
-Beside the attempts of a write lies the record of its commit, on disk before the first row is stored::
+A write's directory holds its tasks' attempts and a record of the commit, which is fsynced before the first row is
+stored::
 
     <staging>/<write>/commit.json    {"shards": 4, "attempts": ["<attempt>", …]}    in order of partitions
 
@@ -16,18 +17,18 @@ and of shard 0::
                                finished: time, rows and digest of each shard, and the reason if rows were put aside.
                                Removed when the same rows come again; at most the latest 100 are kept.
 
-``rows`` says how many of the shard's rows of the batch are done; it changes in the engine write that stores them.
-``complete``, of shard 0, says that all rows of all shards are done. So an interrupted commit continues from there,
-with the rows that were staged then, whatever their order is now.
+``rows`` is the number of the batch's rows that are done in the shard, updated in the engine write that stores them.
+``complete``, in shard 0, says that all rows of all shards are done. So an interrupted commit continues from there, with
+the rows that it had staged, even if a repetition of the query returns its rows in another order.
 
-A commit has ended when the directory of its rows was renamed; then the note of a write without a name is removed.
+A commit has ended when the directory of its rows was renamed; then the state of a write without a name is removed.
 
-When another write finishes an interrupted commit, the database may refuse some of its rows: those that are late,
-because newer messages were stored since. Before they count as done, they are written to files that nobody removes::
+When another write finishes an interrupted commit, the database may refuse rows as late, because newer messages were
+stored in the meantime. Before they count as done, they are written to files that are never removed automatically::
 
     <staging>/refused-<write>/shard-0000-from-000000131072.parquet    rows of `topicstore.SCHEMA`, from that one on
 
-Rows that can't be read stay as they are, in ``<staging>/unreadable-<write>``.
+Rows that can't be read stay unchanged, in ``<staging>/unreadable-<write>``.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ _REFUSED = "refused-"
 _UNREADABLE = "unreadable-"
 _COMMIT = "commit.json"
 _ROWS = 131_072
-"""The most rows in memory: those of the first call to store, which has some of each shard."""
+"""The maximum number of rows in memory, divided among the shards in the first call of `Database.store`."""
 _LEAST_ROWS = 1_024
-"""The least rows of a shard in one call: with fewer a call costs more than its rows."""
+"""The minimum number of rows per shard in one call; with fewer, the call costs more than its rows."""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ class _Progress(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     complete: bool = False
     staging: str = ""
-    """The directory that holds the one of ``write``."""
+    """The staging directory, which contains the directory of ``write``."""
 
 
 class _Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -117,28 +118,28 @@ _FINISHED_CODEC = RecordCodec(_Finished, _VERSION)
 
 @attrs.frozen(kw_only=True)
 class Batch:
-    """One write: a whole query, or a micro-batch of a streaming query."""
+    """One write: the result of a batch query, or a micro-batch of a streaming query."""
 
     writer: str | None
-    """The writer's name. None: the write is known by its rows, and only as long as it has not ended."""
+    """The writer's name. None: only its rows identify the write, and only until it has ended."""
     number: int
     write: str
     """The name of the write's directory."""
     shards: int
-    """The number of shards among which its rows are divided."""
+    """The number of shards into which the rows are divided."""
     attempts: Sequence[str] = ()
-    """The names of the attempts of all partitions, in their order."""
+    """The names of the committed attempts, in order of partitions."""
 
 
 class UnreadableRowsError(EngineError):
-    """Rows that were staged, and are not stored yet, are gone or damaged. The stored rows of their write stay."""
+    """Staged rows that are not stored yet are missing or damaged. Rows of their write that were stored stay stored."""
 
 
 # --- staged rows ------------------------------------------------------------------------
 
 
 def write_commit(staging: Path, batch: Batch, mode: int) -> None:
-    """Record which attempts the commit of a batch takes."""
+    """Write the record of a batch's commit, which names the attempts to store, and fsync it."""
     directory = staging / batch.write
     make_write_directory(directory, mode)  # it doesn't exist if there were no rows
     path = directory / _COMMIT
@@ -155,7 +156,7 @@ def has_commit(directory: Path) -> bool:
 
 
 def discard(staging: Path, writes: Iterable[str]) -> None:
-    """Remove the directories of writes that have ended, and the directory above if nothing is left in it."""
+    """Remove the directories of writes that have ended, and then the staging directory if it is empty."""
     for directory in (*(staging / write for write in writes), *staging.glob(f"{_ENDED}*")):
         shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):
@@ -167,7 +168,7 @@ def _read_commit(directory: Path) -> _Commit:
 
 
 def _attempts_in(directory: Path) -> list[Path]:
-    """Return the attempts that a commit takes of a write, in order of partitions."""
+    """Return the directories of the attempts that a write's commit stores, in order of partitions."""
     return [directory / name for name in _read_commit(directory).attempts]
 
 
@@ -175,7 +176,7 @@ def _attempts_in(directory: Path) -> list[Path]:
 
 
 def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[CommitJob]:
-    """Return the commits that a batch finds unfinished: those without a name, and its own writer's last one."""
+    """Return the commits to finish before a batch: unfinished unnamed ones, and the previous one of its own writer."""
     found = {
         key: _decode(shard.number, key, stored)
         for shard in db.storage.shards
@@ -191,9 +192,9 @@ def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[Commit
 
 
 def finished_before(db: Database, staging: Path, batch: Batch) -> bool:
-    """Return whether a batch has the very rows of an interrupted write that another write has finished; forget that.
+    """Return whether a batch has the same rows as an interrupted write that another write has finished.
 
-    Raises `InvalidMessageError` if some of the rows were put aside.
+    If so, the record of that write is removed. Raises `InvalidMessageError` if some of its rows were refused.
     """
     attempts = [staging / batch.write / name for name in batch.attempts]
     records = [(key, _decode_finished(key, stored)) for key, stored in db.state(0).scan(_FINISHED)]
@@ -217,7 +218,7 @@ def _key_of(batch: Batch) -> bytes:
 
 
 def _notes(db: Database, key: bytes) -> dict[int, _Progress]:
-    """Return the notes under a key, by shard."""
+    """Return the progress records under a key, by shard."""
     stored = {shard.number: db.state(shard.number).get(key) for shard in db.storage.shards}
     return {shard: _decode(shard, key, found) for shard, found in stored.items() if found is not None}
 
@@ -227,7 +228,7 @@ def _decode(shard: int, key: bytes, stored: bytes) -> _Progress:
 
 
 class CommitJob:
-    """One commit in an open database."""
+    """The commit of one batch's staged rows to an open database."""
 
     def __init__(self, db: Database, staging: Path, batch: Batch) -> None:
         self._db = db
@@ -238,18 +239,18 @@ class CommitJob:
         begun = {shard: progress for shard, progress in notes.items() if progress.batch == batch.number}
         first = next(iter(begun.values()), None)
         self._write = batch.write if first is None else first.write
-        """The write whose rows are stored: the one with which the batch was begun."""
+        """The write whose rows are stored: the first write of the batch, if an earlier one was interrupted."""
         self._staging = Path(first.staging) if first is not None and first.staging else staging
         self._done = {shard: progress.rows for shard, progress in begun.items()}
-        """The number of rows that are done, by shard."""
+        """The number of rows that are stored or put aside, by shard."""
         self._refusal: InvalidMessageError | None = None
-        """The error for which rows were put aside."""
+        """The last error because of which rows were put aside."""
         self.stored = bool(begun)
         """Whether rows of the batch may be in the database."""
 
     @property
     def nameless(self) -> bool:
-        """Whether only its rows distinguish the write from others."""
+        """Whether the write has no writer's name, so that only its rows identify it."""
         return self._batch.writer is None
 
     @property
@@ -259,12 +260,12 @@ class CommitJob:
 
     @property
     def complete(self) -> bool:
-        """Return whether the database has the batch: a writer's next batch begins only when this one is complete."""
+        """Whether the database has the whole batch, because its record says so or the writer's next batch has begun."""
         latest, number = self._latest, self._batch.number
         return latest is not None and (latest.batch > number or (latest.batch == number and latest.complete))
 
     def run(self) -> None:
-        """Store the missing rows. Raises `InvalidMessageError` if the first of them are refused."""
+        """Store the remaining rows. Raises `InvalidMessageError` if the database refuses some of them."""
         if not self.complete:
             runs = self._runs()
             self._check_times(runs)
@@ -272,7 +273,7 @@ class CommitJob:
             self._note_complete()
 
     def finish(self) -> None:
-        """Store the missing rows, but put aside those that the database refuses; see `put_aside`."""
+        """Store the remaining rows, and write those that the database refuses to files; see `put_aside`."""
         if not self.complete:
             for shard, of_shard in self._runs().items():
                 for part in self._missing(shard, of_shard, _ROWS):
@@ -280,7 +281,7 @@ class CommitJob:
             self._note_complete()
 
     def put_aside(self) -> str | None:
-        """Return how many rows were put aside, why, and where they are; None if there are none."""
+        """Return a message about refused rows: their number, the reason and their directory. None if there are none."""
         files = sorted(self._refused.glob("*.parquet"))
         if not files:
             return None
@@ -292,9 +293,10 @@ class CommitJob:
         )
 
     def end(self, *, readable: bool = True, by_another: bool = False) -> None:
-        """Remove the staged rows, if they are readable, and the note of a write without a name.
+        """Remove the staged rows, if they are readable, and the state of a write without a name.
 
-        If another write has finished it, its rows' digests are kept, so that they are known when they come again.
+        With ``by_another``, another write has finished this one; the digests of its rows are then kept, so that a
+        repetition of the write is recognized.
         """
         if by_another and self.nameless and self.directory.exists():
             self._remember()
@@ -302,7 +304,7 @@ class CommitJob:
             self.directory.rename(self._staging / f"{_ENDED if readable else _UNREADABLE}{self._write}")
             sync_directory(self._staging)
         if self.nameless:
-            for shard in reversed(range(self._db.manifest.shards)):  # shard 0, which knows of completion, is the last
+            for shard in reversed(range(self._db.manifest.shards)):  # shard 0, which has ``complete``, is the last
                 self._db.state(shard).write([StateWrite(self._key, None)])
         discard(self._staging, ())
 
@@ -316,7 +318,7 @@ class CommitJob:
         state.write([*old, StateWrite(key, _FINISHED_CODEC.encode(key, finished))])
 
     def same_as(self, other: Path) -> bool:
-        """Return whether it has not ended, and another write has staged the very same rows, in whatever order."""
+        """Return whether this write has not ended and ``other``'s directory holds the same rows, in any order."""
         if not self.directory.exists():
             return False
         one, two, shards = _attempts_in(self.directory), _attempts_in(other), self._db.manifest.shards
@@ -327,7 +329,7 @@ class CommitJob:
     # --- rows ---
 
     def _runs(self) -> dict[int, list[pa.RecordBatch]]:
-        """Return the runs of each shard."""
+        """Return the sorted runs of staged rows, by shard. Raises `UnreadableRowsError`."""
         try:
             commit = _read_commit(self.directory)
             attempts = _attempts_in(self.directory)
@@ -348,7 +350,10 @@ class CommitJob:
         return runs
 
     def _check_times(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
-        """Refuse the whole write for a bad clock. Of late rows the first come first, and the store refuses them."""
+        """Raise `TimestampAheadError` if any row is too far in the future, before rows are stored.
+
+        Late rows need no such check: they come first, so the first call of `Database.store` refuses them.
+        """
         manifest = self._db.manifest
         if manifest.timestamps == "message":
             newest = max((newest_of(run) for of_shard in runs.values() for run in of_shard), default=0)
@@ -359,7 +364,7 @@ class CommitJob:
                 )
 
     def _missing(self, shard: int, runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a shard that are not done, in order, at most ``rows`` at a time."""
+        """Yield the remaining rows of a shard, in order, at most ``rows`` at a time."""
         done = self._done.get(shard, 0)
         for part in in_order(runs, rows):
             if done < part.num_rows:
@@ -367,7 +372,7 @@ class CommitJob:
             done = max(0, done - part.num_rows)
 
     def _store(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
-        """Store the first rows of all shards together, so that a refusal covers all of them, then the others."""
+        """Store the first rows of all shards in one call, so that a refusal stores none of them; then the others."""
         rows = max(_ROWS // len(runs), _LEAST_ROWS)
         rest = {shard: self._missing(shard, of_shard, rows) for shard, of_shard in runs.items()}
         first = {shard: part for shard, parts in rest.items() for part in islice(parts, 1)}
@@ -378,7 +383,7 @@ class CommitJob:
                 self._store_parts({shard: part})
 
     def _store_parts(self, parts: Mapping[int, pa.RecordBatch]) -> None:
-        """Store rows, and with them the number of each shard's rows that are then done."""
+        """Store rows, and in the same engine writes the number of each shard's rows that are then done."""
         done = {shard: self._done.get(shard, 0) + part.num_rows for shard, part in parts.items()}
         before, self.stored = self.stored, True
         try:
@@ -391,7 +396,7 @@ class CommitJob:
         self._done |= done
 
     def _store_or_put_aside(self, shard: int, part: pa.RecordBatch) -> None:
-        """Store rows that are in order of time; if some are refused, put aside the late ones, or otherwise all."""
+        """Store rows that are sorted by time. If some are refused, put aside the late ones, or all if none is late."""
         try:
             self._store_parts({shard: part})
         except InvalidMessageError as refused:
@@ -406,7 +411,7 @@ class CommitJob:
                 self._store_or_put_aside(shard, part[count:])
 
     def _put_aside(self, shard: int, part: pa.RecordBatch) -> None:
-        """Write rows to a file; after that they are done."""
+        """Write rows to a file, fsync it, and then count the rows as done."""
         done = self._done.get(shard, 0)
         self._refused.mkdir(permissions_of(self._db.path), exist_ok=True)
         sync_directory(self._staging)
@@ -419,10 +424,10 @@ class CommitJob:
 
     @property
     def _refused(self) -> Path:
-        """The directory of rows that are put aside."""
+        """The directory of refused rows."""
         return self._staging / f"{_REFUSED}{self._write}"
 
-    # --- notes ---
+    # --- progress records ---
 
     def _note_complete(self) -> None:
         self._db.state(0).write([self._noted(self._done.get(0, 0), complete=True)])

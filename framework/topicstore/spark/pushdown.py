@@ -1,8 +1,8 @@
-"""Whether this Spark keeps a condition that was pushed down with the scan it was meant for.
+"""A test whether this version of Spark keeps pushed-down conditions separate for each scan.
 
-Spark 4.3.0 keeps the planned read of a Python data source with the table instead, so that the next query of the same
-frame or view reads what the last one has planned (https://github.com/apache/spark/pull/50340). So conditions are pushed
-down only where a test of two scans of one frame has shown that they stay apart.
+Spark 4.3.0 caches the planned read of a Python data source with the table, so that the next query of the same frame or
+view reuses the plan of the previous one (https://github.com/apache/spark/pull/50340). So conditions are pushed down
+only if a test has shown that two scans of one frame keep their own conditions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["ENABLED", "can_push_down", "conditions_stay_apart"]
 
 ENABLED = "spark.sql.python.filterPushdown.enabled"
 _SHARES_READS = "4.3.0"
-"""A version that needs no test, which costs the start of Python workers."""
+"""A version that is known to share reads. It is not tested, because a test has to start Python workers."""
 _tested: dict[str, bool] = {}
-"""The results, by Spark's version."""
+"""Whether conditions may be pushed down, by version of Spark."""
 
 
 class _ProbeReader(DataSourceReader):
-    """A reader of the numbers 1 and 2, narrowed by equality."""
+    """A reader of the rows 1 and 2, to which equality conditions can be pushed down."""
 
     def __init__(self) -> None:
         self._numbers = [1, 2]
@@ -52,7 +52,7 @@ class _Probe(DataSource):
 
 
 def can_push_down(spark: SparkSession) -> bool:
-    """Return whether conditions may be pushed down in a session. Logs once for each version if they may not."""
+    """Return whether conditions may be pushed down in a session. If not, log a warning once per version of Spark."""
     version = spark.version
     if version not in _tested:
         _tested[version] = version != _SHARES_READS and conditions_stay_apart(spark)
@@ -66,7 +66,7 @@ def can_push_down(spark: SparkSession) -> bool:
 
 
 def conditions_stay_apart(spark: SparkSession) -> bool:
-    """Return whether several scans of one frame, in one query and in two, each have the rows of their own condition."""
+    """Return whether two scans of one frame, in one query or in two, each return the rows of their own condition."""
     before = spark.conf.get(ENABLED)
     spark.conf.set(ENABLED, "true")
     try:

@@ -1,8 +1,8 @@
-"""How Spark's processes read a part of a database, and the reader of batch queries.
+"""Reading a database in Spark's processes, and the reader of batch queries.
 
-The driver plans ranges as of one moment; tasks read them, each in its own view of the database, of that
-moment or a later one. Spark may keep a plan for later queries, so the last range of each shard has no end of its own:
-its task also reads what was stored since. Positions bound all other ranges.
+The driver plans ranges from one snapshot of the database; each task reads its ranges from a snapshot of the same time
+or later. Spark may reuse a plan for later queries. So the last range of each shard is open-ended, and its task also
+reads messages stored after planning. All other ranges are bounded by positions.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ __all__ = [
 ]
 
 _BATCH = 32_768
-"""The most messages in a record batch: enough that the cost of Python and of Spark's socket is negligible."""
+"""The maximum number of messages in a record batch, large enough to make the overhead of each batch negligible."""
 _WORTH_CUTTING = 65_536
-"""The least messages of a part, if they are evenly distributed."""
+"""The minimum number of messages in a part of a divided range, if they are evenly distributed."""
 
 
 @attrs.frozen
 class ReadRange:
-    """Positions from ``first`` to ``last`` of a shard, both inclusive."""
+    """The positions of a shard from ``first`` to ``last``, both inclusive."""
 
     shard: int
     generation: int | None
-    """The generation. None: all live ones; it is then an error if one that the range needs was dropped."""
+    """The generation to read; None for all live ones. Reading fails if a generation that it needs was dropped."""
     first: int
     last: int
 
 
 def open_to_read(path: str) -> AbstractContextManager[Storage]:
-    """Open a database to read it; each shard is opened only when it is needed."""
+    """Open a database for reading; each shard is opened on first use."""
     return closing(open_lazily(Path(path)))
 
 
 def ranges_of(storage: Storage, selection: Selection, least: int = 1) -> list[ReadRange]:
-    """Return the ranges of a selection: one for each shard and generation, the last of a shard without an end.
+    """Return the ranges of a selection: one for each shard and generation; the last of each shard is open-ended.
 
-    If there are less than ``least`` ranges, those of many messages are cut into equal spans of positions.
+    If there are fewer than ``least`` ranges, those with many messages are divided into equal spans of positions.
     """
     numbers = [number for number in range(storage.manifest.shards) if selection.of_shard(number)]
     found = [read_range for number in numbers for read_range in _ranges_of_shard(storage.shards[number], selection)]
@@ -95,7 +95,7 @@ def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[ReadR
 
 
 def _cut(storage: Storage, read_range: ReadRange, parts: int) -> Iterator[ReadRange]:
-    """Yield ``parts`` ranges that together are this one, with equal spans from its oldest to its newest message."""
+    """Divide a range into ``parts`` ranges of equal spans, from its oldest to its newest message."""
     end = min(read_range.last, storage.shards[read_range.shard].writer.watermark)
     if parts < 2 or end < read_range.first:
         yield read_range
@@ -115,10 +115,10 @@ def read(
     timestamps: TimeRange | None = None,
     order: Order = "any",
 ) -> Iterator[MessageBatch]:
-    """Yield the messages of a range that match one of ``filters``, which don't overlap, filter by filter.
+    """Yield the messages of a range that match one of ``filters``, which are disjoint, one filter after the other.
 
     ``timestamps``: only messages whose own time is within this range. ``order``: as for `Database.replay`.
-    Raises `GenerationDroppedError` if some of them were dropped since the range was planned.
+    Raises `GenerationDroppedError` if messages were dropped after the range was planned.
     """
     shard = storage.shards[read_range.shard]
     _check_there(shard, read_range)
@@ -143,7 +143,7 @@ def _check_there(shard: Shard, read_range: ReadRange) -> None:
 
 
 class RangesPartition(InputPartition):
-    """The work of one task: its ranges, with the topic filters and the times of the query."""
+    """The input of one task: its ranges, and the query's topic filters and time range."""
 
     def __init__(self, ranges: tuple[ReadRange, ...], filters: tuple[str, ...], timestamps: TimeRange | None) -> None:
         super().__init__((ranges, filters, timestamps))
@@ -153,9 +153,9 @@ class RangesPartition(InputPartition):
 
 
 def partitions_of(storage: Storage, ranges: Sequence[ReadRange], selection: Selection) -> list[InputPartition]:
-    """Return a partition for each range, or one for all if only one process can have the database open.
+    """Return a partition for each range, or a single one if only one process can have the database open.
 
-    There is always at least one, because Spark can't plan without any.
+    There is always at least one partition, because Spark can't plan a query without any.
     """
     if storage.mode == "owner" or not ranges:
         return [RangesPartition(tuple(ranges), selection.filters, selection.timestamps)]
@@ -163,7 +163,7 @@ def partitions_of(storage: Storage, ranges: Sequence[ReadRange], selection: Sele
 
 
 def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition, in a task."""
+    """Yield the rows of a partition; called in a task."""
     assert isinstance(partition, RangesPartition)  # noqa: S101 - Spark hands back what it was given
     if not partition.ranges:
         return
@@ -174,7 +174,7 @@ def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.R
 
 
 class TopicstoreReader(DataSourceReader):
-    """A reader of the messages that are there when the query is planned, and of those that come until it is run."""
+    """A reader of the messages stored when the query is planned, and of later ones until its tasks begin."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         self.path = settings.path
@@ -183,7 +183,7 @@ class TopicstoreReader(DataSourceReader):
         self._shape = Shape(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the ranges that there are at this moment."""
+        """Return the partitions of the messages stored at this moment."""
         with open_to_read(self.path) as storage:
             return partitions_of(storage, ranges_of(storage, self.selection, self._least), self.selection)
 
@@ -193,10 +193,10 @@ class TopicstoreReader(DataSourceReader):
 
 
 class _Pushing:
-    """A method that takes conditions, but looks to Spark as if it were not overridden.
+    """A ``pushFilters`` that accepts conditions, but that Spark doesn't recognize as an override.
 
-    Without ``spark.sql.python.filterPushdown.enabled`` Spark refuses readers that override `pushFilters`, because
-    conditions could be lost (https://github.com/apache/spark/pull/49961). Here Spark gets all of them back.
+    Without ``spark.sql.python.filterPushdown.enabled`` Spark refuses readers that override ``pushFilters``, because
+    conditions could be lost (https://github.com/apache/spark/pull/49961). This one returns all conditions to Spark.
     """
 
     def __init__(self, reader: PushingReader) -> None:
@@ -209,7 +209,7 @@ class _Pushing:
 
 
 class PushingReader(TopicstoreReader):
-    """A reader that leaves out messages that can't meet the query's conditions."""
+    """A reader that skips messages that can't meet the query's conditions."""
 
     @property
     def pushFilters(self) -> _Pushing:  # noqa: N802 - Spark's name
@@ -217,5 +217,5 @@ class PushingReader(TopicstoreReader):
         return _Pushing(self)
 
     def narrow(self, conditions: Iterable[Filter]) -> None:
-        """Leave out messages that can't meet the conditions."""
+        """Exclude messages that can't meet the conditions from the selection."""
         self.selection = self.selection.narrowed(conditions, existing_manifest(Path(self.path)))

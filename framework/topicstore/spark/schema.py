@@ -1,8 +1,8 @@
-"""The columns in Spark's types, and Arrow batches in the form that Spark asks for.
+"""The columns of messages in Spark's types, and the conversion of Arrow batches to them.
 
-They are those of `topicstore.SCHEMA` and, with the option ``ids``, ``shard`` and ``position``. Spark has no
-unsigned numbers: each becomes the next wider signed one; positions, which stay below 2**63 until
-the year 2112, become a ``bigint``.
+The columns are those of `topicstore.SCHEMA` and, with the option ``ids``, ``shard`` and ``position``. Spark has no
+unsigned integers: each becomes the next wider signed type. Positions, which stay below 2**63 until the year 2112,
+become ``bigint``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MESSAGES_WITH_IDS = StructType(
 
 
 class Shape:
-    """The columns that a query wants, in its order: some of the existing ones, or all."""
+    """The columns that a query selects, in its order. Raises `InvalidArgumentError` for a column that doesn't exist."""
 
     def __init__(self, wanted: StructType) -> None:
         there: dict[str, DataType] = {field.name: field.dataType for field in MESSAGES_WITH_IDS}
@@ -72,13 +72,13 @@ class Shape:
         """Whether `of` needs batches with ids."""
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns of a batch of `topicstore.SCHEMA` or `topicstore.SCHEMA_WITH_IDS`."""
+        """Return the selected columns of a batch of `topicstore.SCHEMA` or `topicstore.SCHEMA_WITH_IDS`."""
         arrays = [_as(batch.column(field.name), field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 def _same(one: DataType, other: DataType) -> bool:
-    """Return whether types are the same except for nullability."""
+    """Return whether two types are the same except for nullability."""
     return one.simpleString() == other.simpleString()
 
 

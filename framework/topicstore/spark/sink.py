@@ -23,7 +23,7 @@ __all__ = ["TopicstoreStreamWriter", "TopicstoreWriter"]
 
 
 class _Staged(WriterCommitMessage):
-    """A report of what an attempt has written. Only reports of the attempts that Spark takes reach the commit."""
+    """A task's report of its staged rows. Spark passes only the reports of accepted attempts to ``commit``."""
 
     def __init__(self, write: str, shards: int, partition: int, attempt: str) -> None:
         self.write = write
@@ -33,7 +33,7 @@ class _Staged(WriterCommitMessage):
 
 
 class _Staging:
-    """The part of both writers that runs in tasks. It is made once for each write, and sent to all its tasks."""
+    """The common base of both writers. One object is made for each write, and is sent to all of its tasks."""
 
     def __init__(self, settings: WriteSettings) -> None:
         self._settings = settings
@@ -88,7 +88,10 @@ class TopicstoreStreamWriter(_Staging, DataSourceStreamArrowWriter):
         self._discard(messages)
 
     def _writer(self) -> str:
-        """Return the name under which batches are counted: a query with a new checkpoint begins at 0 again."""
+        """Return the writer's name: the option, or the query's id from its checkpoint.
+
+        The id makes batch numbers unique, because a query with a new checkpoint counts from 0 again.
+        """
         if self._settings.writer is not None:
             return self._settings.writer
         if self._settings.checkpoint is None:

@@ -4,75 +4,77 @@ Reading, ``spark.read.format("topicstore")``
     ``path``       the database's directory (also as the argument of ``load``).
     ``of``         ``messages`` (default); ``topics`` or ``clients``: what `Database.topics` and `Database.clients`
                    return, with the columns ``topic`` or ``client_id``, ``messages``, ``bytes``, ``first`` and ``last``.
-                   One task sums up the counts that were made at storing. Goes with ``path`` and ``filter`` only.
-    ``filter``     MQTT topic filter; default ``#``, which, as everywhere, leaves out topics that begin with ``$``.
+                   One task adds up the counts that storing has made. Combines only with ``path`` and ``filter``.
+    ``filter``     MQTT topic filter; default ``#``, which excludes topics that begin with ``$``, as MQTT says.
     ``start``, ``until``
-                   time range of positions, or of the messages' own times where positions go by those
-                   (``timestamps="message"``); inclusive and exclusive: ISO 8601 (UTC unless it has a zone),
-                   ``now``, ``-2h``, ``@`` seconds or microseconds since the epoch. Spark may keep a plan, so a
-                   relative time counts from the first query of a frame.
-    ``by``         ``timestamp``: ``start`` and ``until`` are compared with the messages' own times, in whatever
-                   order those came; by default ``position``.
-    ``ids``        ``true``: with the columns ``shard`` and ``position``.
+                   time range, inclusive and exclusive, of positions, or of the messages' own times if positions
+                   follow them (``timestamps="message"``). ISO 8601 (UTC unless it has a zone), ``now``, ``-2h``,
+                   ``@`` seconds, or microseconds since the epoch. Spark may reuse a plan, so a relative time counts
+                   from the first query of a frame.
+    ``by``         ``timestamp``: ``start`` and ``until`` are compared with the messages' own times, even if the
+                   messages were not stored in that order; by default ``position``.
+    ``ids``        ``true``: adds the columns ``shard`` and ``position``.
     ``minPartitions``
-                   large generations are divided by time until there are about so many partitions; by
+                   large generations are divided by time until there are about this many partitions; by
                    default as many as this machine has cores.
 
-    A query has at least the messages that were committed when it began, each once. Tasks also read what is committed
-    until they begin, unless ``until`` bounds them. Each task reads one generation of one shard, or a part of it.
-    Spark 4.3.0 plans a frame once: its next queries see later messages, but if one of its generations was dropped
-    meanwhile, they fail with `GenerationDroppedError`, and the table must be loaded again.
-    Reading works beside a live writer if the backend supports that (``rocksdb``); otherwise one task reads
-    everything, and a writer, or another reader, makes the query fail with `DatabaseLockedError`.
-    ``filter``, ``start`` and ``until`` narrow the read. Conditions on topic, client id, shard, position and time do so
-    too (`topicstore.spark.options`) where Spark keeps a condition with its query, which `topicstore.spark.session`
-    and ``register`` test. Spark 4.3.0 doesn't: there, Spark applies conditions to all rows of the table. A schema
-    given with ``.schema(…)`` chooses columns; fewer of them are read faster.
+    A query returns at least the messages that were committed when it began, each exactly once. Tasks also read messages
+    committed before the task begins, unless ``until`` excludes them. Each task reads one generation of one shard, or a
+    part of it. Spark 4.3.0 plans a frame once. Its next queries see later messages, but if one of its generations was
+    dropped in the meantime, they fail with `GenerationDroppedError`, and the table must be loaded again.
+    Reading works beside a live writer if the backend supports that (``rocksdb``). Otherwise one task reads everything,
+    and the query fails with `DatabaseLockedError` if another process has the database open.
+    ``filter``, ``start`` and ``until`` narrow the read. Conditions on topic, client id, shard, position and time are
+    pushed down (`topicstore.spark.options`) if Spark keeps the conditions of each query separate, which
+    `topicstore.spark.session` and ``register`` test. Spark 4.3.0 doesn't: it applies conditions to all rows of the
+    table. A schema given with ``.schema(…)`` selects columns; fewer columns are read faster.
 
 Streaming, ``spark.readStream.format("topicstore")``
-    The same options but ``until``, and
+    The same options except ``until``, and
     ``maxMessagesPerTrigger``
-                   most messages of a micro-batch, taken in order of positions over all shards.
+                   maximum number of messages in a micro-batch, taken in order of positions over all shards.
 
-    Offsets are positions, one for each shard: a restart from the checkpoint continues exactly where the last
-    batch ended, whatever was compacted or begun since. They have the database's id: if another database lies at the
-    path by then, the query fails with `WrongDatabaseError`, and with `PlaceAheadError` if the database has lost what
-    was read, as when it was restored from an older copy. If retention dropped unread messages, the query fails
-    with `GenerationDroppedError`. Within a batch a shard's messages come in the order of `Database.replay`.
+    Offsets are positions, one for each shard. A restart from the checkpoint continues exactly where the last batch
+    ended, even after a compaction or a new generation. An offset contains the database's id: if the path holds another
+    database, the query fails with `WrongDatabaseError`. If the database has lost messages that were read, as after it
+    was restored from an older copy, the query fails with `PlaceAheadError`. If retention dropped unread messages, the
+    query fails with `GenerationDroppedError`. Within a batch, a shard's messages have the order of `Database.replay`.
 
 Writing, ``df.write.format("topicstore").mode("append")``
     ``backend``, ``layout``, ``shards``, ``durability``, ``late``, ``max_skew``
-                   as for `topicstore.open`, if the database is created.
-    ``staging``    directory for rows that tasks have written and no commit has stored; it must be the same for
-                   driver and workers. By default beside the database.
+                   as for `topicstore.open`, if the write creates the database.
+    ``staging``    directory for rows that tasks have written and no commit has stored yet. The driver and all workers
+                   must share it. By default it is beside the database.
     ``writer``, ``batch``
-                   a name, and a whole number that grows with each write under this name. A batch that the
-                   database has already is not stored again.
+                   a name, and an integer that grows with each write under this name. A batch that the database
+                   has already is not stored again.
 
-    Columns are those of `topicstore.SCHEMA`; all but ``topic`` and ``payload`` may be missing. Tasks stage their
-    rows; rows of an attempt that failed or was overtaken are never read. The commit stores the rows of each
-    shard in order of timestamp, partition and row, rows without a timestamp last, and notes its progress in the
-    same engine writes. Bad rows fail their task, and late ones the commit, before anything is stored. The lock is
-    held during the commit only, and Spark's commits wait for each other: `DatabaseLockedError` if another program
-    holds it, also at the beginning.
-    A commit that dies half way is finished when the batch of its ``writer`` comes again, or the next one; without a
-    name, by the next write of the database. If that has no name either, and the very same rows, it is the interrupted
-    one, run again, and not stored a second time, also if other writes came in between (the latest 100 such are
-    known). This doesn't cover a driver that died just after its commit had ended:
-    a write that may come again then needs a ``writer``, as does one whose rows are different each time.
-    Rows of an interrupted commit may be late when another write finishes it, because newer ones were stored since. They
-    go to the directory ``refused-…`` in ``staging``, as Parquet, and a `RuntimeWarning` in the log of the driver says
-    so, or an `InvalidMessageError` if they are the write's own: import them into another database, append them here
-    without the column ``timestamp``, or remove them. A batch that comes again is finished whole or fails.
-    Batches of one ``writer`` are written one after the other: a number below the latest counts as stored.
-    Files that a dead driver has left in ``staging`` may be removed while nobody writes; rows that were not stored yet
-    are lost with them.
-    A new database has ``timestamps="message"``: positions go by the column ``timestamp``.
+    Columns are those of `topicstore.SCHEMA`; all except ``topic`` and ``payload`` may be missing. Tasks stage their
+    rows; rows of attempts that failed, or that Spark didn't accept, are never read. The commit stores the rows of each
+    shard in order of timestamp, partition and row, rows without a timestamp last. It records its progress in the same
+    engine writes. An invalid row fails its task, and a late row fails the commit, before anything is stored.
+    The database is locked only during the commit, and commits of other Spark writes wait. If another program has the
+    database open, the write fails with `DatabaseLockedError`, at its beginning or at the commit.
+
+    If a commit is interrupted, the same batch of its ``writer``, or the writer's next batch, finishes it. Without a
+    ``writer``, the next write of the database does. If that write has no name either, and identical rows, it counts as
+    a repetition, and its rows are not stored again. This also holds if other writes came in between; the last 100 such
+    writes are remembered. It doesn't cover a driver that died just after its commit had ended: a write that may be
+    repeated then needs a ``writer``, as does a write whose rows differ each time.
+    When another write finishes an interrupted commit, some rows may be late, because newer messages were stored in the
+    meantime. Late rows are written as Parquet to the directory ``refused-…`` in ``staging``. A `RuntimeWarning` in the
+    driver's log reports them, or an `InvalidMessageError` if they belong to the repeated write itself. Import them into
+    another database, append them here without the column ``timestamp``, or remove them. A repeated batch is either
+    completed or fails.
+    Batches of one ``writer`` must be written in order: a number below the latest counts as stored.
+    Files that a dead driver has left in ``staging`` may be removed while no write runs. Rows that were not stored yet
+    are then lost.
+    A new database has ``timestamps="message"``: positions follow the column ``timestamp``.
 
 Streaming, ``df.writeStream.format("topicstore")``
-    The options of writing except ``batch``. Each micro-batch is stored exactly once, also if the query dies in
-    the middle of a commit and is restarted from its checkpoint. ``writer`` is by default the query's id, from the
-    checkpoint at the option ``checkpointLocation``.
+    The options of writing except ``batch``. Each micro-batch is stored exactly once, even if the query dies during a
+    commit and is restarted from its checkpoint. The default of ``writer`` is the query's id, from the checkpoint that
+    the option ``checkpointLocation`` names.
 """
 
 from __future__ import annotations
@@ -97,13 +99,13 @@ from .sink import TopicstoreStreamWriter, TopicstoreWriter
 from .stream import TopicstoreStreamReader
 from .tallies import CLIENTS, TOPICS, TallyReader
 
-be_quiet()  # in a worker in which Spark plans a query
+be_quiet()  # for the worker process in which Spark plans a query
 
 __all__ = ["PushingSource", "TopicstoreSource"]
 
 
 class TopicstoreSource(DataSource):
-    """The data source: messages as rows. The module's docstring describes its options."""
+    """The data source ``topicstore``, with messages as rows. The module's docstring describes its options."""
 
     _messages: ClassVar[type[TopicstoreReader]] = TopicstoreReader
 
@@ -116,7 +118,7 @@ class TopicstoreSource(DataSource):
         return "topicstore"
 
     def schema(self) -> StructType:
-        """Return the columns of a message, or of the counts."""
+        """Return the columns of messages, or of the counts."""
         settings = ReadSettings.of(self.options)
         if settings.counted is not None:
             return TOPICS if settings.counted == "topics" else CLIENTS
@@ -128,11 +130,11 @@ class TopicstoreSource(DataSource):
         return self._messages(settings, schema) if settings.counted is None else TallyReader(settings, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader of the messages as they come."""
+        """Return a reader of new messages in micro-batches."""
         return TopicstoreStreamReader(ReadSettings.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a writer that appends."""
+        """Return a writer that appends the rows of a batch query."""
         return TopicstoreWriter(WriteSettings.of(self.options, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
@@ -141,6 +143,6 @@ class TopicstoreSource(DataSource):
 
 
 class PushingSource(TopicstoreSource):
-    """The same for a Spark that keeps a condition with its query: conditions narrow what is read."""
+    """The data source for versions of Spark that keep each query's conditions separate: conditions are pushed down."""
 
     _messages = PushingReader

@@ -1,12 +1,12 @@
-"""Rows that tasks have written and no commit has stored: files of one attempt, in a directory each.
+"""Staged rows, which tasks have written and no commit has stored yet: a directory of files for each attempt.
 
 ::
 
     <staging>/<write>/<attempt>/shard-0000.arrow     Arrow IPC file of `topicstore.SCHEMA`
 
-Each record batch of a file is a run: rows in order of their timestamps, those without one last, and
-equal ones in the order in which the task got them; a later run holds later rows of the task. Files are on disk
-when the attempt ends, and never changed.
+Each record batch of a file is a sorted run: rows in order of timestamps, rows without one last, and rows with equal
+timestamps in the order in which the task received them. A later run holds rows that the task received later. Files are
+fsynced before the attempt ends, and never changed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
 Timestamps = npt.NDArray[np.int64]
 
 _RUN = 131_072
-"""The rows of a run: long runs are few to merge, and a task has one of them in memory."""
+"""The number of rows in a run. Longer runs are fewer to merge, but a task holds one run in memory."""
 _DIGESTS = 1 << 128
 _NEVER = (1 << 62) - 1
-"""The stand-in for the timestamp of a row without one: higher than any timestamp."""
+"""The sort key of a row without a timestamp, higher than any timestamp."""
 
 
 def stage(batches: Iterable[pa.RecordBatch], directory: Path, shards: int, mode: int) -> str:
-    """Write rows into a new directory within ``directory``; return its name.
+    """Write rows into a new directory within ``directory``, by shard, fsync them, and return its name.
 
     Raises `InvalidMessageError` for rows that can't be stored.
     """
@@ -72,9 +72,9 @@ def stage(batches: Iterable[pa.RecordBatch], directory: Path, shards: int, mode:
 
 
 def make_write_directory(directory: Path, mode: int) -> None:
-    """Make the directory of a write, and the one for all writes, unless they exist, with the database's permissions.
+    """Create the directory of a write, and its parent for all writes, with ``mode``, unless they exist.
 
-    The end of another write may remove the latter at any moment.
+    Another write that ends may remove the parent at any moment, so the creation is repeated.
     """
     while True:
         directory.parent.mkdir(mode, parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def _sync(directory: Path) -> None:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows, checked, in record batches of about `_RUN` rows of `topicstore.SCHEMA`."""
+    """Check the rows, and yield them in record batches of `topicstore.SCHEMA` with about `_RUN` rows each."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(_checked(batch))
@@ -115,7 +115,7 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _runs(batch: pa.RecordBatch, shard_map: ShardMap) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield each shard that gets rows, with its rows in order of their timestamps."""
+    """Yield each shard that has rows in the batch, with these rows sorted by timestamp."""
     batch = _sorted(batch)
     clients = batch.column("client_id").dictionary_encode()
     shards = np.array([shard_map.of(client) for client in clients.dictionary.to_pylist()], dtype=np.intp)
@@ -136,14 +136,14 @@ def _sorted(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def timestamps_of(batch: pa.RecordBatch) -> Timestamps:
-    """Return the timestamps, in microseconds; for rows without one, the highest there is."""
+    """Return the timestamps in microseconds; rows without one get `_NEVER`, which is higher than any timestamp."""
     column = batch.column("timestamp").cast(pa.int64())
     filled: Timestamps = pc.fill_null(column, _NEVER).to_numpy(zero_copy_only=False)
     return filled
 
 
 def runs_of(attempts: Iterable[Path], shard: int) -> list[pa.RecordBatch]:
-    """Return the runs of a shard, attempt by attempt. They are on disk, not in memory."""
+    """Return the runs of a shard, attempt by attempt, as memory-mapped record batches."""
     runs = []
     for attempt in attempts:
         path = attempt / f"shard-{shard:04}.arrow"
@@ -154,33 +154,33 @@ def runs_of(attempts: Iterable[Path], shard: int) -> list[pa.RecordBatch]:
 
 
 def row_counts(attempts: Iterable[Path], shards: int) -> list[int]:
-    """Return the number of rows that attempts have staged of each shard."""
+    """Return the number of rows that the attempts have staged, by shard."""
     found = list(attempts)
     return [sum(run.num_rows for run in runs_of(found, shard)) for shard in range(shards)]
 
 
 def row_digests(attempts: Iterable[Path], shards: int) -> list[bytes]:
-    """Return a digest of each shard's rows. Attempts have the same ones if they have the same rows in any order."""
+    """Return a digest of each shard's rows, which doesn't depend on the order of rows or attempts."""
     found = list(attempts)
     sums = [sum(map(_digest, runs_of(found, shard))) % _DIGESTS for shard in range(shards)]
     return [digest.to_bytes(16, "big") for digest in sums]
 
 
 def _digest(run: pa.RecordBatch) -> int:
-    """Return the sum of the digests of a run's rows."""
+    """Return the sum of the 128-bit digests of a run's rows."""
     columns = (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in run.columns)
     rows = zip(*(column.to_pylist() for column in columns), strict=True)
     return sum(map(xxhash.xxh3_128_intdigest, map(msgspec.msgpack.encode, rows)))
 
 
 def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Merge runs by timestamp; equal ones by their runs, then by their place there. A batch has at most ``rows`` rows.
+    """Merge sorted runs by timestamp, stably, and yield batches of at most ``rows`` rows.
 
-    The rows of one batch are in memory, and of all rows only the timestamps.
+    The rows of one batch are in memory, and the timestamps of all rows.
     """
     timestamps = [timestamps_of(run) for run in runs]
     ends = np.sort(np.concatenate([*timestamps, np.empty(0, dtype=np.int64)]))[rows::rows]
-    # These are windows of time, each with as many rows as a batch may have, or with a single timestamp.
+    # The bounds of time windows, each with at most as many rows as a batch, or with a single timestamp.
     starts = [0] * len(runs)
     for end in [*np.unique([ends, ends + 1]).tolist(), _NEVER + 1]:
         stops = [int(np.searchsorted(times, end)) for times in timestamps]
@@ -193,5 +193,5 @@ def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def newest_of(run: pa.RecordBatch) -> int:
-    """Return the highest timestamp of a run, 0 if it has none."""
+    """Return the highest timestamp of a run in microseconds; 0 if no row has one."""
     return pc.max(run.column("timestamp").cast(pa.int64())).as_py() or 0

@@ -26,14 +26,14 @@ from .schema import Shape
 __all__ = ["TopicstoreStreamReader"]
 
 Offset = dict[str, int | str]
-"""The last position that was read, by shard, and the id of the database."""
+"""The last position that was read, by shard number, and the id of the database."""
 Places = dict[str, int]
-"""The positions of an offset."""
+"""The positions of an offset, by shard number."""
 _DATABASE = "database"
 
 
 class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of new messages, batch by batch. It keeps no database open in between, so that others may write it."""
+    """A reader of new messages in micro-batches. It closes the database between them, so that writers can open it."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         if settings.ends:
@@ -48,7 +48,10 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """The offset at which a query with the trigger ``availableNow`` ends."""
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the place before the first message at ``start``, or the oldest there is, but at most the newest."""
+        """Return the offset before the first message of the option ``start``, or before the oldest message.
+
+        The offset is never after the newest message.
+        """
         with open_to_read(self._path) as storage:
             places = {}
             for shard in storage.shards:
@@ -57,14 +60,14 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return _offset(storage, places)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """Return the end of the next batch: everything there is, or its first messages.
+        """Return the end of the next micro-batch: all stored messages, or as many as the limit allows.
 
-        Raises `WrongDatabaseError` if the offset is of another database, such as one that was at this path before, and
-        `PlaceAheadError` if the database has lost what was read.
+        Raises `WrongDatabaseError` if ``start`` belongs to another database, such as an earlier one at this path, and
+        `PlaceAheadError` if the database has lost messages that were read.
         """
         with open_to_read(self._path) as storage:
             begin, latest = _places(storage, start), self._target or _latest(storage)
-            # A position never goes back, though the target may be before what was read.
+            # An offset never decreases, though the target may be before the messages that were read.
             end = {number: max(last, latest.get(number, last)) for number, last in begin.items()}
             if isinstance(limit, ReadMaxRows):
                 end = self._limited(storage, begin, end, limit.max_rows)
@@ -75,18 +78,16 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Record where the query is to end."""
+        """Record the current end of the stored messages, at which the query is to end."""
         with open_to_read(self._path) as storage:
             self._target = _latest(storage)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return a range for each shard that has messages between the offsets."""
+        """Return the partitions of the messages between two offsets, one for each shard that may have some."""
         with open_to_read(self._path) as storage:
             ranges = _ranges(_places(storage, start), _places(storage, end))
             for read_range in ranges[:1]:
-                storage.shards[
-                    read_range.shard
-                ].writer.open_engine()  # opens the shard, which shows how the database can be read
+                storage.shards[read_range.shard].writer.open_engine()  # opens the shard, which sets the storage's mode
             return partitions_of(storage, ranges, self._selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -94,14 +95,14 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return rows_of(self._path, partition, self._shape)
 
     def _limited(self, storage: Storage, start: Places, end: Places, rows: int) -> Places:
-        """Return the end of the first ``rows`` messages, in order of positions over all shards."""
+        """Return the positions after the first ``rows`` messages, in order of positions over all shards."""
         ahead = {str(p.shard): _positions(storage, p, self._selection, rows) for p in _ranges(start, end)}
         numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
         positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
         chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
         places = dict(end)
         for (number, there), count in zip(ahead.items(), chosen, strict=True):
-            # There is nothing after the last one that matches, up to the end.
+            # A shard whose matching messages are all in the batch is read up to ``end``: nothing else matches there.
             if count < len(there) or count == rows:
                 places[number] = int(there[count - 1]) if count else start[number]
         return places
@@ -112,7 +113,7 @@ def _offset(storage: Storage, places: Places) -> Offset:
 
 
 def _places(storage: Storage, offset: Offset) -> Places:
-    """Return the positions of an offset. Raises `WrongDatabaseError`, and `PlaceAheadError` for what was lost since."""
+    """Return the positions of an offset. Raises `WrongDatabaseError`, and `PlaceAheadError` if messages were lost."""
     database = offset.get(_DATABASE)
     if database != storage.manifest.id:
         raise WrongDatabaseError(
@@ -134,7 +135,7 @@ def _ranges(start: Places, end: Places) -> list[ReadRange]:
 
 
 def _positions(storage: Storage, read_range: ReadRange, selection: Selection, rows: int) -> Positions:
-    """Return the positions of the first messages of a range, in their order."""
+    """Return the positions of the first ``rows`` selected messages of a range, in ascending order."""
     found: list[Positions] = [np.empty(0, dtype=np.uint64)]
     for batch in read(storage, read_range, selection.filters, timestamps=selection.timestamps, order="time"):
         found.append(batch.positions)

@@ -1,4 +1,4 @@
-"""Topics and client ids as tables: the results of `Database.topics` and `Database.clients`."""
+"""The counts by topic and by client id as tables: the results of `Database.topics` and `Database.clients`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENTS = StructType([StructField("client_id", StringType(), False), *_COUNTS])
 
 
 class TallyReader(DataSourceReader):
-    """A reader that counts in one task, because most messages were counted before."""
+    """A reader of counts. It has one partition, because most messages are already counted in the database."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         there = {field.name: field for field in (TOPICS if settings.counted == "topics" else CLIENTS)}
@@ -46,7 +46,7 @@ class TallyReader(DataSourceReader):
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield all rows, in a task."""
+        """Yield all rows; called in a task."""
         count = contents.topics if self._counted == "topics" else contents.clients
         with open_to_read(self._path) as storage:
             found = count(storage, TopicFilter(self._filter))

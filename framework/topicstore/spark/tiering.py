@@ -1,9 +1,9 @@
 """The export of sealed generations with Spark: a task for each shard and generation.
 
-It writes the same files as `Archives.export` (`topicstore.lifecycle.export_format`), just as complete: each attempt of
-a task writes under a name of its own, compares every row, and gives the slab its name by one rename. Of attempts
-that are tried again, or run side by side, one does that, and the others find it done. So the target must be a
-directory that driver and workers share, like the database.
+The export writes the same files as `Archives.export` (`topicstore.lifecycle.export_format`), equally atomically. Each
+attempt of a task writes under a unique name, compares every row, and then renames the result to the slab's final name.
+If attempts are repeated or run at the same time, one renames its files, and the others find the slab exported. The
+target, like the database, must be a directory that the driver and all workers share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .reading import open_to_read
 __all__ = ["export"]
 
 _Task = tuple[tuple[int, int], ...]
-"""The slabs of a task, each as its generation and shard."""
+"""The slabs of a task, as pairs of generation and shard."""
 
 
 def export(
@@ -30,9 +30,9 @@ def export(
 ) -> ExportReport:
     """Write sealed generations of the database at ``path``, by default all, as partitioned Parquet.
 
-    Raises the errors of `Archives.export` while the export is planned; if a task fails more often than Spark
-    tries it, Spark's own error, which shows that of the task. The files of other tasks then stay, and the next
-    export continues with the missing ones. If only one process can have the database open, one task does it all.
+    While the export is planned, the errors of `Archives.export` are raised. If a task fails more often than Spark
+    retries it, Spark raises its own error, which contains the task's error. The files of other tasks then stay, and the
+    next export writes only the missing ones. If only one process can have the database open, one task does all work.
     """
     began = time.perf_counter()
     source, directory = str(Path(path).resolve()), Path(target).resolve()
@@ -49,6 +49,6 @@ def export(
 
 
 def _export(path: str, target: Path, slabs: _Task) -> list[ExportedSlab]:
-    """Export some slabs, in a task."""
+    """Export slabs; called in a task."""
     with open_to_read(path) as storage:
         return [export_slab(storage, storage.shards[shard], generation, target) for generation, shard in slabs]

@@ -1,1 +1,1 @@
-"""The commands: each is in a module of its own name."""
+"""The commands, each in a module that is named like the command."""

@@ -19,7 +19,8 @@ __all__ = ["checkpoint"]
 def checkpoint(path: Path, target: Path) -> None:
     """Copy the database PATH, as it is now, into the new directory TARGET.
 
-    A server that has PATH open makes the copy; of another program, it is `Database.checkpoint`.
+    If a server has PATH open, the server makes the copy. Any other program that has PATH open must call
+    `Database.checkpoint` itself.
     """
     with opened(path, "r+") as db:
         db.checkpoint(target)

@@ -16,9 +16,9 @@ __all__ = ["compact"]
 def compact(db: AnyDatabase) -> Answer:
     """Merge the messages in PATH: they take fewer bytes on disk, and narrow filters read a small part of them.
 
-    Replays of everything, and of the last minutes, are slower afterwards than before. Layouts that merge (block)
-    rewrite what they hold; the others keep messages as they were stored. Every
-    step is atomic: if it is interrupted, nothing is lost, and running it again does the rest.
+    Replays of all messages, and of the last minutes, become slower. Layouts that merge (block) rewrite their
+    messages; others keep messages as they were stored. Every step is atomic: if the command is interrupted,
+    nothing is lost, and running it again does the rest.
     """
     report = db.compact()
     yield report

@@ -21,7 +21,7 @@ __all__ = ["create"]
 def create(path: Path, **given: Any) -> Answer:
     """Create an empty database in the directory PATH.
 
-    The arguments hold for the database's whole life, except the layout, which each generation may change.
+    These settings can't be changed later, except the layout, which can be changed with each generation.
     """
     warn_unless_kept(given["backend"])
     with topicstore.open(path, mode="x", **arguments_of(**given)) as db:

@@ -23,7 +23,8 @@ __all__ = ["delete"]
 def delete(db: AnyDatabase, topic_filter: str, start: int, until: int | None, by: By, *, yes: bool) -> Answer:
     """Delete the messages in PATH whose topics match FILTER, for good.
 
-    Asks first; without a terminal, --yes is needed. If it is interrupted, running it again does the rest.
+    The command asks for confirmation; without a terminal, --yes is required. If it is interrupted, running it
+    again does the rest.
     """
     if not yes:
         found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until, by=by, order="any"))

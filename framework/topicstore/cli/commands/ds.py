@@ -1,6 +1,6 @@
-"""The command ``topicstore ds``: the sites of a durable storage, and which of them keep replicas of its shards.
+"""The command ``topicstore ds``: the sites of a durable storage, and the replicas of its shards.
 
-Names and output are those that the field knows, so that a script written for it reads ours.
+Names and output have the form that EMQX's command line gives them, so that scripts written for EMQX work here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ds", "sections"]
 
 _DIRECTORY = Path("topicstore-data")
-"""Where `topicstore serve` keeps its database unless it is told otherwise."""
+"""The default directory of the database that `topicstore serve` opens."""
 _SITE, _GAP = 16, "      "
 _SHARD, _TRANSITION = 34, 30
 """The widths of the columns that name a shard."""
@@ -68,7 +68,7 @@ _database_option = click.option(
 
 
 def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which server is meant, and hand its connection to a command that changes something."""
+    """Add the options that select a server, and call ``command`` with a connection to it; print ``ok`` afterwards."""
 
     @_database_option
     @_url_option
@@ -92,8 +92,8 @@ def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
 def ds() -> None:
     """Show and change which sites keep the shards of a durable storage.
 
-    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is a storage's name: messages.
-    The server is found by the directory of its database, or asked at --url.
+    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is the name of a storage,
+    such as messages. The server is found by the directory of its database, or by --url.
     """
 
 
@@ -102,14 +102,14 @@ def ds() -> None:
 @_url_option
 @_token_option
 def info(path: Path, url: str | None, token_file: Path | None) -> None:
-    """Print the sites, the shards and who keeps them, of a running server or of the database PATH at rest.
+    """Print the sites and the replicas of each shard, from a running server or from the database in PATH.
 
-    Of a database at rest, its own site is down: nobody serves it. PATH is topicstore-data by default.
+    If no server has the database open, its own site is shown as down. PATH is topicstore-data by default.
 
     \b
-    SITES                a site that doesn't answer has (x) down after its name
-    SHARDS               the sites that keep each shard
-    REPLICA TRANSITIONS  sites that will get a shard (+) or give it up (-); only while there are any
+    SITES                all sites; (x) down marks a site that doesn't answer
+    SHARDS               the sites that hold a replica of each shard
+    REPLICA TRANSITIONS  sites that will receive (+) or release (-) a shard; shown only if there are any
     """  # noqa: D301 - click wants the character
     from topicstore.client.sites import placement_at_rest, placement_of
 
@@ -123,7 +123,7 @@ def info(path: Path, url: str | None, token_file: Path | None) -> None:
 @click.argument("sites", metavar="SITE…", nargs=-1, required=True)
 @_asks_a_server
 def set_replicas(connection: Connection, storage: str, sites: tuple[str, ...]) -> None:
-    """Let the SITEs, and no others, keep the shards of DS; they are moved in the background."""
+    """Make the SITEs, and no others, keep the shards of DS; shards are moved in the background."""
     connection.change("PUT", f"/ds/storages/{part(storage)}/replicas", json=list(sites))
 
 
@@ -132,7 +132,7 @@ def set_replicas(connection: Connection, storage: str, sites: tuple[str, ...]) -
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def join(connection: Connection, storage: str, site: str) -> None:
-    """Let SITE keep shards of DS too."""
+    """Add SITE to the sites that keep shards of DS."""
     connection.change("PUT", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
 
 
@@ -141,7 +141,7 @@ def join(connection: Connection, storage: str, site: str) -> None:
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def leave(connection: Connection, storage: str, site: str) -> None:
-    """Let SITE keep no shards of DS any more."""
+    """Remove SITE from the sites that keep shards of DS."""
     connection.change("DELETE", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
 
 
@@ -149,13 +149,13 @@ def leave(connection: Connection, storage: str, site: str) -> None:
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def forget(connection: Connection, site: str) -> None:
-    """Remove SITE, which is gone for good, from the list of sites."""
+    """Remove SITE, which has been shut down permanently, from the list of sites."""
     connection.change("PUT", f"/ds/sites/{part(site)}/forget")
 
 
 @contextmanager
 def _connection(path: Path, url: str | None, token_file: Path | None) -> Iterator[Connection | None]:
-    """Open a connection to the server at a URL, or to the one that has a database open; None if there is none."""
+    """Connect to the server at ``url`` or, without it, to the server that has ``path`` open; yield None if none has."""
     if url is None:
         if token_file is not None:
             raise click.UsageError("--token-file is for --url; a server that is found tells its token itself")
@@ -179,7 +179,7 @@ def _token(file: Path) -> str:
 
 
 def sections(found: Placement) -> Iterator[str]:
-    """Yield the lines that the field knows; transitions are shown only while there are some."""
+    """Yield the lines of ``ds info``; the section of transitions is included only if there are any."""
     from topicstore.cli.terminal.display import visible
 
     yield from ("THIS SITE:", found.this, "", "SITES:")

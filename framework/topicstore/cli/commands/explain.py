@@ -29,10 +29,10 @@ __all__ = ["explain"]
 def explain(db: AnyDatabase, **asked: Any) -> Answer:
     """Replay FILTER from PATH, and print the cost of finding the messages instead of the messages.
 
-    For each generation of each shard: how many of its streams may hold such messages; seeks (scans begun);
-    how many blocks or keys, by its layout, were visited (decoded) and skipped (passed over); the messages
-    found; the time, with the layouts' caches still cold. --json also has the passes in which streams were
-    read, and the batches fetched.
+    For each generation of each shard, the command prints the number of streams that may hold such messages; the
+    seeks (scans begun); the blocks or keys, depending on the layout, that were visited (decoded) and skipped; the
+    messages found; and the time, with cold caches of the layouts. --json also has the passes in which streams
+    were read, and the batches fetched.
     """
     found = db.explain(**asked)
     yield found
@@ -63,7 +63,7 @@ def _summary(found: Explanation) -> Panel:
 
 
 def _slabs(found: Explanation) -> Answer:
-    """Yield what was read, and what the layouts have learned of the matching topics."""
+    """Yield the table of reads in each slab, and the table of streams that may match."""
     places = [(one.shard, one.generation) for one in found.slabs]
     places += [(one.shard, one.generation) for one in found.unread]
     shards, generations = map(len, map(set, zip(*places, strict=True)))

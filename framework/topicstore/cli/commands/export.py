@@ -36,14 +36,14 @@ __all__ = ["export"]
 def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool, spark: bool) -> Answer:
     """Write sealed generations of PATH to the directory TARGET as partitioned Parquet.
 
-    Spark, DuckDB and others read TARGET/shard=*/generation=*/*.parquet; `import` puts the rows back into a
-    database. Every row that was written is read again and compared. What is there already is passed over, so an
-    export that was interrupted goes on when it is run again.
+    Spark, DuckDB and others can read TARGET/shard=*/generation=*/*.parquet; `import` restores the rows into a
+    database. Every written row is read again and compared. Files that exist already are not written again, so an
+    interrupted export continues when it is run again.
 
-    With --drop, the messages are in TARGET only, and everything that reads PATH finds them there: keep it. A
-    relative TARGET is noted as it lies from PATH, so that both can be moved together. Without it, PATH is only
-    read, beside a program that writes it where the backend can do that. A server that has PATH open writes the
-    files itself.
+    With --drop, the messages are only in TARGET afterwards, and reads of PATH find them there, so keep TARGET. A
+    relative TARGET is recorded relative to PATH, so that both can be moved together. Without --drop, PATH is only
+    read, even while another program writes it, if the backend supports that. A server that has PATH open
+    writes the files itself.
     """
     chosen = list(generations) or None
     report = _through_spark(path, target, chosen) if spark else None
@@ -54,7 +54,7 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
     elif report is None:
         with opened(path, "r") as db:
             report = db.archives.export(target, generations=chosen)
-    report = attrs.evolve(report, target=str(target))  # as it was given, whichever way it was exported
+    report = attrs.evolve(report, target=str(target))  # as the user gave it, also if a server or Spark exported it
     yield {**attrs.asdict(report), "dropped": drop}
     yield _summary(report)
     if drop and report.generations:
@@ -65,7 +65,7 @@ def _through_spark(path: Path, target: Path, generations: list[int] | None) -> E
     from topicstore.spark import session
     from topicstore.spark.tiering import export as export_with
 
-    existing_manifest(path)  # an error comes before Spark takes seconds to start
+    existing_manifest(path)  # report a missing database before Spark takes seconds to start
     spark = session()
     try:
         return export_with(spark, path, target, generations=generations)

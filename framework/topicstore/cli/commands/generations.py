@@ -26,8 +26,8 @@ __all__ = ["generations", "generations_table"]
 def generations() -> None:
     """List, add or drop generations: partitions of a database in time.
 
-    Only the current one is written. Dropping the oldest is how old data is removed, and adding one is
-    how a database gets another layout. `generations PATH` lists them.
+    Only the current generation is written. Drop the oldest generation to remove old data; add a generation to
+    change the layout. `generations PATH` lists them.
     """
 
 
@@ -45,7 +45,7 @@ def list_(db: AnyDatabase) -> Answer:
 def generations_table(
     found: Iterable[GenerationInfo], title: str | None = None, *, archived: Collection[int] = ()
 ) -> Table:
-    """Return a table of generations; the options of each, as they are written, are below the name of its layout."""
+    """Return a table of generations; the options of each are listed as NAME=VALUE below the name of its layout."""
     rows = [
         (
             one.number,
@@ -67,7 +67,7 @@ def _value_text(value: Any) -> str:
 
 @generations.command()
 @answers("r+")
-@click.argument("named", metavar="", required=False)  # a layout here gets an error that names the option
+@click.argument("named", metavar="", required=False)  # another way to give the layout
 @click.option("--layout", shell_complete=layout_names, help="[default: that of the current generation]")
 @click.option(
     "--option",
@@ -79,7 +79,7 @@ def _value_text(value: Any) -> str:
 def add(db: AnyDatabase, named: str | None, *, layout: str | None, options: tuple[str, ...]) -> Answer:
     """Seal the current generation in PATH and begin a new one.
 
-    This is how a database gets another layout: messages stored before stay as they are.
+    The new generation may have another layout; messages stored before keep theirs.
     """
     if named is not None and layout not in (None, named):
         raise click.UsageError(f"two layouts are named: {named} and {layout}")
@@ -92,7 +92,7 @@ def add(db: AnyDatabase, named: str | None, *, layout: str | None, options: tupl
 
 
 def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
-    """Return options of a layout; plain NAME=VALUE is enough, because no other plugin has options here."""
+    """Return the options of a layout. NAME=VALUE is accepted besides LAYOUT.NAME=VALUE, because only it has options."""
     names = []
     for text in options:
         plugin, dot, name = text.partition(".")
@@ -111,7 +111,7 @@ def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
 def drop(db: AnyDatabase, number: int, *, yes: bool) -> Answer:
     """Drop generation NUMBER of PATH with all its messages, for good. The current one can't be dropped.
 
-    Asks first; without a terminal, --yes is needed.
+    The command asks for confirmation; without a terminal, --yes is required.
     """
     held = sum(generation.messages for generation in db.generations() if generation.number == number)
     if held and not yes:

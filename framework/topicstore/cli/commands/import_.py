@@ -86,47 +86,47 @@ def import_(
 ) -> None:
     """Store the messages of FILES, in their order, in the database PATH, which is created if missing.
 
-    JSON lines (.jsonl, .ndjson), other JSON (.json: objects, or an array of them), CSV and Parquet; all but the
-    last also gzipped. Without FILES, or for "-", standard input: JSON lines, or what --format says. What comes
-    through a pipe is stored within a tenth of a second.
+    Formats are JSON lines (.jsonl, .ndjson), other JSON (.json: objects, or an array of them), CSV and Parquet;
+    all except Parquet may be gzipped. Without FILES, or for "-", standard input is read: JSON lines, or the format
+    of --format. Rows from a pipe are stored within a tenth of a second.
 
-    A directory that `export` wrote is put back, generation by generation, its rows in order of positions;
-    then every row is looked for in PATH, and compared except for its position, which is a new one. A new
-    database gets as many shards as the exported one had; the exported one itself gets only the rows that it lacks.
+    A directory that `export` wrote is restored, generation by generation, in order of positions. Then every row
+    is looked up in PATH and compared, except for its position, which is new. A new database gets the number of
+    shards of the exported one. The exported database itself gets only the rows that it lacks.
 
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
-    and a payload are needed. A payload that is not text, such as a JSON object, is stored as compact JSON.
-    A timestamp is ISO 8601 or microseconds since the epoch, a number. It may also be named ts or time; a number
-    is then in s, ms, us or ns, which is known by its size from 2001 to 2128. What is finer than microseconds is
-    rounded down, with a note unless --time-unit is given. CSV is separated by commas, semicolons or tabs, as its
-    first record is. `import` reads the output of `replay` and of `mosquitto_sub -F %j` unchanged. Any other column
-    ends the import, unless it is named:
+    and a payload are required. A payload that is not text, such as a JSON object, is stored as compact JSON.
+    A timestamp is ISO 8601, or a number of microseconds since the epoch. The column may also be named ts or time;
+    the unit of a number (s, ms, us or ns) is then inferred from its size, for the years 2001 to 2128. Times finer
+    than microseconds are rounded down, with a note unless --time-unit is given. The delimiter of CSV (comma,
+    semicolon or tab) is detected in the first record. `import` reads the output of `replay` and of
+    `mosquitto_sub -F %j` unchanged. Any other column ends the import, unless an option names it:
 
     \b
       --map payload=data                      the column data
       --map topic='plant/{site}/{id}'         a template of columns
       --map client_id='{topic[2]}'            a level of the topic, counted from 0; [-1] is the last
       --set topic=hall/co2                    the same for all messages
-      --ignore quality                        passed over
+      --ignore quality                        the column is not imported
 
     An import that was begun with a mapping continues only with the same mapping.
-    With --retain the last message of a topic with the retain flag becomes its retained message, an empty one clears it.
+    With --retain, the last message of a topic with the retain flag becomes its retained message; an empty payload
+    clears it.
 
-    An interrupted import continues exactly where it stopped when it is run again: its progress is
-    committed with the messages. A finished one is not repeated, except with --again. Files are known by
-    their content, so under another name a file is still the same.
+    An interrupted import continues exactly where it stopped when it is run again, because its progress is
+    committed with the messages. A finished import is not repeated, except with --again. Files are identified by
+    their content, so a renamed file is not imported a second time.
 
-    A bad row ends the import; the rows before it are stored. If there are none, no new database is left.
-    A text file that begins with all that an earlier import has stored continues after it, so correct the row,
-    or let the file grow, and import it again. A changed Parquet file is a new one: there, --skip passes over
-    rows that were stored.
+    A bad row ends the import; the rows before it are stored. If there are none, a new database is removed again.
+    If a text file begins with all rows that an earlier import has stored, the import continues after them. So you
+    can correct a bad row, or append to a file, and import it again. A changed Parquet file counts as a new one;
+    use --skip for the rows that were stored.
 
-    Where a server has PATH open, the rows are sent to it; an export is put back where no server has.
+    If a server has PATH open, the rows are sent to it. An export can be restored only while no server has PATH open.
 
-    A stream can continue only if --source gives it a name: then as many rows as were stored under that
-    name are passed over at its beginning; if they are others, it is refused. A file that --source names, and
-    that begins with other rows than those stored under the name, as a log that was rotated does, is imported
-    from its first row.
+    A stream can continue only if --source gives it a name. As many rows as were stored under that name are then
+    skipped at its beginning; if they differ from the stored ones, the stream is refused. If a file that --source
+    names begins with other rows, as after a log was rotated, it is imported from its first row.
     """  # noqa: D301 - click wants the character
     mapping = ColumnMap.given(maps, fixed, ignored, time_unit, zone)
     files = files or (STANDARD_INPUT,)
@@ -194,7 +194,7 @@ def _generations(db: AnyDatabase, file: Path) -> list[Source]:
 
 @contextlib.contextmanager
 def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path]) -> Iterator[AnyDatabase]:
-    """Open a database, or create one whose positions go by the messages' own times.
+    """Open a database, or create one whose positions follow the messages' own times.
 
     A new database is removed again if the import fails before anything was stored.
     """
@@ -209,14 +209,14 @@ def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path
             yield db
         except BaseException:
             if new and not db.info().messages:
-                (path / MANIFEST).unlink(missing_ok=True)  # nobody opens it now, because it is locked
+                (path / MANIFEST).unlink(missing_ok=True)  # no other process opens it, because it is still locked
                 db.close()
                 _remove(path, and_itself=not there)
             raise
 
 
 def _remove(path: Path, *, and_itself: bool) -> None:
-    """Remove a database. A directory that existed before the database keeps its permissions."""
+    """Remove a database: the whole directory, or only the contents if the directory existed before the database."""
     if and_itself:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -228,9 +228,10 @@ def _remove(path: Path, *, and_itself: bool) -> None:
 
 
 def _like(exports: Sequence[Path]) -> dict[str, Any]:
-    """Return the arguments for a new database for exports: the shards of the first, and late messages if it had them.
+    """Return the arguments of a new database that exports are restored into, taken from the first export.
 
-    If positions were times of storing, the messages' own times needn't be in the order of positions.
+    These are its number of shards, and its handling of late messages. If its positions were times of storing, its
+    messages' own times may not rise with positions, so late messages must be accepted (``late="lift"``).
     """
     if not exports:
         return {}

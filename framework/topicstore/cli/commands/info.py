@@ -33,12 +33,13 @@ def info(db: AnyDatabase) -> Answer:
     """Show a summary of PATH: sizes, generations, shards.
 
     \b
-    streams         what can be read separately (see: topicstore streams)
-    values          what the layouts have written, without the engine's own
+    streams         sequences of messages that can be read separately
+                    (see: topicstore streams)
+    values          bytes written by the layouts, without the engine's overhead
     readable up to  time of the last position that readers see
-    lifted          messages that came late and were put after the last one
-                    before them (--late lift); shown if there are any
-    slab            one generation of one shard: what a layout keeps together
+    lifted          late messages, stored after the last message of their
+                    shard (--late lift); shown only if there are any
+    slab            the part of a generation in one shard
     """  # noqa: D301 - click wants the character
     found, manifest, archived = db.info(), db.manifest, {one.generation: one.path for one in db.archives}
     yield {**attrs.asdict(found), "created_with": attrs.asdict(manifest)}
@@ -99,7 +100,7 @@ def _shards(found: DatabaseInfo, alone: set[str]) -> Table:
 
 
 def _slabs(found: DatabaseInfo, alone: set[str]) -> Table:
-    """Return what the layouts report, without their counts of reads: the database was just opened."""
+    """Return the table of the layouts' reports by slab, without read counters: the database was just opened."""
     rows = [
         (shard.number, number, slab.streams, _details(slab.details))
         for shard in found.shards
@@ -110,5 +111,5 @@ def _slabs(found: DatabaseInfo, alone: set[str]) -> Table:
 
 
 def _details(named: Mapping[str, str | int]) -> Text:
-    """Return names and values, one pair a line."""
+    """Return a cell with a name and its value on each line."""
     return lines(f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())

@@ -20,8 +20,8 @@ __all__ = ["latest"]
 def latest(path: Path, topic_filter: str, file_format: str) -> None:
     """Print the last message of each topic in PATH that matches FILTER (default: #), in order of topics.
 
-    `replay --reverse --limit N` prints the last messages of all topics together, `retained` those that were published
-    to be retained.
+    `replay --reverse --limit N` prints the last messages of all topics together; `retained` prints the retained
+    messages.
     """
     with opened(path, "r") as db:
         messages = db.latest(topic_filter)

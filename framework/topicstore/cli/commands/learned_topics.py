@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["learned_topics"]
 
 _SHOWN = 5
-"""The number of a node's children that are shown, besides a wildcard."""
+"""The number of a node's children that are shown, besides its wildcards."""
 _MEANINGS = {"+": "(all other)", "$+": "(all other)", "#": "(all other, and what follows)"}
-"""The levels that stand for others."""
+"""The wildcard levels of learned topics, with their explanations."""
 _WILDCARDS = "A level's first tokens (thresholds) keep streams of their own; + and # take the rest"
 
 _Stream = tuple[int, int, int]
@@ -37,10 +37,10 @@ _Stream = tuple[int, int, int]
 def learned_topics(db: AnyDatabase, *, generation: int | None, topic_filter: str | None) -> Answer:
     """Show what the layouts in PATH learned of the topics: the levels, and which of them vary.
 
-    The first tokens of a level have streams of their own, as many as the layout's option `thresholds` says;
-    all other tokens share +, or #, which also matches the levels after them. Below $, the first level is $+.
-    The same levels of several shards and generations are shown as one, and of many beside each other the first
-    five; --json has all. Layouts that learn nothing are named.
+    The first tokens of a level have separate streams, up to the number in the layout's option `thresholds`; all
+    other tokens share the stream +, or #, which also matches the levels below. For topics that begin with $, the
+    first level is $+. Equal levels of several shards and generations are shown once, and of many siblings only
+    the first five; --json has all. Layouts that learn nothing are listed.
     """
     generations = [one for one in db.generations() if generation in (None, one.number)]
     if not generations:
@@ -62,7 +62,7 @@ def learned_topics(db: AnyDatabase, *, generation: int | None, topic_filter: str
         "nodes": list(root.below()),
     }
     where = f"{count_of(len(generations), 'generation')} of {count_of(shards, 'shard')}"
-    path = visible(str(click.get_current_context().params["path"]))  # as it was given
+    path = visible(str(click.get_current_context().params["path"]))  # as the user gave it
     title, rows = f"{path}, {where}: {count_of(root.streams_within, 'stream')}", list(_rows(root))
     if sys.stdout.isatty():
         yield _branches(title, rows)
@@ -85,20 +85,20 @@ def _why_unlearned(generation: GenerationInfo, archived: set[int]) -> str:
 
 @attrs.define(eq=False)
 class _Node:
-    """One level of topics, of all the shards and generations shown."""
+    """A node of the topic tree, merged over all shown shards and generations."""
 
     children: dict[str, _Node] = attrs.field(factory=dict)
     streams: list[_Stream] = attrs.field(factory=list)
-    """The streams of topics that end here."""
+    """The streams of the topic pattern that ends at this node."""
     streams_within: int = 0
-    """The number of streams here and below."""
+    """The number of streams of this node and of all nodes below it."""
 
     def ordered(self) -> list[tuple[str, _Node]]:
-        """Return the children with their levels; wildcards come after other levels."""
+        """Return the children with their levels, sorted naturally, wildcards last."""
         return sorted(self.children.items(), key=lambda item: (item[0] in _MEANINGS, natural(item[0])))
 
     def add(self, path: Iterable[str], stream: _Stream | None) -> None:
-        """Add a stream at the end of a path below this node, with the nodes that are missing."""
+        """Add a stream at the end of a path below this node, and create missing nodes on the way."""
         node = self
         node.streams_within += stream is not None
         for level in path:
@@ -108,7 +108,7 @@ class _Node:
             node.streams.append(stream)
 
     def below(self) -> Iterator[dict[str, object]]:
-        """Yield the nodes below this one as JSON has them, parents before children."""
+        """Yield the nodes below this one as objects for JSON, parents before children."""
         left: list[tuple[tuple[str, ...], _Node]] = [((), self)]
         while left:
             path, node = left.pop()
@@ -121,7 +121,7 @@ class _Node:
 
 @attrs.frozen
 class _Row:
-    """A line of the tree: a node, or the summary of siblings that are left out."""
+    """A line of the tree: a node, or a summary of siblings that are not shown."""
 
     depth: int
     label: str
@@ -130,7 +130,7 @@ class _Row:
 
 
 def _rows(root: _Node) -> Iterator[_Row]:
-    """Yield the lines of the tree, parents before children; wide nodes have a few children and a summary."""
+    """Yield the lines of the tree, parents before children. Of many children, the first few and a summary are shown."""
     left = _groups(root, 1)
     while left:
         depth, group = left.pop()
@@ -145,7 +145,10 @@ def _rows(root: _Node) -> Iterator[_Row]:
 
 
 def _groups(node: _Node, depth: int) -> list[tuple[int, list[tuple[str, _Node]]]]:
-    """Group the children of a node, the last first: each alone, but those that are too many before the wildcard."""
+    """Return the children of a node as groups for lines, last group first.
+
+    Each group has one child, except that the children beyond the first `_SHOWN` form a single group.
+    """
     children = node.ordered()
     own = sum(level not in _MEANINGS for level, _ in children)
     shown = own if own <= _SHOWN + 1 else _SHOWN

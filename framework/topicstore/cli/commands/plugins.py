@@ -37,7 +37,7 @@ _COLUMNS = {
     "plugins": {"plugin": "name", "of": "distribution", "wraps the data path by~": "wraps"},
     "failed": {"failed plugin": "name", "of": "distribution", "why~": "reason"},
 }
-"""The tables for people: the keys of the document by the headers of the columns."""
+"""The tables for people: for each list of the document, the keys of its objects by the headers of their columns."""
 
 
 @click.command()

@@ -48,7 +48,7 @@ def _bounds(info: QueueInfo) -> str:
 @click.option("--commit", is_flag=True, help="Remove what was printed.")
 @format_option("jsonl", "table", otherwise="as replay has it")
 def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format: str) -> None:
-    """Print the messages that wait in queue NAME of PATH, the oldest first."""
+    """Print the uncommitted messages in queue NAME of PATH, oldest first."""
     with opened(path, "r" if not commit else "r+") as db:
         _check_there(db, name)
         one = db.queues.open(name)
@@ -73,9 +73,9 @@ def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format:
 @click.argument("name")
 @yes_option("dropping")
 def drop(db: AnyDatabase, name: str, *, yes: bool) -> Answer:
-    """Remove queue NAME of PATH with all messages that wait in it, for good.
+    """Remove queue NAME of PATH with all its messages, for good.
 
-    Asks first; without a terminal, --yes is needed.
+    The command asks for confirmation; without a terminal, --yes is required.
     """
     _check_there(db, name)
     waiting = len(db.queues.open(name))
@@ -88,6 +88,6 @@ def drop(db: AnyDatabase, name: str, *, yes: bool) -> Answer:
 
 
 def _check_there(db: AnyDatabase, name: str) -> None:
-    """Refuse the name of a missing queue, which the library would create."""
+    """Raise `click.BadParameter` if there is no such queue, because opening it would create it."""
     if name not in db.queues:
         raise click.BadParameter(f"there is no queue {name!r}", param_hint="'NAME'")

@@ -23,7 +23,7 @@ from topicstore.storage.reading.following import Following
 __all__ = ["replay"]
 
 _LOOK_EVERY = 0.5
-"""The seconds between two looks at a database that is followed; each opens its files again."""
+"""The seconds between two polls of a followed database; each poll opens its files again."""
 
 
 @click.command()
@@ -53,14 +53,14 @@ def replay(
 ) -> None:
     """Print the messages in PATH whose topics match FILTER (default: #).
 
-    Times are compared with positions, which go by the messages' own times if the database was made by
-    `import` or with --timestamps message, else by the times of storing. With --by timestamp they are compared
-    with the messages' own times, in whatever order those came; what is printed is still in order of positions,
-    unless --order timestamp is given.
+    --start and --until are compared with positions. Positions follow the messages' own times if the database was
+    created by `import` or with --timestamps message; otherwise they follow the times of storing. With --by
+    timestamp, --start and --until are compared with the messages' own times, even if the messages were not stored
+    in that order. The output is in order of positions, unless --order timestamp is given.
 
-    CSV and JSON lines are what `import` reads; from standard input, it takes CSV with --format csv.
-    --format arrow is a stream of Arrow's IPC format for a pipe: pyarrow.ipc.open_stream reads it, as do Polars,
-    DuckDB and pandas through it.
+    `import` reads the output in CSV and JSON lines; for CSV from standard input, it needs --format csv.
+    --format arrow writes a stream in Arrow's IPC format for a pipe: pyarrow.ipc.open_stream reads it, and
+    Polars, DuckDB and pandas can use it through pyarrow.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def replay(
 
 
 def _follow(db: AnyDatabase, topic_filter: str, start: int) -> Iterator[list[topicstore.Message]]:
-    """Yield the stored messages, and then those that another process stores, one list for each look."""
+    """Yield the stored messages, and then those that another process stores, in lists."""
     if not isinstance(db, topicstore.Database):
         yield from db.follow(topic_filter, start)
         return
@@ -119,7 +119,7 @@ def _follow(db: AnyDatabase, topic_filter: str, start: int) -> Iterator[list[top
 
 
 def _nothing(db: AnyDatabase) -> str:
-    """Return an explanation for a person when nothing matches."""
+    """Return a message that explains why nothing was printed: the database is empty, or nothing matches."""
     if not any(generation.messages for generation in db.generations()):
         return "no messages: the database holds none"
     newest = max(shard.watermark for shard in db.info().shards)

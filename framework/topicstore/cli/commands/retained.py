@@ -20,8 +20,8 @@ __all__ = ["retained"]
 def retained(path: Path, topic_filter: str, file_format: str) -> None:
     """Print the retained messages in PATH whose topics match FILTER (default: #), in order of topics.
 
-    A retained message is the last of its topic that was published to be retained. Those that have
-    expired are left out.
+    A retained message is the last message of its topic that was published with the retain flag. Expired
+    messages are not printed.
     """
     with opened(path, "r") as db:
         messages = db.retained(topic_filter)

@@ -40,7 +40,7 @@ def _size(text: str) -> int | str:
 
 
 def _filter_age(text: str) -> tuple[str, float | str]:
-    """Return a topic filter and how long its messages stay: seconds, `FOREVER` or `NONE`."""
+    """Parse FILTER=TIME; return the topic filter and the time its messages stay: seconds, `FOREVER` or `NONE`."""
     topic_filter, _, length = text.rpartition("=")
     if not topic_filter:
         raise click.BadParameter(f"{text!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'")
@@ -51,14 +51,15 @@ def _filter_age(text: str) -> tuple[str, float | str]:
 def retention() -> None:
     """Show or change the limits on the age and the bytes of messages, and remove messages that exceed them.
 
-    A program that has the database open removes them itself when it stores. `retention PATH` shows the limits.
+    A program that has the database open removes such messages itself when it stores. `retention PATH` shows the
+    limits.
     """
 
 
 @retention.command()
 @answers("r")
 def show(db: AnyDatabase) -> Answer:
-    """Show the limits of PATH, its contents, and the parts of them that will be removed, with the times."""
+    """Show the limits of PATH, the size of its contents, and the messages that will be removed, with the times."""
     settings, generations, coming = db.retention.settings, db.generations(), db.retention.outlook()
     held = sum(generation.live_bytes for generation in generations)
     document = {**attrs.asdict(settings), "live_bytes": held, "generations": len(generations)}
@@ -77,7 +78,7 @@ def show(db: AnyDatabase) -> Answer:
 
 
 def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
-    """Return the settings in a form for people."""
+    """Return the settings as pairs of label and text, for people."""
     rotation = settings.rotation
     full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
     archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]
@@ -118,11 +119,11 @@ def _stay(length: float | None) -> str:
     help="Export generations there, and read them from there, instead of dropping them; or none.",
 )
 def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], **given: Any) -> Answer:
-    """Change limits of PATH; those not named stay as they are. Nothing is removed before the next run, or store.
+    """Change limits of PATH; limits not named stay unchanged. Nothing is removed before the next run, or store.
 
-    Messages stay at least for --max-age, and at most for --rotate-every longer, because they are removed by
-    generations. Those that match a --filter stay as long as that says, and those that match several as long as the
-    longest says; `retention run` deletes older ones at once, a program that stores at most a quarter later.
+    Messages stay at least for --max-age, and up to --rotate-every longer, because whole generations are removed.
+    Messages that match a --filter stay for its time, or for the longest time if several match. `retention run`
+    deletes older ones at once; a program that stores deletes them after at most another quarter of that time.
 
     \b
     Example:
@@ -150,7 +151,7 @@ def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], **given: A
 @retention.command()
 @answers("r+", auto_compact=False)
 def run(db: AnyDatabase) -> Answer:
-    """Begin a new generation in PATH if it is time, remove messages beyond the limits, and say why the others stay."""
+    """Begin a new generation in PATH if one is due, remove messages beyond the limits, and say why others stay."""
     report = db.retention.run()
     yield report
     held, took = count_of(report.messages, "message"), size(report.live_bytes)

@@ -31,7 +31,7 @@ def sessions() -> None:
 @answers("r")
 @click.option("--lag/--no-lag", default=True, help="Tell how far each is behind, which takes longer.")
 def list_(db: AnyDatabase, *, lag: bool) -> Answer:
-    """List the sessions in PATH, sorted by client id, and how far each is behind the stored messages.
+    """List the sessions in PATH, sorted by client id, with their lag behind the stored messages.
 
     A number with a ~ is an estimate.
     """
@@ -39,7 +39,7 @@ def list_(db: AnyDatabase, *, lag: bool) -> Answer:
     yield {"sessions": [_plain(one, lags.get(one.client_id, {})) for one in found]}
     rows = []
     for one in found:
-        behind = _lag(*lags.get(one.client_id, {}).values()) if lag else ()  # it may have ended meanwhile
+        behind = _lag(*lags.get(one.client_id, {}).values()) if lag else ()  # the session may have ended meanwhile
         rows.append((one.client_id, _state(one), short_time(one.created), _expiry(one), *behind))
     yield make_table("client~", "state", "created", "expires", *(_BEHIND if lag else ()), rows=rows)
     yield count_of(len(found), "session")
@@ -49,7 +49,7 @@ def list_(db: AnyDatabase, *, lag: bool) -> Answer:
 @answers("r")
 @_client_argument
 def show(db: AnyDatabase, client_id: str) -> Answer:
-    """Show the session of CLIENT in PATH: its subscriptions, how far each is behind, and what is in flight.
+    """Show the session of CLIENT in PATH: its subscriptions, the lag of each, and the messages in flight.
 
     A number with a ~ is an estimate.
     """
@@ -78,7 +78,7 @@ def show(db: AnyDatabase, client_id: str) -> Answer:
 @sessions.command()
 @answers("r")
 def groups(db: AnyDatabase) -> Answer:
-    """List the shared subscriptions in PATH, and who shares each."""
+    """List the shared subscriptions in PATH, with the members of each."""
     found = list(db.sessions.groups)
     yield {"groups": [attrs.asdict(one) for one in found]}
     rows = [
@@ -95,8 +95,8 @@ def groups(db: AnyDatabase) -> Answer:
 def kick(db: AnyDatabase, client_id: str) -> Answer:
     """End the connection of CLIENT's session in PATH, as if it were lost; the session stays.
 
-    A server that has PATH open tells the client. Without one, it is for a client whose program died; a program that
-    has PATH open ends connections itself (`Sessions.kick`).
+    A server that has PATH open notifies the client. If no program has PATH open, the command ends the connection
+    that a program that died has left. A program that has PATH open must end connections itself (`Sessions.kick`).
     """
     kicked = db.sessions.kick(client_id)
     yield {"client_id": client_id, "kicked": kicked}
@@ -108,9 +108,9 @@ def kick(db: AnyDatabase, client_id: str) -> Answer:
 @_client_argument
 @yes_option("ending a session")
 def expire(db: AnyDatabase, client_id: str, *, yes: bool) -> Answer:
-    """End the session of CLIENT in PATH now, for good: its subscriptions, and its unacknowledged messages.
+    """Remove the session of CLIENT in PATH for good, with its subscriptions and its unacknowledged messages.
 
-    Asks first; without a terminal, --yes is needed.
+    The command asks for confirmation; without a terminal, --yes is required.
     """
     db.sessions[client_id]  # before asking, so that no question is asked about a missing session
     if not yes:
@@ -129,7 +129,7 @@ def _plain(info: SessionInfo, lags: Mapping[str, Lag]) -> dict[str, object]:
 
 
 def _lag(*lags: Lag) -> tuple[str, str]:
-    """Return, for people, the messages and the time that a session is behind by all of these."""
+    """Return, as texts, the sum of lags: the messages and the time that a session is behind."""
     lag = sum(lags, Lag.none())
     messages = f"{'' if lag.exact else '~'}{lag.messages:,}"
     return messages, span_text(round(lag.seconds * 1e6)) if lag.messages else ""

@@ -29,14 +29,13 @@ __all__ = ["sql"]
 def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
     """Run an SQL STATEMENT that only reads over the messages in PATH, of all shards.
 
-    The database needs a layout that keeps messages as rows (table, on duckdb). Its table `messages`
-    has the columns time, timestamp, topic, client_id, qos, retain, payload, payload_bytes,
-    properties, and what names a row: shard, generation, stream, position. Where `time` is that of the
-    position, `timestamp` is the message's own, in whatever order those came. Times are in UTC;
-    decode(payload) is the payload as text.
+    The database needs a layout that keeps messages as rows (table, on duckdb). The table `messages` has the
+    columns time, timestamp, topic, client_id, qos, retain, payload, payload_bytes, properties, and the row's
+    identity: shard, generation, stream, position. `time` is the time of the position; `timestamp` is the
+    message's own time. Times are in UTC; decode(payload) is the payload as text.
 
     \b
-    The topics with the most messages; the newest messages; those of a time of their own; the columns with their types:
+    The topics with the most messages; the newest messages; messages by their own times; the columns and their types:
       topicstore sql data 'select topic, count(*) from messages group by 1 order by 2 desc limit 10'
       topicstore sql data 'select time, topic, decode(payload) from messages order by time desc limit 5'
       topicstore sql data "select * from messages where timestamp >= '2025-06-01 12:00:00+00' limit 5"
@@ -66,5 +65,5 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _flat(value: Any) -> Any:
-    """Return a value for one cell: nested values as JSON."""
+    """Return a value for a table cell; nested values become JSON."""
     return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value

@@ -19,8 +19,8 @@ __all__ = ["streams"]
 def streams(db: AnyDatabase, topic_filter: str, start: int) -> Answer:
     """List the streams in PATH that may hold messages whose topics match FILTER (default: #).
 
-    A stream is what can be read separately: the messages of one topic, or of several that share a level
-    learned as + or #. `learned-topics` shows the same as a tree.
+    A stream is a sequence of messages that can be read separately: those of one topic, or of several topics that
+    share a level learned as + or #. `learned-topics` shows the streams as a tree.
     """
     found = sorted(db.streams(topic_filter, start), key=lambda one: natural(one.pattern))
     alone = single(shards=db.manifest.shards, generations=len(db.generations()))

@@ -1,4 +1,4 @@
-"""The command ``topicstore topics``, and what `clients` prints as it does: messages counted by a name."""
+"""The command ``topicstore topics``, and the table of counts that `clients` prints as well."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ sort_option = click.option(
 def topics(db: AnyDatabase, topic_filter: str, sort: str) -> Answer:
     """List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.
 
-    Bytes are those of payloads and topics, before compression. Times are those of positions. All is exact; what
-    was counted in the background, or by `compact`, isn't read for it.
+    Bytes are those of payloads and topics, before compression. Times are those of positions. All counts are
+    exact; only messages that were not yet counted in the background, or by `compact`, are read.
     """
     return tallied("topic", "topics", db.topics(topic_filter), topic_filter, sort)
 
 
 def tallied(what: str, key: str, found: Sequence[T], topic_filter: str, sort: str) -> Answer:
-    """Yield the answer of counts that are sorted by name."""
+    """Yield the `Answer` for counts, which are given sorted by name and are sorted as ``sort`` says.
+
+    what: the noun for the counted names.
+    key:  the key of the counts in the JSON document.
+    """
     if sort != "name":
         found = sorted(found, key=lambda one: int(getattr(one, sort)), reverse=True)
     yield {"filter": topic_filter, key: found}

@@ -12,7 +12,7 @@ __all__ = ["choose_filter"]
 def choose_filter(counts: Mapping[str, int]) -> str:
     """Return a filter with wildcards that matches several topics and a significant part of the messages.
 
-    The last level stays, the levels before it that differ become ``+``: ``plant/+/temperature``.
+    The filter keeps the last level; levels before it that differ become ``+``: ``plant/+/temperature``.
     """
     plain = {topic: count for topic, count in counts.items() if not topic.startswith("$")}
     if not plain:

@@ -1,7 +1,7 @@
-"""MQTT clients of the demo, by paho-mqtt: publishers of numbers, and subscribers that count them.
+"""The demo's MQTT clients (paho-mqtt): publishers of numbers, and subscribers that count them.
 
-Their sessions stay. When a connection ends, they connect again once the server serves. They must not try before: after
-an attempt that fails, paho-mqtt 2.2 has forgotten that a PUBREL is due, and publishes that message of QoS 2 anew.
+Their sessions never expire. When a connection ends, the client reconnects once the server is ready. It must not try
+earlier: after a failed attempt, paho-mqtt 2.2 forgets a pending PUBREL, and publishes that QoS 2 message again.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 __all__ = ["DemoClient", "Progress", "Publisher", "Subscriber"]
 
 _WINDOW = 100
-"""How many messages a publisher has under way."""
+"""The number of messages that a publisher has in flight."""
 _NEVER = 0xFFFFFFFF
-"""The session expiry interval of a session that stays."""
+"""The session expiry interval of a session that doesn't expire."""
 
 
 class Progress:
-    """Lets the demo wait for what its clients count, and clients for the server."""
+    """A thread-safe notification of progress: the demo waits for its clients' counts, and clients for the server."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._changes = 0
         self.starts = 0
-        """How often the server has begun to serve."""
+        """The number of times that the server became ready."""
 
     def note(self) -> None:
-        """Say that something has changed."""
+        """Notify all waiters that something has changed."""
         with self._changed:
             self._changes += 1
             self._changed.notify_all()
 
     def serving(self) -> None:
-        """Say that the server serves, or serves again."""
+        """Count a start of the server, and notify all waiters."""
         self.starts += 1
         self.note()
 
     def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """Return when a condition holds. Raises `Failure` if nothing changes for long."""
+        """Wait until a condition holds. Raises `Failure` if nothing changes for `PATIENCE` seconds."""
         with self._changed:
             while not holds():
                 before = self._changes
@@ -56,7 +56,7 @@ class Progress:
 
 
 class DemoClient:
-    """A client with a session that stays. Its thread runs from `start` to `close`."""
+    """A client whose session never expires. Its thread runs from `start` to `close`."""
 
     def __init__(self, client_id: str, version: int, progress: Progress) -> None:
         import paho.mqtt.client as paho
@@ -73,7 +73,7 @@ class DemoClient:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.connections = 0
         self.sessions_lost = 0
-        """How often a session was gone after a connection had ended."""
+        """The number of reconnects at which the server no longer had the session."""
 
     def _connected(self, _client: object, _data: object, flags: Any, reason: Any, _values: object) -> None:
         if not reason.is_failure:
@@ -84,10 +84,10 @@ class DemoClient:
             self._progress.note()
 
     def _begin(self) -> None:
-        """Do what a client does when it is connected for the first time."""
+        """Called after the first connection; subclasses publish or subscribe here."""
 
     def start(self, port: int) -> None:
-        """Connect, and go on in a thread."""
+        """Connect, and start the client's thread."""
         from paho.mqtt.packettypes import PacketTypes
         from paho.mqtt.properties import Properties
 
@@ -103,7 +103,7 @@ class DemoClient:
     def _run(self) -> None:
         seen = self._progress.starts
         while True:
-            self._client.loop_forever()  # to the end of the connection
+            self._client.loop_forever()  # returns when the connection ends
             self._progress.wait(lambda seen=seen: self._closing or self._progress.starts > seen, "the server to serve")  # type: ignore[misc]
             if self._closing:
                 return
@@ -119,7 +119,7 @@ class DemoClient:
 
 
 class Publisher(DemoClient):
-    """Publishes numbers from 0 to ``count``, each once with QoS 1 to ``topic/1`` and once with QoS 2 to ``topic/2``."""
+    """Publishes ``count`` numbers from 0 on, each with QoS 1 to ``topic/1`` and with QoS 2 to ``topic/2``."""
 
     def __init__(self, client_id: str, version: int, progress: Progress, topic: str, count: int) -> None:
         super().__init__(client_id, version, progress)
@@ -133,7 +133,7 @@ class Publisher(DemoClient):
             self._publish()
 
     def _publish(self) -> None:
-        """Publish the next number, if any is left; only called in the client's thread."""
+        """Publish the next number, if any is left. Called only in the client's thread."""
         for number, qos in self._left:
             self._client.publish(f"{self._topic}/{qos}", b"%d" % number, qos)
             return
@@ -152,7 +152,7 @@ class Subscriber(DemoClient):
         self._qos, self._filter = qos, topic_filter
         self._subscribed = False
         self.found: Counter[tuple[str, bytes]] = Counter()
-        """How often each message came, by topic and payload."""
+        """The number of deliveries of each message, by topic and payload."""
         self.received = 0
         self._client.on_message = self._received
         self._client.on_subscribe = self._answered
@@ -161,7 +161,7 @@ class Subscriber(DemoClient):
         self._client.subscribe(self._filter, self._qos)
 
     def start(self, port: int) -> None:
-        """Connect and subscribe, and go on in a thread."""
+        """Connect, start the client's thread, and wait for the SUBACK."""
         super().start(port)
         self._progress.wait(lambda: self._subscribed, "a subscription to be answered")
 
@@ -176,5 +176,5 @@ class Subscriber(DemoClient):
 
     @property
     def twice(self) -> int:
-        """How many messages came more than once."""
+        """The number of messages that were received more than once."""
         return sum(count > 1 for count in self.found.values())

@@ -1,6 +1,6 @@
 """The command ``topicstore demo``: fill a database, kill it in the middle, resume, replay, and check the result.
 
-Its second act is in `mqtt_act`.
+The second part of the demo, with a server, is in `mqtt_act`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _FLEET = "fleet.jsonl"
 
 @attrs.frozen(kw_only=True)
 class _Killed:
-    """The end of the first import."""
+    """The outcome of the import that is killed."""
 
     rows: int
-    """The number of rows that the import had reported as safe."""
+    """The number of rows that the import had reported as stored."""
     finished: bool
-    """Whether the import was so small that it was done before the kill."""
+    """Whether the import had finished before it could be killed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,11 +81,11 @@ class _Source:
 def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, published: int) -> None:
     """Fill a database, kill it in the middle, resume, replay, and check that nothing is lost or doubled.
 
-    Then the same with a server: MQTT clients publish, `serve` is killed in the middle and started again, and
-    subscribers count.
+    The second part does the same with a server: MQTT clients publish, `serve` is killed in the middle and
+    restarted, and subscribers count the messages.
 
-    Takes any file that `import` takes. The database stays in the directory, for you to look at;
-    the next demo replaces it. Exits with 1 if anything is lost, doubled, changed or damaged.
+    The input may be any file that `import` reads. The database stays in the directory; the next demo replaces it.
+    The demo exits with 1 if anything is lost, doubled, changed or damaged.
     """
     load_target(registry().backend(DEFAULT_BACKEND))  # a missing requirement is reported before anything is made
     _check_directory(directory, file)
@@ -128,7 +128,7 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, 
 
 
 def _check_directory(directory: Path, file: Path | None) -> None:
-    """Refuse a directory that is not the demo's own, and a file within the directory."""
+    """Raise an error if the directory wasn't made by the demo, or if the input file is in its database."""
     if file is not None:
         if not file.is_file():
             raise ImportSourceError(f"{file} is not a file")
@@ -141,22 +141,22 @@ def _check_directory(directory: Path, file: Path | None) -> None:
 
 
 def _clear(directory: Path) -> None:
-    """Make the directory, or remove the databases that an earlier demo left there, and nothing else.
+    """Create the directory, and remove the databases that an earlier demo left in it, but no other files.
 
-    A generated fleet stays, because it is the sample of the guides; the next one is written over it.
+    A generated fleet stays, because the guides use it as a sample; the next demo overwrites it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     mark = directory / _MARK
     mark.write_text("The demo removes what it made here when it runs again.\n")
     databases = [found for name in (_DATABASE, mqtt_act.SERVED) if (found := directory / name).is_dir()]
     for database in databases:
-        DirectoryLock(database).release()  # an error if a process has the database open
+        DirectoryLock(database).release()  # raises an error if a process has the database open
     for database in databases:
         shutil.rmtree(database)
 
 
 def _serve(directory: Path, messages: int) -> bool:
-    """Play the second act; return whether nothing was lost or doubled."""
+    """Run the MQTT part of the demo, if its packages are installed; return whether nothing was lost or duplicated."""
     reason = mqtt_act.missing()
     if reason is not None:
         _step("left out MQTT", reason, mark="!")
@@ -173,7 +173,7 @@ def _made_up(file: Path, messages: int) -> float:
 
 
 def _read_source(file: Path, *, timed: bool = True) -> _Source:
-    """Read the file; once more, without the times, if some message has none."""
+    """Read the file and compute its digests. If a message has no time, read it again with digests without times."""
     digests, messages, size = TopicDigests(times=timed), 0, 0
     with (
         open_source(file) as source,
@@ -197,12 +197,12 @@ def _read_source(file: Path, *, timed: bool = True) -> _Source:
 
 
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:
-    """Import in a process of its own, which dies of SIGKILL once a part of the rows is safe."""
+    """Import the file in a child process, which kills itself with SIGKILL after part of the rows were stored."""
     fatal = int(total * random.SystemRandom().uniform(0.3, 0.7))
     command = [sys.executable, "-m", "topicstore.cli.demo.doomed_import", str(path), str(file)]
     rows = 0
     with (
-        subprocess.Popen(  # noqa: S603 - ourselves, with arguments from our own caller
+        subprocess.Popen(  # noqa: S603 - this program, with arguments from its own caller
             [*command, str(fatal), str(_batch_size(total))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -220,7 +220,7 @@ def _killed_import(path: Path, file: Path, total: int) -> _Killed:
 
 
 def _batch_size(messages: int) -> int:
-    """Return a size that makes many batches even of few messages, so that the kill can come in the middle."""
+    """Return a batch size that gives many batches even for few messages, so that the kill can hit the middle."""
     return max(1, min(4_096, messages // 64))
 
 
@@ -244,7 +244,10 @@ def _import_rest(db: Database, file: Path, total: int) -> Imported:
 
 
 def _check(db: Database, source: _Source) -> bool:
-    """Replay by a wildcard, then everything; compare with the source; verify."""
+    """Replay a wildcard filter and then everything, compare with the source, and verify the database.
+
+    Returns whether everything is right.
+    """
     topic_filter = choose_filter(source.digests.counts)
     expected = {topic: n for topic, n in source.digests.counts.items() if matches(topic_filter, topic)}
     count, seconds = _timed_replay(db, topic_filter)
@@ -308,7 +311,7 @@ def _say_what_next(path: Path, topic_filter: str) -> None:
 
 
 def _program() -> str:
-    """Return the command by which a person starts this program from the current directory."""
+    """Return the command that starts this program from the current directory."""
     if shutil.which("topicstore"):
         return "topicstore"
     beside = Path(sys.executable).with_name("topicstore")

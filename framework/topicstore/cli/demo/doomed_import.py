@@ -1,6 +1,6 @@
 """An import that kills itself with SIGKILL: ``python -m topicstore.cli.demo.doomed_import DATABASE FILE ROWS BATCH``.
 
-It prints how many rows are safe after each batch, and after ROWS of them it dies.
+After each batch the import prints the number of rows stored so far; once it reaches ROWS, the process kills itself.
 """
 
 from __future__ import annotations

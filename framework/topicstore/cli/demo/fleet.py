@@ -1,4 +1,4 @@
-"""An invented fleet with the same messages every time, for `topicstore demo` without an input."""
+"""Deterministic messages of a simulated vehicle fleet, for `topicstore demo` without an input file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALARMS = ("harsh braking", "low tyre pressure", "cargo too warm", "left the rou
 
 
 def fleet(messages: int) -> Iterator[list[Message]]:
-    """Yield ``messages`` messages of `DEVICES` vehicles in order of time, in lists."""
+    """Yield lists with, in all, ``messages`` messages of `DEVICES` vehicles in order of time."""
     random = np.random.default_rng(2025)
     names = [f"{_KINDS[n % 3]}-{n:04}" for n in range(DEVICES)]
     prefixes = [f"fleet/{_REGIONS[n % 4][0]}/{name}/" for n, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""The second act of the demo: MQTT clients publish to a server, which is killed and started again beside them."""
+"""The second part of the demo: MQTT clients publish to a server, which is killed and restarted meanwhile."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .serving import Serving
 __all__ = ["MESSAGES", "SERVED", "missing", "play"]
 
 SERVED = "served"
-"""The server's database, beside that of the first act."""
+"""The name of the server's database, beside that of the first part."""
 MESSAGES = 10_000
-"""How many messages are published, half with QoS 1 and half with QoS 2."""
+"""The default number of messages to publish, half with QoS 1 and half with QoS 2."""
 _LOG = "served.log"
 _VERSIONS = (4, 5)
-"""One publisher of MQTT 3.1.1, one of MQTT 5."""
+"""The protocol levels of the publishers: MQTT 3.1.1 and MQTT 5."""
 Step = Callable[..., None]
-"""Takes what was done, a text, and perhaps a mark."""
+"""A function that prints a step of the demo: its title, a text, and optionally a mark."""
 
 
 def missing() -> str | None:
-    """Return what to install for this act, or None."""
+    """Return a message about the packages that must be installed for this part; None if they are."""
     modules = {"paho": "paho-mqtt", "ohmqtt": "ohmqtt"}
     names = [name for module, name in modules.items() if find_spec(module) is None]
     return f'needs {", ".join(names)}: pip install "topicstore[demo]"' if names else None
 
 
 def play(step: Step, directory: Path, messages: int) -> bool:
-    """Publish, kill, start again, and count; return whether every subscriber has got what it must.
+    """Publish, kill the server, restart it, and count; return whether every subscriber received what its QoS promises.
 
-    messages: how many are published, rounded down to a number that the publishers can share; at least one each.
+    messages: the number to publish, rounded down to a multiple that the publishers can share; at least one each.
     """
     count, progress = max(1, messages // (2 * len(_VERSIONS))), Progress()
     server = Serving(directory / SERVED, directory / _LOG)
@@ -47,7 +47,7 @@ def play(step: Step, directory: Path, messages: int) -> bool:
         writers = [Publisher(f"writer-{v}", v, progress, f"demo/writer-{v}", count) for v in _VERSIONS]
         step("served", f"MQTT on port {server.port}: two paho clients publish, two have subscriptions that stay")
         total = 2 * count * len(writers)
-        for client in (*readers, *writers):  # the last ones publish at once
+        for client in (*readers, *writers):  # subscribers first, because publishers begin at once
             client.start(server.port)
             closing.callback(client.close)
         _kill_in_the_middle(step, server, writers, progress, total)
@@ -75,7 +75,7 @@ def _kill_in_the_middle(step: Step, server: Serving, writers: list[Publisher], p
 
 
 def _compare(step: Step, readers: list[Subscriber], expected: int) -> bool:
-    """Tell what each subscriber has got of the messages of its QoS; return whether that is right."""
+    """Print what each subscriber received; return whether no message of QoS 2 was received twice."""
     at_least_once, exactly_once = readers
     again = f"{at_least_once.twice:,} came again, as QoS 1 allows" if at_least_once.twice else "none came twice"
     step("QoS 1", f"{expected:,} messages published, {len(at_least_once.found):,} arrived: nothing lost; {again}")

@@ -1,4 +1,4 @@
-"""``topicstore serve`` as a process, which the demo kills and starts again on the same port."""
+"""``topicstore serve`` as a child process, which the demo kills and restarts on the same port."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from topicstore.cli.terminal.exits import STORAGE, Failure
 __all__ = ["PATIENCE", "Serving"]
 
 PATIENCE = 120.0
-"""Seconds without any progress after which the demo gives up; only a server that hangs takes as long."""
+"""The seconds without any progress after which the demo gives up; only a hanging server takes that long."""
 
 
 class Serving:
-    """A server over the database ``path``. It runs from `start` to `kill` or `stop`."""
+    """A server process for the database ``path``, which runs from `start` to `kill` or `stop`."""
 
     def __init__(self, path: Path, log: Path) -> None:
         self._path, self._log = path, log
@@ -25,15 +25,15 @@ class Serving:
         self.port = 0
 
     def start(self) -> None:
-        """Start the server, at the second time on the port of the first, and return when it serves."""
+        """Start the server, and wait until it is ready. A restart uses the same port."""
         command = [sys.executable, "-m", "topicstore.cli", "serve", str(self._path), "--print-ready"]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            self._process = subprocess.Popen(  # noqa: S603 - this program
                 [*command, "--listen", f"127.0.0.1:{self.port}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C ends the demo, which stops the server
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then stops the server
             )
         self.port = int(json.loads(self._ready(self._process))["mqtt"][0].rpartition(":")[2])
 
@@ -48,18 +48,18 @@ class Serving:
         return line
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, if it runs."""
+        """Kill the server with SIGKILL, if it is running."""
         self._end(signal=9)
 
     def stop(self) -> None:
-        """Ask the server to end, and wait until it has."""
+        """Stop the server with SIGTERM, and wait for its end."""
         self._end(signal=15)
 
     def _end(self, signal: int) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        with process:  # which closes the pipe
+        with process:  # closes the pipe
             process.send_signal(signal)
             try:
                 process.wait(PATIENCE)

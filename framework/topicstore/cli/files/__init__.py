@@ -1,11 +1,11 @@
-"""Reading messages from files, and writing them to files.
+"""Importing messages from files, and writing them to files or the terminal.
 
 The formats themselves are in `topicstore.files`.
 
-``arrow_mapping`` which columns of a file in Arrow make a message
-``rows``       rows that became messages, the bad one that ends them, and prefixes of text
-``source``     what every source can; ``text``, ``parquet`` and ``export_source`` are the kinds
-``source_detection`` opening a file or a stream, known by its content or by a name
-``importing``  the import of one source; ``progress`` is how far it has come, kept in the database
-``output``     messages out: to a file, or to a terminal
+``arrow_mapping`` the conversion of Arrow columns to columns of messages
+``rows``       rows converted to messages, the error for a bad row, and digests of a source's first rows
+``source``     the interface of sources; ``text``, ``parquet`` and ``export_source`` implement it
+``source_detection`` opening a file or a stream as a source, and identifying it by its content or by a name
+``importing``  the import of one source; ``progress`` keeps its progress in the database
+``output``     writing messages to a file or to a terminal
 """

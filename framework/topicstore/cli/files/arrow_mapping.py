@@ -1,4 +1,4 @@
-"""Columns of a file in Arrow as columns of messages: columns that have a message's types stay as they are."""
+"""Conversion of a file's Arrow columns to columns of messages; columns that already have the right type are kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rows import BadRowError
 __all__ = ["ArrowMapping"]
 
 _IDS = ("shard", "position")
-"""The columns that `replay` may write beside a message's own; new ones are given when it is stored."""
+"""The columns of message ids, which a file may contain. They are not imported, because storing assigns new ids."""
 _BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.null()}
 _Make = Callable[[Row, str], Any]
 
@@ -25,7 +25,7 @@ class ArrowMapping:
     """A converter of record batches with one schema into batches of messages."""
 
     def __init__(self, schema: pa.Schema, mapping: ColumnMap) -> None:
-        """Raise `ValueError` if such batches hold no messages."""
+        """Check the schema. Raises `ValueError` if its columns can't be converted to messages."""
         self._mapping = mapping
         check_once(schema.names)
         mapping.check_header([name for name in schema.names if name not in _IDS])
@@ -42,7 +42,7 @@ class ArrowMapping:
         }
 
     def _is_made(self, column: str, schema: pa.Schema) -> bool:
-        """Return whether a column is made row by row: it is mapped, or has another type than that of messages."""
+        """Return whether a message's column is computed row by row, because it is mapped or has another type."""
         if column in self._mapping.sources:
             return True
         names = self._mapping.taken.intersection(schema.names)
@@ -57,7 +57,7 @@ class ArrowMapping:
         return False
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages of a batch. Raises `BadRowError`, counting from the batch's first row."""
+        """Convert a batch to columns of messages. Raises `BadRowError`, whose row counts from the batch's first row."""
         if self._same:
             return batch
         made: dict[str, list[Any]] = {column: [] for column in self._made}
@@ -83,7 +83,7 @@ class ArrowMapping:
         return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
     def _rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return rows with the columns from which something is made: all except those that stay as they are."""
+        """Return the rows of a batch as dictionaries, with the columns that computed columns may need."""
         wanted = [
             name for name in batch.schema.names if name in self._mapping.taken and name not in ("properties", "qos")
         ]
@@ -91,7 +91,10 @@ class ArrowMapping:
         return pa.RecordBatch.from_arrays(arrays, wanted).to_pylist()  # type: ignore[no-any-return]
 
     def _plain(self, array: pa.Array) -> pa.Array:
-        """Return times in microseconds. Raises `BadRowError` for the first inexact one, unless rounding is allowed."""
+        """Convert a timestamp column to microseconds; return other columns unchanged.
+
+        Raises `BadRowError` for the first time that is not exact in microseconds, unless ``--time-unit ns`` is given.
+        """
         if not pa.types.is_timestamp(array.type):
             return array
         kind = pa.timestamp("us", tz="UTC" if array.type.tz is not None or self._mapping.zone is UTC else None)

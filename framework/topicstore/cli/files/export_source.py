@@ -1,4 +1,4 @@
-"""Generations of an export as sources: the rows are stored again, and then looked for in the database."""
+"""The generations of an export as sources: their rows are stored again, and then verified to be in the database."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["open_export"]
 
 
 def open_export(path: Path, db: Database) -> list[Source]:
-    """Return the generations of an export, oldest first, which are to be put back into a database.
+    """Return the generations of an export as sources, oldest first, to be restored into a database.
 
-    Generations that the database has itself, because it is the one that was exported, are left out.
-    Raises `ImportSourceError` for rows that can't be put back as they were, and if nothing is left.
+    If the database is the exported one, generations that it still has are left out. Raises `ImportSourceError` if none
+    remains, or if plugins have transformed the rows, so that they can't be restored as they were published.
     """
     found = exported_generations(path)
     plugins = ", ".join(found[0].head.plugins) if found else ""
@@ -41,7 +41,7 @@ def open_export(path: Path, db: Database) -> list[Source]:
 
 
 class _ExportSource(Source):
-    """A generation of an export. Its rows come in order of positions, and are looked for in the database at the end."""
+    """A generation of an export. Its rows come in order of positions; at the end, all are looked up in the database."""
 
     format = "export"
 
@@ -56,10 +56,10 @@ class _ExportSource(Source):
         self._read = 0
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
-        """Yield the rows from ``skip`` on; with the last of them stored, check that the database has all.
+        """Yield the rows from ``skip`` on; after the last were stored, check that the database has all rows.
 
-        Raises `CorruptionError` for damage, and if the database lacks a row: then the import is not finished, and
-        checks again when it is run again.
+        Raises `CorruptionError` for damaged files, and if the database lacks a row. The import is then unfinished, and
+        repeats the check when it is run again.
         """
         self._read, oldest = 0, MAX_TIME
         for batch in slices(self._exported.rows(), size):
@@ -68,7 +68,7 @@ class _ExportSource(Source):
             if self._read > skip:
                 start = max(first, skip)
                 yield Rows(batch[start - first :].to_arrow(), start, self._read)
-        # No position lies before its message's time, if positions go by those.
+        # If positions follow the messages' own times, no position is earlier than its message's time.
         check_stored(self._db.storage, self._exported, first_position(oldest) if self._by_message else 0)
 
     def progress(self) -> tuple[float, float | None]:

@@ -1,4 +1,4 @@
-"""The import of one source into an open database, which can be resumed at every row."""
+"""The import of one source into an open database; an interrupted import can be resumed at any row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ _ADVICE = {
 
 @attrs.frozen(kw_only=True)
 class Imported:
-    """The result of importing one source. ``resumed`` and ``rows`` count its rows, ``messages`` those stored now."""
+    """The result of importing one source.
+
+    ``resumed`` is the number of the source's rows that were finished before the import, ``rows`` the number after it.
+    ``messages`` is the number of messages that the import stored, ``lifted`` the number of late ones among them.
+    """
 
     name: str
     format: str
@@ -44,14 +48,14 @@ class Imported:
     rows: int
     messages: int
     retain_flags: int
-    """The number of the messages that have the retain flag."""
+    """The number of imported messages that have the retain flag."""
     lifted: int
     seconds: float
 
 
 @attrs.define(kw_only=True)
 class Importer:
-    """The settings of an import; `run` imports one source."""
+    """An import with its settings; each call of `run` imports one source."""
 
     db: Database | RemoteDatabase
     batch_size: int
@@ -60,9 +64,9 @@ class Importer:
     retain: bool = False
     """Whether messages with the retain flag also become the retained messages of their topics."""
     limit: int | None = None
-    """The number of messages to store before stopping, over all sources."""
+    """The number of messages, over all sources, after which the import stops; None for no limit."""
     note: Callable[[str], None] = lambda _text: None
-    """A function that is called with sentences about what a person should look at."""
+    """A function that is called with notes for the user, each a sentence."""
     observe: Callable[[Source, int], None] = lambda _source, _messages: None
     """A function that is called after each batch with the number of messages stored so far."""
     _stored: int = 0
@@ -70,9 +74,9 @@ class Importer:
     _retain_flags: int = 0
 
     def run(self, source: Source) -> Imported:
-        """Import a source, or the rest of it.
+        """Import a source, or the rest of it if a part was imported before.
 
-        Raises `ImportSourceError` naming the bad row, with all rows before it stored.
+        Raises `ImportSourceError`, which names the bad row, after all rows before it were stored.
         """
         started = time.perf_counter()
         before, self._lifted, self._retain_flags = self._stored, 0, 0
@@ -127,7 +131,7 @@ class Importer:
         return "imported"
 
     def _store(self, source: Source, rows: Rows, progress: Progress, interrupts: Interrupts) -> None:
-        """Store rows; if some are bad, store those before the first bad one."""
+        """Store rows; if some are bad, store the rows before the first bad one, and raise its `BadRowError`."""
         bad: BadRowError | None = None
         while True:
             try:
@@ -150,7 +154,7 @@ class Importer:
     def _stored_by(self, rows: Rows, progress: Progress) -> StoreResult | RemoteStoreResult:
         if not self.retain:
             return self.db.store(rows.messages, state=progress.state(rows))
-        # After a crash the shard of a topic and that of a client id may lack different rows.
+        # After a crash, the shard of a row's topic and the shard of its client id may have stored different rows.
         stored, retained = progress.lacking(rows, rows.client_ids()), progress.lacking(rows, rows.topics())
         if not isinstance(self.db, Database):
             return self.db.imports.store(rows.batch(), progress.state(rows), stored=stored, retained=retained)
@@ -183,7 +187,7 @@ class Importer:
 
 
 def _first_bad(rows: Rows) -> int:
-    """Return the first message for which a whole column was refused."""
+    """Return the index of the first invalid message, for an error about a whole column."""
     if not isinstance(rows.messages, list):
         for index in range(len(rows)):
             try:

@@ -1,4 +1,4 @@
-"""Splitting JSON into objects: one after the other, over any number of lines, or as the elements of an array."""
+"""Splitting a JSON text into its objects, which follow each other or are the elements of an array."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from topicstore.files.text import without_mark
 __all__ = ["split_objects"]
 
 _OUTSIDE = re.compile(rb'(?:[^"{}\[\]]|"(?:[^"\\]|\\.)*+")*+(["{}\[\]]?)', re.DOTALL)
-"""All up to a bracket, or to the quotation mark of a string that has not ended yet. It matches any text."""
+"""Matches the text up to the next bracket, or to the opening quote of an unfinished string; matches any text."""
 _IN_STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
 
 
 def split_objects(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
-    """Yield each object with the text between it and the one before, and the empty pieces, of a text in pieces.
+    """Yield each object of a text that comes in pieces, together with the text between it and the previous object.
 
-    What is in an object is not checked. Raises `ImportSourceError` for anything else than objects, and for an object
-    of more than ``longest`` bytes.
+    Empty pieces are passed on. The contents of objects are not checked. Raises `ImportSourceError` for values that
+    aren't objects, and for an object longer than ``longest`` bytes.
     """
     splitter = _Splitter()
     for piece in pieces:
@@ -36,16 +36,16 @@ def split_objects(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
 class _Splitter:
     def __init__(self) -> None:
         self.text = bytearray()
-        """The text behind the last object."""
+        """The text after the last object."""
         self._at = 0
-        """Where scanning of it goes on."""
+        """The offset in ``text`` at which scanning continues."""
         self._string = False
         self._depth = 0
-        """How many brackets are open within an object."""
+        """The nesting depth within the current object; 0 outside of objects."""
         self._listed = False
-        """Whether the array is open."""
+        """Whether the array around the objects is open."""
         self._before: bytes | None = None
-        """What has to stand before an object; None at the beginning."""
+        """The separator that is required before the next object; None at the beginning."""
 
     def objects(self, piece: bytes) -> Iterator[bytes]:
         self.text += piece
@@ -65,14 +65,14 @@ class _Splitter:
                     yield self._taken()
 
     def _between(self, mark: bytes) -> None:
-        """Take a bracket that is not in an object."""
+        """Process a bracket outside of objects. Raises `ImportSourceError` if it isn't allowed there."""
         before = without_mark(bytes(self.text[: self._at - 1])).strip()
         if mark == b"{" and before == (self._before or b""):
             self._depth = 1
         elif mark == b"[" and before == b"" and self._before is None:
             self._listed, self._before = True, b"["
         elif mark == b"]" and self._listed and before in (b"[", b""):
-            self._listed, self._before = False, b"]"  # before which no object stands any more
+            self._listed, self._before = False, b"]"  # no object may follow
             self._taken()
         else:
             raise ImportSourceError(self._told())

@@ -1,4 +1,4 @@
-"""Output of messages: JSON lines, CSV, Parquet, Arrow, or a table for people; each in chunks, to a stream or a file."""
+"""Output of messages in chunks, to standard output or a file: JSON lines, CSV, Parquet, Arrow, or a table."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _ENCODERS: dict[str, tuple[Callable[[Iterable[Any]], Iterator[bytes | memoryview
     "parquet": (encoding.parquet, False),
     "arrow": (encoding.arrow_stream, False),
 }
-"""What makes bytes of chunks, and whether gzip may pack them."""
+"""The encoder of each format, and whether its output may be compressed by gzip."""
 _CHUNK = 4_096
 
 
 def format_option(
     *formats: str, otherwise: str = "table on a terminal, jsonl elsewhere"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the option ``--format``; without it, the format is that of ``--output``, or of standard output."""
+    """Add the option ``--format``. Its default depends on the ending of ``--output``, or on standard output."""
 
     def chosen(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
         output: Path | None = ctx.params.get("output")  # an eager option
@@ -58,7 +58,7 @@ def format_option(
 
 @contextlib.contextmanager
 def _open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
-    """Open the output: standard output, or a file that appears under its name once it is whole."""
+    """Open standard output, or a file that is renamed to its final name once it is complete."""
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -67,7 +67,7 @@ def _open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     draft = output if in_place else output.with_name(f".{output.name}.part")
     try:
         if not in_place:
-            draft.unlink(missing_ok=True)  # left by a killed process, or a link that would be followed
+            draft.unlink(missing_ok=True)  # a killed process may have left it; a symbolic link would be followed
         file = draft.open("wb" if in_place else "xb")
     except OSError as bad:
         raise click.BadParameter(f"{output}: {bad.strerror}", param_hint="'--output'") from bad
@@ -86,14 +86,14 @@ def _open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
 
 
 def in_chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Yield messages in lists that are long enough to be written at once."""
+    """Yield messages in lists of `_CHUNK` messages."""
     left = iter(messages)
     while chunk := list(islice(left, _CHUNK)):
         yield chunk
 
 
 def limited(chunks: Iterable[list[Message]], limit: int | None) -> Iterator[list[Message]]:
-    """Yield chunks up to a number of messages; None: all. No further chunk is asked for after that number."""
+    """Yield chunks with at most ``limit`` messages in all; None for all. No chunk is requested after the limit."""
     left = sys.maxsize if limit is None else limit
     source = iter(chunks)
     while left > 0 and (chunk := next(source, None)) is not None:
@@ -102,9 +102,10 @@ def limited(chunks: Iterable[list[Message]], limit: int | None) -> Iterator[list
 
 
 def write_messages(chunks: Iterable[Any], file_format: str, output: Path | None = None) -> int:
-    """Write lists of messages, or for Parquet and Arrow record batches, to a file or standard output; return how many.
+    """Write chunks to a file or standard output; return the number of messages written.
 
-    Each chunk is written before the next one is asked for.
+    Chunks are lists of messages or, for Parquet and Arrow, record batches. Except for Parquet, each chunk is written
+    before the next one is requested.
     """
     if file_format == "table":
         if output is not None:
@@ -131,7 +132,7 @@ _TIME_WIDTH = len("2015-03-07T06:00:22.123456Z")
 
 
 def _write_table(chunks: Iterable[list[Message]]) -> int:
-    """Print messages as they come, in columns as wide as the first of them need; return how many."""
+    """Print messages as a table, with column widths from the first chunk; return the number of messages."""
     line = console().width
     widths: tuple[int, int, int] | None = None
     count = 0

@@ -62,15 +62,15 @@ class ParquetSource(Source):
 
     @cached_property
     def _prefix(self) -> Prefix:
-        """The whole file, if it is known by a name, under which another file may come."""
+        """The prefix of the whole file if the source is identified by a name, which another file may get later."""
         return whole_file(self._origin.path, self.name) if self.named else NO_PREFIX
 
     def begins_with(self, prefix: Prefix) -> bool:
-        """Return whether the prefix is the whole file."""
+        """Return whether the prefix is that of the whole file."""
         return prefix == self._prefix
 
     def progress(self) -> tuple[float, float | None]:
-        """Return how many rows were read, and how many there are."""
+        """Return the number of rows read, and the number of rows in the file."""
         return float(self._read), float(self._file.metadata.num_rows)
 
     def close(self) -> None:

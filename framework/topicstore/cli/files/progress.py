@@ -4,9 +4,9 @@ Stored form (state keyspace of every shard)::
 
     "import/" source id  -> Marker, a msgpack array that begins with a version
 
-Every batch writes the marker to all shards, each in one engine write with that shard's messages.
-A batch is all or nothing per shard only, so after a crash the shards' markers may differ: reading
-continues at the lowest, and each shard is given no row below its own.
+Every batch writes the marker to all shards, each in one engine write with that shard's messages. A batch is atomic only
+within a shard, so after a crash the shards' markers may differ. Reading then continues at the lowest marker, and each
+shard skips the rows below its own marker.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class Marker(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     version: int = _VERSION
     run: int = 1
-    """The number of the run: 1, and one more each time that the whole source is imported again."""
+    """The number of the run: 1, and higher by one each time the whole source is imported again."""
     rows: int = 0
-    """The number of rows of the source that are finished."""
+    """The number of rows of the source that are finished in this shard."""
     done: bool = False
-    """Whether these were all rows."""
+    """Whether all rows of the source are finished."""
     prefix: Prefix = NO_PREFIX
     """The prefix of the text from which these rows came."""
     name: str = ""
     """The name of the source, for people."""
     how: str = ""
-    """The options that decided what its rows became; the version is 2 if there are any, because an older program
-    would continue without them."""
+    """The options that affect the conversion of rows. With options, the version is 2, so that older programs, which
+    ignore them, refuse to continue."""
 
 
 _ABSENT = Marker(version=0)
-"""In the place of a marker that a shard doesn't have."""
+"""The placeholder for a shard without a marker."""
 
 
 def _decode(data: bytes | None) -> Marker:
@@ -69,12 +69,16 @@ def _decode(data: bytes | None) -> Marker:
 
 
 class Progress:
-    """The markers of one source in all shards of a database; without an id nothing is kept."""
+    """The progress of one source's import, stored as a marker in each shard; not stored for a source without an id."""
 
     def __init__(
         self, db: Database | RemoteDatabase, source: Source, *, again: bool = False, skip: int = 0, retain: bool = False
     ) -> None:
-        """``retain``: rows also become retained messages, in the shards of their topics.
+        """Load the progress of earlier imports of the source.
+
+        again:  start at the first row, even if rows were imported before.
+        skip:   the number of rows to skip at least.
+        retain: rows also become retained messages, in the shards of their topics.
 
         Raises `ImportSourceError` if rows of the source were imported with other options, unless ``again``.
         """
@@ -87,12 +91,12 @@ class Progress:
         markers = self._load(self._key)
         self._run = max(marker.run for marker in markers)
         self.finished = all(marker.done and marker.run == self._run for marker in markers)
-        """Whether all rows were imported."""
+        """Whether all rows of the source were imported."""
         self._rows = [0] * len(markers)
         self._prefix = NO_PREFIX
         adopted = False
         self.other = source.named and not again and not self._is_same(source, markers)
-        """Whether the source is another than the one that was imported under its name before."""
+        """Whether the source's content differs from that imported under its name before."""
         again = again or self.other
         if again:
             self._run += any(marker != _ABSENT for marker in markers)
@@ -110,7 +114,7 @@ class Progress:
             self._rows = [max(rows, skip) for rows in self._rows]
             self._prefix = NO_PREFIX
         if again or skip or adopted:
-            # This is in all shards before the first row, so that a crash can't mix this import with an earlier one.
+            # All shards get the new marker before the first row, so that a crash can't mix two imports.
             self._commit_all(done=False)
 
     def _is_same(self, source: Source, markers: list[Marker]) -> bool:
@@ -121,7 +125,10 @@ class Progress:
         return [_ABSENT if key is None else _decode(self._db.state(shard).get(key)) for shard in self._shards]
 
     def _adopt(self, source: Source) -> bool:
-        """Continue after the earlier import with the most rows with which this source begins, too."""
+        """Continue after an earlier import whose rows this source begins with; return whether there is one.
+
+        Of several, the import with the longest prefix is chosen.
+        """
         imports: dict[bytes, list[Marker]] = {}
         for shard in self._shards:
             for key, data in self._db.state(shard).scan(_PREFIX):
@@ -143,7 +150,7 @@ class Progress:
         return bool(found)
 
     def _check_options(self, marker: Marker) -> None:
-        """Raise `ImportSourceError` if rows were imported with other options than these."""
+        """Raise `ImportSourceError` if a marker's rows were imported with other options."""
         if marker.rows and marker.how != self._how:
             raise ImportSourceError(
                 f"{self._name}: its first rows were imported with {marker.how or 'no mapping'}, and not with "
@@ -156,7 +163,7 @@ class Progress:
         return min(self._rows)
 
     def missing(self, rows: Rows) -> Rows:
-        """Return the rows that their shards don't have yet."""
+        """Return the rows with only those messages that their shards don't have yet."""
         if rows.first >= max(self._rows):
             return rows
         lacking = self.lacking(rows, rows.client_ids())
@@ -165,11 +172,14 @@ class Progress:
         return rows.only(lacking)
 
     def lacking(self, rows: Rows, names: Sequence[str]) -> list[bool]:
-        """Return for each row whether the shard of its name, a client id or a topic, doesn't have it yet."""
+        """Return, for each message, whether a shard doesn't have it yet.
+
+        ``names`` are the messages' client ids or topics, which decide the shards.
+        """
         return [rows.number(n) >= self._rows[shard] for n, shard in enumerate(map(self._db.shard_of, names))]
 
     def state(self, rows: Rows) -> dict[int, Sequence[StateWrite]]:
-        """Return the state to commit with rows."""
+        """Return the markers to commit together with rows, by shard."""
         if self._key is None:
             return {}
         marker = self._marker(rows.end, rows.prefix())
@@ -187,7 +197,7 @@ class Progress:
         self._rows = [max(rows.end, have) for have in self._rows]
 
     def finish(self) -> None:
-        """Record that there are no more rows."""
+        """Record in all shards that the import is complete."""
         self.finished = True
         self._commit_all(done=True)
 
@@ -203,7 +213,7 @@ def _key_of(source_id: str | None) -> bytes | None:
 
 
 def _further(one: Marker, other: Marker) -> Marker:
-    """Return the marker with more rows; of two with as many, rather the one that a shard has."""
+    """Return the marker with more rows; of two with equally many, one that is not `_ABSENT`."""
     return max(one, other, key=lambda marker: (marker.rows, marker != _ABSENT))
 
 

@@ -1,4 +1,4 @@
-"""Rows of a source as messages, the bad row that ends them, and prefixes of text."""
+"""Rows of a source converted to messages, the error for a bad row, and digests of a source's first rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["NO_PREFIX", "BadRowError", "Prefix", "RawRows", "Rows"]
 
 
 class Prefix(NamedTuple):
-    """The text from which a source's first rows came. Import markers store it as an array of the two."""
+    """The size and digest of the text of a source's first rows. Import markers store it as an array of both."""
 
     size: int
-    """The size in bytes, unpacked."""
+    """The size of the text in bytes, uncompressed."""
     digest: bytes
-    """The XXH3 of the text."""
+    """The 128-bit XXH3 digest of the text."""
 
 
 NO_PREFIX = Prefix(0, b"")
 
 
 class BadRowError(ImportSourceError):
-    """The error for a bad row; ``row`` counts from 0."""
+    """A row can't be converted to a message or stored. ``row`` is its number, from 0."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,16 +38,17 @@ class BadRowError(ImportSourceError):
         self.reason = reason
 
     def told_of(self, name: str) -> str:
-        """Return the row's place in the source of that name, as people count, and why it is bad."""
+        """Return a message with the source's name, the row's number from 1, and the reason."""
         return f"{name}, row {self.row + 1:,}: {self.reason}"
 
 
 class Rows:
     """Consecutive rows of a source as messages, in a form that `Database.store` takes.
 
-    ``first`` is the number, from 0, of the first row, ``end`` that of the row after the last.
-    Blank lines are rows without a message; ``numbers`` then has each message's row. ``text`` is that of the rows, or
-    the same prefix for all rows of the source.
+    first:   the number of the first row, from 0.
+    end:     the number of the row after the last one.
+    numbers: each message's row; None if every row has a message. A blank line is a row without a message.
+    text:    the text of the rows, or a prefix that holds for all rows of the source.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Rows:
         return len(self.messages)
 
     def number(self, message: int) -> int:
-        """Return the row of a message."""
+        """Return the row number of a message."""
         return self._numbers[message] if self._numbers is not None else self.first + message
 
     def head(self, messages: int) -> Rows:
@@ -79,7 +80,7 @@ class Rows:
         return Rows(kept, self.first, self.number(messages), self._numbers, self._text)
 
     def only(self, wanted: Sequence[bool]) -> Rows:
-        """Return the same rows with the wanted ones of their messages."""
+        """Return the same rows with only those messages for which ``wanted`` is true."""
         numbers = [self.number(message) for message in compress(range(len(self)), wanted)]
         if isinstance(self.messages, list):
             messages: Any = list(compress(self.messages, wanted))
@@ -104,7 +105,7 @@ class Rows:
         return cast("list[str]", self.messages.column("topic").to_pylist())
 
     def retain_flags(self) -> int:
-        """Return how many of the messages have the retain flag."""
+        """Return the number of messages with the retain flag."""
         if isinstance(self.messages, list):
             return sum(map(attrgetter("retain"), self.messages))
         if "retain" not in self.messages.schema.names:
@@ -114,20 +115,20 @@ class Rows:
         return pc.sum(self.messages.column("retain")).as_py() or 0
 
     def batch(self) -> MessageBatch:
-        """Return the messages, checked. Raises `InvalidMessageError`."""
+        """Return the messages as a validated batch. Raises `InvalidMessageError`."""
         if isinstance(self.messages, list):
             return MessageBatch.from_messages(self.messages)
         return MessageBatch.from_arrow(self.messages)
 
     def prefix(self) -> Prefix:
-        """Return the prefix that ends with these rows."""
+        """Return the prefix of the source that ends with these rows."""
         if isinstance(self._text, RawRows):
             return self._text.prefix(self.end - self.first)
         return self._text or NO_PREFIX
 
 
 class RawRows:
-    """The text of a batch's rows, and the hash of all text before them."""
+    """The text of a batch's rows, and the hash state of all text before them."""
 
     def __init__(self, raw: list[bytes], size: int, before: xxhash.xxh3_128) -> None:
         self._raw = raw
@@ -135,7 +136,7 @@ class RawRows:
         self._before = before
 
     def prefix(self, rows: int) -> Prefix:
-        """Return the prefix that ends after this number of these rows."""
+        """Return the prefix of the source that ends after the first ``rows`` rows of the batch."""
         hasher = self._before.copy()
         data = b"".join(self._raw[:rows])
         hasher.update(data)

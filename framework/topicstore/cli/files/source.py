@@ -1,4 +1,4 @@
-"""The interface of sources: their rows from a number on, batch by batch, their progress, and their prefixes."""
+"""`Source`: the interface of files and streams to import, which are read in batches from any row on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Origin", "Source", "opening", "whole_file"]
 
 @contextmanager
 def opening(source: str) -> Iterator[None]:
-    """Raise `ImportSourceError`, with a source's name, if it can't be opened; or `TooManyOpenFilesError`."""
+    """Convert an OSError of the block to `ImportSourceError` with the source's name, or `TooManyOpenFilesError`."""
     try:
         with failure_told():
             yield
@@ -33,7 +33,7 @@ def opening(source: str) -> Iterator[None]:
 
 
 def whole_file(path: Path, source: str) -> Prefix:
-    """Return the size and the XXH3 of all bytes of a file, as they are. Raises as `opening` does."""
+    """Return the size and the XXH3 digest of all bytes of a file, without decompression. Raises as `opening` does."""
     with opening(source), path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, xxhash.xxh3_128).digest()
         return Prefix(file.tell(), digest)
@@ -41,15 +41,15 @@ def whole_file(path: Path, source: str) -> Prefix:
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """What a source is known by, and what its rows become."""
+    """The identity of a source, and the mapping of its columns."""
 
     name: str
-    """Its name for people."""
+    """The source's name in messages for people."""
     path: Path
     identify: Callable[[], str] | None
-    """What finds the id of its import's record; None for a stream without a name."""
+    """A function that returns the id under which the import's progress is stored; None for an unnamed stream."""
     named: bool = False
-    """Whether it is known by a name from a person, not by content, so that it may grow."""
+    """Whether the user's name for the source identifies it, instead of its content, so that it may grow."""
     mapping: ColumnMap = attrs.field(factory=ColumnMap)
 
 
@@ -58,46 +58,49 @@ class Source(ABC):
 
     format: str
     options = ""
-    """Options that decide how it is read, beyond those of its mapping."""
+    """The command-line options, besides those of the mapping, that affect how the source is read."""
     live = False
-    """Whether its rows come while they are read, from a pipe or a device, and can't be read again."""
+    """Whether rows arrive while they are read, from a pipe or a device, and can't be read again."""
     corrected_goes_on = False
-    """Whether the import of a corrected copy continues by itself, because text has prefixes."""
+    """Whether the import of a corrected copy continues after the rows that were stored, as prefixes of text allow."""
 
     def __init__(self, origin: Origin) -> None:
         self.name, self.named, self.mapping = origin.name, origin.named, origin.mapping
         self._origin = origin
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        """What is entered for waits for a stream, which may be interrupted without losing what was read."""
+        """A context manager around waits for a stream's data; such a wait may be interrupted without losing rows."""
         self.passed = NO_PREFIX
-        """The prefix of the rows that `read` passes over, of a stream; it raises `ImportSourceError` for other ones."""
+        """The expected prefix of the rows that `read` skips in a stream; if it differs, `read` raises an error."""
 
     @cached_property
     def id(self) -> str | None:
-        """The id of its import's record; None for a stream without a name. For it, a file is read from end to end."""
+        """The id under which the import's progress is stored; None for an unnamed stream.
+
+        Computing the id of a file that is identified by its content reads the whole file.
+        """
         return None if self._origin.identify is None else self._origin.identify()
 
     @abstractmethod
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from number ``skip`` on, about ``size`` at a time.
 
-        If a row is bad, yields those before it, then raises `BadRowError`; `ImportSourceError`
-        if the source as a whole can't be read.
+        If a row is bad, the rows before it are yielded, and then `BadRowError` is raised. Raises `ImportSourceError` if
+        the source as a whole can't be read.
         """
 
     @abstractmethod
     def progress(self) -> tuple[float, float | None]:
-        """Return how much was read, and how much there is, if that is known."""
+        """Return the amount read and the total, in the same unit; the total is None if it is unknown."""
 
     def begins_with(self, prefix: Prefix) -> bool:
-        """Return whether rows with this prefix came from the source. A stream does, and is checked by `read`.
+        """Return whether the source begins with this prefix. For a stream the result is True, and `read` checks it.
 
-        Raises `ImportSourceError` if it can't be read so far.
+        Raises `ImportSourceError` if the source can't be read that far.
         """
         return True
 
     def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
-        """Return the prefixes, of these, with which the source begins, in rising order of size."""
+        """Return those of the prefixes that the source begins with, in ascending order of size."""
         return []
 
     @abstractmethod

@@ -1,18 +1,18 @@
-"""Files to import, known by their content: JSON lines, JSON, CSV, Parquet; all but the last also gzipped.
+"""Opening files to import (JSON lines, JSON, CSV, Parquet; all except the last also gzipped), and identifying them.
 
-A file is known by its content, not by its name: its source id is its size and the XXH3 of all its bytes. So a file
-that was renamed or moved is still the same source; one in which a byte changed is another. A stream
-(standard input, a pipe) is known by the name that a person gives it, or not at all.
+A file is identified by its content: its source id is its size and the XXH3 digest of all bytes. So a renamed or moved
+file is still the same source, and a file in which a byte changed is another source. A stream (standard input, a pipe)
+is identified by the name that the user gives it, or not at all.
 
-Text also has *prefixes*: the bytes (unpacked) that its first rows came from, by their number and
-XXH3. A text file that begins with all that an earlier import has stored continues after it: that is
-how an import continues when a bad row was corrected, or when the file grew. Parquet has no prefixes but the whole file.
+Text also has *prefixes*: the number and the XXH3 digest of the uncompressed bytes of its first rows. If a text file
+begins with all rows that an earlier import has stored, the import continues after them. So an import continues after a
+bad row was corrected, or after the file grew. For Parquet, the only prefix is the whole file.
 
-Under a name that a person gives, a file is the same source if it begins with the rows that were imported under the
-name; a log that was rotated doesn't, and is read from its first row. A stream that doesn't is refused.
+A file that the user names is the same source if it begins with the rows that were imported under the name. Otherwise,
+as after a log was rotated, it is read from its first row. A stream that begins with other rows is refused.
 
-The output of `topicstore export` is a directory; each generation in it is a source of its own, known by the
-database that it was exported from, its number, and the digests of its files: `exported`.
+The output of `topicstore export` is a directory. Each generation in it is a source, identified by the id of the
+exported database, the generation's number, and the digests of its files (`topicstore.cli.files.export_source`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _OF_TEXT: dict[str, type[JsonLinesSource | JsonSource | CsvSource]] = {
 def open_source(
     path: Path, file_format: str | None = None, name: str | None = None, mapping: ColumnMap | None = None
 ) -> Source:
-    """Open a file; ``-`` is standard input. With ``name`` it is known by that instead of its content.
+    """Open a file as a source; ``-`` is standard input. Raises `ImportSourceError`.
 
-    ``mapping`` says which of its columns make messages; by default those of a message's own names.
-
-    Raises `ImportSourceError`.
+    file_format: one of `FORMATS`; by default from the file's ending.
+    name:        identifies the source instead of its content.
+    mapping:     the mapping of its columns; by default columns have the names of a message's fields.
     """
     stream = path == STANDARD_INPUT or not _is_regular(path)
     chosen = file_format or _format_of(path, stream=stream)
@@ -83,7 +83,7 @@ def _format_of(path: Path, *, stream: bool) -> str:
 
 
 def _standard_input() -> IO[bytes]:
-    # Unbuffered where possible, so that looking at the first bytes doesn't wait for many more.
+    # Unbuffered where possible, so that reading the first bytes doesn't wait for a full buffer.
     return cast("IO[bytes]", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 

@@ -1,4 +1,4 @@
-"""Sources of text, packed by gzip or not: JSON lines, JSON and CSV, with the hash of all text before a row."""
+"""Sources of text, optionally compressed by gzip: JSON lines, JSON and CSV. Reading hashes the text of all rows."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from .source import Origin, Source, opening
 __all__ = ["CsvSource", "JsonLinesSource", "JsonSource"]
 
 _BLOCK_BYTES = 16 << 20
-"""The bytes of text after which a batch ends, however few its rows, so that long lines don't fill memory."""
+"""The bytes of text after which a batch ends regardless of its rows, so that long lines don't fill memory."""
 _BLOCK_SECONDS = 0.1
-"""The longest time that rows of a stream wait for further rows of their batch."""
+"""The maximum number of seconds that rows of a stream wait for further rows of their batch."""
 _LONGEST_LINE = MAX_PAYLOAD * 4 // 3 + (16 << 20)
-"""The most bytes of a row of JSON: the largest payload in base64, a topic, and properties."""
+"""The maximum bytes of a row of JSON: the largest payload in base64, a topic, and properties."""
 _LONGEST_FIELD = 64 << 20
-"""The most characters of a CSV field, and bytes of a line; Python's csv takes four to eight bytes a character."""
+"""The maximum characters of a CSV field, and bytes of a line; Python's csv needs four to eight bytes a character."""
 _PIECE = 1 << 18
 _GZIP = b"\x1f\x8b"
 
 _PAUSE = b""
-"""What an iterator of pieces or rows yields where the rows so far are stored before it waits for more text."""
+"""A marker in iterators of pieces or rows: the rows so far are to be stored before more text is awaited."""
 
 
 class _TextSource(Source):
-    """The base of the kinds of text: packing, rows of text, prefixes."""
+    """The base class of text sources: decompression, splitting into rows, and prefixes."""
 
     corrected_goes_on = True
     longest_line = _LONGEST_LINE
 
     def __init__(self, origin: Origin, raw: IO[bytes], size: int | None) -> None:
-        """``size`` is that of the file in bytes; None for a stream."""
+        """Read from ``raw``; ``size`` is the file's size in bytes, None for a stream."""
         super().__init__(origin)
         self._raw = raw
         self._size = size
@@ -62,7 +62,7 @@ class _TextSource(Source):
     def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
         found: list[Prefix] = []
         if self._size is not None:
-            with contextlib.suppress(ImportSourceError):  # of a damaged file, the readable prefixes are returned
+            with contextlib.suppress(ImportSourceError):  # for a damaged file, the readable prefixes are returned
                 found.extend(prefix for prefix, ends_row in self._begins_with(prefixes) if ends_row)
         return found
 
@@ -70,7 +70,10 @@ class _TextSource(Source):
         return self._size is None or any(self._begins_with([prefix]))
 
     def _begins_with(self, prefixes: Sequence[Prefix]) -> Iterator[tuple[Prefix, bool]]:
-        """Yield the prefixes with which the file begins, and whether a row ends with them. Raises as `read` does."""
+        """Yield the prefixes that the file begins with, and whether each ends at the end of a row.
+
+        Raises `ImportSourceError` if the file can't be read that far.
+        """
         hasher, hashed, last, rest = xxhash.xxh3_128(), 0, b"\n", b""
         with opening(self.name), self._origin.path.open("rb", buffering=0) as raw:
             pieces = _text_of(iter(lambda: raw.read(_PIECE), b""))
@@ -85,24 +88,27 @@ class _TextSource(Source):
                     yield Prefix(size, digest), self._ends_row(last, rest[:1])
 
     def _ends_row(self, last: bytes, following: bytes) -> bool:
-        # A last line without an end may have become longer, and thus another row.
+        # A last line without a newline may have been extended since, and is then another row.
         return last == b"\n" or following in (b"", b"\n", b"\r")
 
     def close(self) -> None:
         self._raw.close()
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield the text, unpacked, as it comes; of a stream also `_PAUSE`. Raises `ImportSourceError`."""
+        """Yield the decompressed text in pieces; for a stream also `_PAUSE`. Raises `ImportSourceError`."""
         return _text_of(self._stream() if self.live else iter(lambda: self._raw.read(_PIECE), b""))
 
     def _stream(self) -> Iterator[bytes]:
-        """Yield what comes, and `_PAUSE` before a wait that is too long for rows that came, or that is interrupted."""
+        """Yield the data of a stream as it arrives.
+
+        `_PAUSE` is yielded when rows have waited for `_BLOCK_SECONDS`, and before an interruption is raised.
+        """
         poll = select.poll()
         poll.register(self._raw.fileno(), select.POLLIN)
         due: float | None = None
         while True:
             try:
-                with self.waiting():  # here only, and not where something was read that would be lost
+                with self.waiting():  # interruptible only here, where no data that was read could be lost
                     came = poll.poll(None if due is None else max(0.0, due - time.monotonic()) * 1e3)
             except KeyboardInterrupt:
                 yield _PAUSE
@@ -118,7 +124,7 @@ class _TextSource(Source):
                 yield data
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield lines with their ends, and `_PAUSE`."""
+        """Yield lines with their line ends, and `_PAUSE`."""
         begun: list[bytes] = []
         size = 0
         for piece in self._pieces():
@@ -138,7 +144,7 @@ class _TextSource(Source):
             yield b"".join(begun)
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
-        """Yield the rows from ``skip`` on; those before it are only split and hashed."""
+        """Yield the rows from ``skip`` on; earlier rows are only split and hashed."""
         at = 0
         for block, trouble in _blocks(self._split(skip), skip, size):
             first, at = at, at + len(block)
@@ -154,7 +160,7 @@ class _TextSource(Source):
 
     @abstractmethod
     def _split(self, skip: int) -> Iterator[bytes]:
-        """Yield the text of each row, with what separates it from the row before, and `_PAUSE`.
+        """Yield the text of each row, with the separator before it, and `_PAUSE`.
 
         The first ``skip`` rows are not decoded.
         """
@@ -164,7 +170,7 @@ class _TextSource(Source):
         """Yield the messages of a block of rows. Raises `BadRowError`."""
 
     def _check_passed(self, rows: int, skip: int) -> None:
-        """Raise `ImportSourceError` if the rows that were passed over, or all that there are, are others."""
+        """Raise `ImportSourceError` if the skipped rows differ from the rows imported before (`passed`)."""
         if self.passed != NO_PREFIX and rows and self.passed != (self._hashed, self._hasher.digest()):
             rather = f"its first {skip:,} rows are" if rows == skip else f"its {rows:,} rows are all, and"
             raise ImportSourceError(
@@ -173,7 +179,7 @@ class _TextSource(Source):
             )
 
     def _take(self, raw: list[bytes]) -> tuple[bytes, RawRows]:
-        """Return rows as one piece, and include them in the prefix."""
+        """Add rows to the hash; return their text as a whole and as `RawRows`."""
         text = RawRows(raw, self._hashed, self._hasher.copy())
         data = b"".join(raw)
         self._hasher.update(data)
@@ -190,7 +196,7 @@ def _has_descriptor(raw: IO[bytes]) -> bool:
 
 
 def _text_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield text, unpacked if it is packed. Raises `ImportSourceError`, after all that could be read before."""
+    """Yield text, decompressed if it is in gzip. Raises `ImportSourceError` after all text that could be read."""
     try:
         head = b""
         for piece in pieces:
@@ -204,7 +210,7 @@ def _text_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _checked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield text. Raises `ImportSourceError` if it is not in UTF-8 from its beginning on."""
+    """Yield the pieces unchanged. Raises `ImportSourceError` if the text seems to be UTF-16."""
     head = b""
     for piece in pieces:
         head = head or piece[:4]
@@ -216,7 +222,10 @@ def _checked(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield what is packed in gzip's members, with zeros behind them. Raises `ImportSourceError` for damage."""
+    """Yield the decompressed text of gzip members, ignoring zero bytes after them.
+
+    Raises `ImportSourceError` for damage, after the text before it.
+    """
     unpacker = None
     for packed in pieces:
         if packed == _PAUSE:
@@ -244,7 +253,7 @@ def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _before_damage(unpacker: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
-    """Yield what can be unpacked of a piece before its damage, which one call for all of it doesn't return."""
+    """Yield the text before the damage in a piece, byte by byte, since decompressing it whole only raises an error."""
     with contextlib.suppress(zlib.error):
         for at in range(len(piece)):
             if text := unpacker.decompress(piece[at : at + 1]):
@@ -252,7 +261,10 @@ def _before_damage(unpacker: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
 
 
 def _blocks(rows: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[bytes], ImportSourceError | None]]:
-    """Yield rows in blocks of ``size``, with a boundary at ``skip``; with the last, the error that ended it."""
+    """Yield rows in blocks of about ``size``, with a boundary at ``skip``, and with the last block a reading error.
+
+    The error is None for all other blocks, and for the last one if reading succeeded.
+    """
     block: list[bytes] = []
     seen = held = 0
     trouble = None
@@ -272,11 +284,11 @@ def _blocks(rows: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[
 
 
 class _JsonSource(_TextSource):
-    """The base of the kinds of JSON."""
+    """The base class of the sources of JSON."""
 
     @abstractmethod
     def _message(self, row: bytes) -> Message | None:
-        """Return the message of the next row, None if it has none. Raises `ValueError`."""
+        """Return the message of a row; None for a blank line. Raises `ValueError`."""
 
     def _decoded(self, _: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
         messages: list[Message] = []
@@ -314,11 +326,11 @@ class JsonLinesSource(_JsonSource):
             if len(messages) == len(block):
                 yield Rows(messages, first, first + len(block), None, text)
                 return
-        yield from super()._decoded(data, block, first, text)  # there is a bad line, or a blank one
+        yield from super()._decoded(data, block, first, text)  # some line is bad or blank
 
 
 class JsonSource(_JsonSource):
-    """A source of JSON objects, each of which is a message: one after the other, or the elements of an array."""
+    """A source of JSON objects, each a message, which follow each other or are the elements of an array."""
 
     format = "json"
     options = "--format json"
@@ -334,14 +346,14 @@ class JsonSource(_JsonSource):
 
 
 class CsvSource(_TextSource):
-    """A source of CSV records, each of which is a message, under the names of the first record."""
+    """A source of CSV records, each a message, with a header record."""
 
     format = "csv"
     longest_line = _LONGEST_FIELD
     _parse: Callable[[Sequence[str]], Message]
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
-        """Yield the rows from ``skip`` on; those before it are split, but not parsed."""
+        """Yield the rows from ``skip`` on; earlier rows are split, but not parsed."""
         csv.field_size_limit(_LONGEST_FIELD)
         self._text = _CsvLines(self._lines())
         self._records = _records(self._text)
@@ -362,7 +374,7 @@ class CsvSource(_TextSource):
                     if skip <= 0:
                         self._parsed.append(self._parse(record))
                     skip -= 1
-                    yield self._text.taken()  # with the blank lines before it
+                    yield self._text.taken()  # including the blank lines before the record
                 elif record is None:
                     yield _PAUSE
                 elif self._text.many_are_blank:
@@ -377,11 +389,11 @@ class CsvSource(_TextSource):
 
 
 class _PausedError(Exception):
-    """There are no further lines for now. Those of a record that isn't complete are read again."""
+    """No further lines are available yet. The lines of an incomplete record will be read again."""
 
 
 class _CsvLines:
-    """Lines as csv reads them; the text since the last call of `taken` is kept."""
+    """An iterator of lines for ``csv.reader``, which keeps the text since the last call of `taken`."""
 
     def __init__(self, lines: Iterator[bytes]) -> None:
         self._lines = lines
@@ -393,7 +405,7 @@ class _CsvLines:
         return self
 
     def __next__(self) -> str:
-        """Return the next line. Raises `_PausedError`."""
+        """Return the next line. Raises `_PausedError` at `_PAUSE`."""
         line = next(self._again, None)
         if line is None:
             line = next(self._lines)
@@ -405,12 +417,12 @@ class _CsvLines:
         return (without_mark(line) if first else line).decode()
 
     def again(self) -> None:
-        """Read the lines that are kept again."""
+        """Make the iterator return the kept lines again."""
         self._again = chain(io.BytesIO(self._kept).readlines(), self._again)
         self._kept.clear()
 
     def taken(self) -> bytes:
-        """Return the text that was kept, and keep no more of it."""
+        """Return the kept text, and stop keeping it."""
         kept = bytes(self._kept)
         self._kept.clear()
         self._begun = True
@@ -418,7 +430,7 @@ class _CsvLines:
 
     @property
     def many_are_blank(self) -> bool:
-        """Whether lines that are no record yet are so many that they shouldn't be kept."""
+        """Whether the kept text exceeds `_BLOCK_BYTES`, as after very many blank lines."""
         return len(self._kept) >= _BLOCK_BYTES
 
 
@@ -426,7 +438,7 @@ _QUOTED = re.compile('"[^"]*"')
 
 
 def _delimiter(lines: _CsvLines) -> str:
-    """Return what is between the names of the first record, which is read again afterwards: , ; or a tab."""
+    """Detect the delimiter in the header record: comma, semicolon or tab. The record is read again afterwards."""
     line = ""
     with contextlib.suppress(StopIteration):
         while not line.strip():
@@ -438,12 +450,12 @@ def _delimiter(lines: _CsvLines) -> str:
 
 
 def _records(lines: _CsvLines) -> Iterator[list[str] | None]:
-    """Yield the records of CSV, those of blank lines are empty; None at a pause."""
+    """Yield the records of CSV; an empty record for a blank line, and None at `_PAUSE`."""
     records = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
     while True:
         try:
             record = next(records, None)
-        except _PausedError:  # the reader begins the record anew
+        except _PausedError:  # the reader then reads the record from its beginning
             yield None
             continue
         if record is None:

@@ -1,1 +1,1 @@
-"""The parts of commands that face a person: options, tables, interruptions, and how a run ends."""
+"""The user interface of commands: options, tables, progress bars, interruptions and exit codes."""

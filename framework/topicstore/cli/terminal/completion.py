@@ -1,4 +1,4 @@
-"""Completion of plugins' names in the shell; the guide to the command line says how to install it."""
+"""Shell completion of the names of backends and layouts; the guide to the command line explains its installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["backend_names", "layout_names"]
 
 
 def _names(kind: str, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names that begin with the typed text, each with its summary."""
+    """Return the names that begin with ``incomplete``, each with its summary."""
     from topicstore.plugins import registry  # imports the plugins
 
     specs = getattr(registry(), kind)()

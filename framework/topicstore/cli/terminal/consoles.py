@@ -1,4 +1,4 @@
-"""The console on standard output, and progress bars. This module loads rich."""
+"""The console on standard output, and progress bars. Importing this module imports rich."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["TrimmedConsole", "messages_bar"]
 
 
 class TrimmedConsole(Console):
-    """A console that ends lines where their text ends, unless it is a terminal that shows them."""
+    """A console that strips trailing spaces from lines unless it writes to a terminal."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does."""
+        """Print as rich does, but without trailing spaces unless the output is a terminal."""
         if self.is_terminal:
             super().print(*objects, **options)
             return
@@ -25,13 +25,13 @@ class TrimmedConsole(Console):
         self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
 
     def on_broken_pipe(self) -> None:
-        """End the program as any other that writes to a reader that has gone."""
+        """Raise BrokenPipeError, so that the program ends as for other output to a closed pipe."""
         raise BrokenPipeError
 
 
 @contextlib.contextmanager
 def messages_bar(what: str) -> Iterator[Callable[[float, float | None, int], None]]:
-    """Show a bar on standard error, with the messages per second; yield what updates it."""
+    """Show a progress bar with messages per second on standard error; yield the function that updates it."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

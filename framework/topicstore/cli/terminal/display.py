@@ -1,4 +1,4 @@
-"""Numbers, tables and consoles for people. Rich is loaded when something is printed with it."""
+"""Formatting of numbers, texts and tables for people. Rich is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 _WIDTH_WITHOUT_TERMINAL = 1_000
-"""The width unless COLUMNS says otherwise: output for another program has one line for each row, however long."""
+"""The width of output for other programs unless COLUMNS is set: each row of a table then stays on one line."""
 
 
 def console() -> Console:
-    """Return a console on standard output: as wide as the terminal, or as COLUMNS says, or as is needed."""
+    """Return a console on standard output, with the terminal's width, that of COLUMNS, or else a very large one."""
     from .consoles import TrimmedConsole
 
     wide = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
@@ -53,14 +53,14 @@ def console() -> Console:
 
 
 def visible(text: str) -> str:
-    """Return text with everything escaped that could act on a terminal."""
+    """Return text with all non-printable characters escaped, so that it can't control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
 
 
 def readable(payload: bytes, most: int = 200) -> str:
-    """Return the beginning of a payload in a form for people."""
+    """Return the beginning of a payload as text, at most ``most`` characters; as hexadecimal if it isn't UTF-8."""
     try:
         text = visible(payload[: most * 4].decode())
     except UnicodeDecodeError as bad:
@@ -71,7 +71,7 @@ def readable(payload: bytes, most: int = 200) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text with a decimal unit, such as ``1.5 MB``."""
     units = ["TB", "GB", "MB", "kB", "bytes"]
     while count >= 1_000 and len(units) > 1:
         count /= 1_000
@@ -86,23 +86,23 @@ def count_of(count: int, what: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds, to the hundredth."""
+    """Return a duration as text in milliseconds, with two decimals and without the unit."""
     return f"{seconds * 1e3:,.2f}"
 
 
 def short_time(timestamp: int) -> str:
-    """Return a time to the minute, in a form that can be written on the command line too."""
+    """Return a time to the minute, in ISO 8601, as options of the command line accept it."""
     return f"{format_time(timestamp)[:16]}Z"
 
 
 def natural(text: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a key that sorts texts as people do: ``bus-9`` before ``bus-10``."""
+    """Return a key for natural sorting: ``bus-9`` before ``bus-10``."""
     parts = (part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", text)))
     return [(len(part) if n % 2 else 0, part) for n, part in enumerate(parts)], text
 
 
 def cell(value: Any) -> Text:
-    """Return a table cell: numbers grouped, text as it is, never read as markup."""
+    """Return a table cell: integers with thousands separators, text escaped by `visible` and not read as markup."""
     from rich.text import Text
 
     if value is None:
@@ -113,7 +113,7 @@ def cell(value: Any) -> Text:
 
 
 def single(*, shards: int, generations: int) -> set[str]:
-    """Return the headers of columns that are useless if there is only one shard, or one generation."""
+    """Return the headers of columns to leave out because there is only one shard, or one generation."""
     return {header for header, count in (("shard>", shards), ("generation>", generations)) if count == 1}
 
 
@@ -122,11 +122,12 @@ def make_table(
 ) -> Table:
     """Return a table.
 
-    A header that ends in ``>`` is of a column of numbers, in ``~`` of texts that may be wrapped: others
-    are as wide as they must be. Columns ``without`` are left out.
+    headers: a header that ends in ``>`` marks a column of numbers; in ``~``, a column of texts that may be wrapped.
+             Other columns are as wide as their content.
+    without: the headers of columns to leave out.
 
-    Rich takes about a millisecond a row. So rows that need one line each are made one row of many lines, which it
-    prints several times as fast.
+    Rich takes about a millisecond per row. So rows that need only one line each are combined into one row of many
+    lines, which is several times as fast.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -151,7 +152,7 @@ def make_table(
 
 
 def _fit(table: Table, columns: Sequence[Sequence[Text]]) -> bool:
-    """Return whether there are rows that each need one line of the console."""
+    """Return whether there are rows, and each fits on one line of the console."""
     if not columns or any("\n" in one.plain for column in columns for one in column):
         return False
     widths = (
@@ -175,7 +176,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def panel(title: str, pairs: Iterable[tuple[str, Any]]) -> Panel:
-    """Return a frame with a title around names and values."""
+    """Return names and values, one pair on each line, in a frame with a title."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -183,7 +184,7 @@ def panel(title: str, pairs: Iterable[tuple[str, Any]]) -> Panel:
 
 
 def lines(texts: Iterable[str]) -> Text:
-    """Return a table cell of several lines."""
+    """Return a table cell with each text on its own line; ``-`` if there are none."""
     from rich.text import Text
 
     return Text("\n".join(map(visible, texts)) or "-")
@@ -196,9 +197,9 @@ def print_json(document: Any) -> None:
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Callable[[float, float | None, int], None]]:
-    """Show progress on standard error while the block runs, if that is a terminal.
+    """Show a progress bar on standard error while the block runs, if standard error is a terminal.
 
-    The block calls what it gets with how much is done, of how much, and with how many messages.
+    Yields a function to call with the amount done, the total (None if unknown), and the number of messages.
     """
     if not sys.stderr.isatty():
         yield lambda _done, _total, _messages: None

@@ -1,4 +1,4 @@
-"""Exit codes: the only place where an error becomes a number."""
+"""The exit codes of the program, and the mapping from errors to them."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ _BY_CLASS: dict[type[BaseException], int] = {
     OSError: STORAGE,
     KeyboardInterrupt: INTERRUPTED,
 }
-"""Exit codes by class: the first that matches counts; an error that matches none is a bug, and shows its traceback."""
+"""The exit code of each exception class; the first match counts. Other exceptions are bugs, and show a traceback."""
 
 
 class Failure(click.ClickException):
-    """An error that ends the program: one line for people, a number for scripts."""
+    """An error that ends the program with a one-line message and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(" ".join(message.split()))
         self.exit_code = code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the line on standard error; where that can't be written, the exit code has to do."""
+        """Print the message on standard error; errors of writing are ignored, since the exit code remains."""
         with contextlib.suppress(OSError):
             click.echo(f"error: {self.format_message()}", file=file, err=file is None)
 
 
 def failure(error: BaseException) -> Failure | None:
-    """Return how an error ends the program, or None if it is unexpected."""
+    """Return the message and exit code for an error, or None for an unexpected one."""
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "topicstore"
         return Failure(f"{error.format_message()} (see: {path} --help)", USAGE)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: they end every command alike, an import between two batches and never within one."""
+"""Ctrl-C and SIGTERM, which end every command the same way. They end an import between batches, never within one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def interrupt_on_sigterm() -> None:
-    """Raise `KeyboardInterrupt` on SIGTERM from now on, also as process 1 of a container, unless it is ignored."""
+    """Make SIGTERM raise `KeyboardInterrupt`, unless the signal is ignored.
+
+    The default action would do nothing in process 1 of a container.
+    """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 class Interrupts:
-    """While entered, Ctrl-C or SIGTERM waits for the end of a `held` block; a second one doesn't.
+    """A context manager in which Ctrl-C and SIGTERM wait for the end of a `held` block; a second one doesn't wait.
 
-    An interrupted write would close its shard to further ones, because it would be unknown
-    whether it took effect. In other threads than the main one this does nothing.
+    Interrupting a write would make its shard refuse further writes, because it would be unknown whether the write took
+    effect. In threads other than the main one, the class does nothing.
     """
 
     def __init__(self) -> None:
@@ -50,7 +53,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Run a block to its end, then raise the KeyboardInterrupt that came meanwhile, unless an outer block does."""
+        """Run the block to its end, and then raise KeyboardInterrupt if a signal came meanwhile.
+
+        Within another `held` block, the outer block raises it.
+        """
         outer, self._held = self._held, True
         try:
             yield
@@ -61,7 +67,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """Within a `held` block, raise the KeyboardInterrupt that came before or comes during this one."""
+        """Allow interruption within a `held` block: raise KeyboardInterrupt for an earlier signal or one during it."""
         outer, self._held = self._held, False
         try:
             if self._pending:

@@ -1,4 +1,4 @@
-"""Arguments, options and questions that several commands share."""
+"""The arguments, options and confirmation questions that several commands share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
 
 class Length(click.ParamType[float | str]):
-    """A parameter that is a length of time, in seconds, or one of some words."""
+    """A parameter type for a duration, converted to seconds, or one of the given words."""
 
     name = "time"
 
@@ -73,7 +73,7 @@ class Length(click.ParamType[float | str]):
         self._words = words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        """Return the length, or the word."""
+        """Return the duration in seconds, or the word."""
         if not isinstance(value, str) or value in self._words:
             return value  # type: ignore[no-any-return]
         if _SECONDS.fullmatch(value):
@@ -128,7 +128,7 @@ _CREATION = (
 
 
 def creation_options(command: F) -> F:
-    """Add the options with which a database is created."""
+    """Add the options for creating a database."""
     for option in reversed(_CREATION):
         command = option(command)
     return command
@@ -155,7 +155,7 @@ def by_option(command: F) -> F:
 
 
 def replay_options(orders: Sequence[str], help_of_orders: str) -> Callable[[F], F]:
-    """Add the options of what a replay takes: a time, what it is compared with, and an order."""
+    """Add the options of a replay: ``--start``, ``--until``, ``--by`` and ``--order``."""
 
     def decorate(command: F) -> F:
         order = click.option(
@@ -167,7 +167,7 @@ def replay_options(orders: Sequence[str], help_of_orders: str) -> Callable[[F], 
 
 
 def yes_option(doing: str) -> Callable[[F], F]:
-    """Add the option ``--yes``, without which a command is refused if nobody can answer, before anything is opened."""
+    """Add the option ``--yes``. Without it, a command is refused at once if standard input isn't a terminal."""
 
     def check(_: click.Context, __: click.Parameter, yes: bool) -> bool:
         if not yes and not sys.stdin.isatty():
@@ -201,14 +201,14 @@ def arguments_of(*, plugins: Sequence[str], options: Sequence[str], **given: Any
 
 
 def warn_unless_kept(backend: str | None) -> None:
-    """Warn of a backend that keeps nothing, before messages are put into a database that ends with the command."""
+    """Print a warning if the backend isn't persistent, because the database then ends with the command."""
     if backend is not None and "persistent" not in registry().backend(backend).capabilities:
         text = f"backend {backend!r} keeps nothing: this database is gone when the command ends"
         click.echo(f"warning: {text}", err=True)
 
 
 def read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return NAME=VALUE texts as a dictionary; a value that is valid JSON is decoded."""
+    """Parse NAME=VALUE texts to a dictionary; a value that is valid JSON is decoded, another is kept as text."""
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
