@@ -78,7 +78,7 @@ class Broker:
         self.ended: asyncio.Future[None] = loop.create_future()
         """Gets the exception that ends the broker, such as `DatabaseClosedError`; cancelled when the broker is
         stopped."""
-        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieves it
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks it as retrieved
         self._kick()
 
     def connection(self, via: Via) -> MqttConnection:

@@ -35,7 +35,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownSiteError, 404),
     (UnknownStorageError, 404),
     (errors.GenerationDroppedError, 410),
-    # the request
+    # an invalid request
     (errors.MessageTooLargeError, 413),
     (errors.InvalidArgumentError, 400),
     (errors.UnknownPluginError, 400),

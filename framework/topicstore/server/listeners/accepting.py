@@ -106,7 +106,7 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 self._make, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake
             )
-        except (OSError, EOFError) as bad:  # of its client, such as a failed handshake: `ssl.SSLError` is an OSError
+        except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
                 self._failed.note(written_address(peer), str(bad) or "the client closed the connection")

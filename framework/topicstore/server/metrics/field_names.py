@@ -38,7 +38,7 @@ class FieldNamesCollector(Collector):
         self._db, self._site, self._averages = db, site, averages
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         shards = list(self._db.storage.shards)
         for name, text, values in (
             ("batches", "Batches written.", [one.writer.counters.batches for one in shards]),

@@ -38,7 +38,7 @@ class MqttCollector(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         traffic = self._server.traffic
         yield gauge("topicstore_mqtt_clients", "Clients that are connected.", (), [((), traffic.connected)])
         for name, text, value in (

@@ -35,6 +35,6 @@ class ProcessCollector(Collector):
         self._found.renew()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         yield from self._found.value()
         yield InfoMetricFamily("topicstore", "What serves which database.", value=self._about)

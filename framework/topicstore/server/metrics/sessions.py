@@ -37,7 +37,7 @@ class SessionsCollector(Collector):
             one.renew()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         number, counts = self.number.value(), self.counts.value()
         for name, text, value in (
             ("topicstore_sessions", "Sessions, connected or not.", number),

@@ -46,7 +46,7 @@ class StoreCollector(Collector):
         """The sizes that the engines report, by shard; empty while an engine can't be read."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         shards = list(self._db.storage.shards)
         for attribute, (name, text) in _COUNTERS.items():
             yield counter(name, text, _SHARD, ((_of(one), getattr(one.writer.counters, attribute)) for one in shards))
