@@ -1,4 +1,4 @@
-"""Addresses as people write them: ``127.0.0.1:1883``, ``[::1]:1883``."""
+"""Addresses in the notation of the settings: ``127.0.0.1:1883``, ``[::1]:1883``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORWARDED_BEGINNINGS = ("cf-", "x-envoy-", "x-forwarded", "x-original-")
 
 
 class Addresses(str):
-    """One address or several, in one text, with commas between them."""
+    """One or several addresses in one string, separated by commas."""
 
     __slots__ = ("all",)
 
@@ -37,7 +37,7 @@ class Addresses(str):
 
     @classmethod
     def read(cls, given: Any) -> Addresses:
-        """Return what a text, or a list of texts, says. Raises ValueError."""
+        """Parse one address, or a list of addresses. Raises ValueError."""
         if not isinstance(given, (list, tuple)):
             return Address(given)
         if not given:
@@ -51,7 +51,7 @@ class Addresses(str):
 
 
 class Address(Addresses):
-    """A host and a port, in one text."""
+    """A host and a port in one string, ``HOST:PORT``."""
 
     __slots__ = ("host", "port")
 
@@ -59,7 +59,7 @@ class Address(Addresses):
     port: int
 
     def __new__(cls, text: str) -> Self:
-        """Check the text. Raises ValueError."""
+        """Parse ``HOST:PORT``. Raises ValueError."""
         found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
         if found is None or int(found[3]) > 65_535:
             raise ValueError(f"{text!r} is not HOST:PORT, such as '127.0.0.1:1883' or '[::1]:1883'")
@@ -70,7 +70,7 @@ class Address(Addresses):
 
 
 def written_address(address: Any) -> str:
-    """Return what a socket says of an address as people write it; of one that isn't of the internet, its text."""
+    """Return a socket's address as ``HOST:PORT``, with an IPv6 host in brackets; other kinds as ``str``."""
     if not isinstance(address, (tuple, list)):
         return str(address)
     host, port = address[0], address[1]
@@ -78,7 +78,7 @@ def written_address(address: Any) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address, or the name localhost, is of this machine only."""
+    """Return whether a host is a loopback address or the name ``localhost``."""
     if host == "localhost":
         return True
     try:
@@ -90,9 +90,9 @@ def is_loopback(host: str) -> bool:
 
 
 def site_of(host: str) -> str:
-    """Return what an address has in common with others that one person can take as well.
+    """Return the address or network by which clients of one site are counted together.
 
-    Of IPv6 that is a network of 64 bits, which is the least that a site is assigned (RFC 6177).
+    For IPv6 this is the /64 network, the smallest that a site is assigned (RFC 6177); for IPv4 the address itself.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -106,8 +106,8 @@ def site_of(host: str) -> str:
 
 
 def is_forwarded(headers: Iterable[str]) -> bool:
-    """Return whether one of a request's headers, given by names, is of a proxy, which tells by it for whom it asks.
+    """Return whether a request has a header by which proxies name the client that they forward for.
 
-    The proxy may be on this machine while its clients are anywhere.
+    A proxy may run on this machine while its clients are on other machines. ``headers`` are the headers' names.
     """
     return any(name in _FORWARDED or name.startswith(_FORWARDED_BEGINNINGS) for name in map(str.lower, headers))

@@ -1,4 +1,4 @@
-"""Who a client is, and what it may do: what is asked before its session is opened."""
+"""Authentication and authorization of a client before its session is opened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHY = {
 
 @attrs.frozen
 class Refused:
-    """A client that is not let in."""
+    """The refusal of a client's CONNECT."""
 
     reason: ReasonCode
     text: str
@@ -38,18 +38,18 @@ _UNDECIDED = Refused(ReasonCode.SERVER_UNAVAILABLE, "it can't be found out now w
 
 @attrs.frozen
 class Admission:
-    """A client that is let in."""
+    """The identity and the permissions of a client whose CONNECT was accepted."""
 
     access: Access
-    """Who has decided."""
+    """The access rules that decided."""
     identity: Identity
     permissions: Permissions
     forbidden: list[str]
-    """The filters of its stored session that it may no longer subscribe to."""
+    """The filters of the client's stored session that the client may no longer subscribe to."""
 
 
 async def admit(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
-    """Find out who a client is and what it may do, within the connect timeout."""
+    """Authenticate a client and check its permissions, within the connect timeout."""
     try:
         async with asyncio.timeout(serving.limits.connect_timeout):
             return await _find_out(serving, terms, peer)
@@ -86,11 +86,11 @@ async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | R
             return _UNDECIDED
         decided = await permissions.decide("subscribe", _plain(filters))
         if None in decided:
-            return _UNDECIDED  # a filter that is taken from a session is gone, with the messages that wait for it
+            return _UNDECIDED  # removing a filter from the session would also drop its queued messages
         forbidden = [text for text, good in zip(filters, decided, strict=True) if not good]
     return Admission(access, identity, permissions, forbidden)
 
 
 def _plain(filters: Sequence[str]) -> list[str]:
-    """Return what a session's filters read: those of shared subscriptions without their groups."""
+    """Return topic filters without the ``$share/<group>/`` prefix of shared subscriptions."""
     return [text.split("/", 2)[2] if text.startswith(SHARE) else text for text in filters]

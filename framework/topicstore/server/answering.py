@@ -1,4 +1,4 @@
-"""The answers to what a client has published: PUBACK and PUBREC, with reason codes where the protocol has them."""
+"""The answers to a client's publishes: PUBACK and PUBREC, with reason codes where the protocol version has them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from .refusals import reason_of_message
 __all__ = ["Verdict", "answer_publishes", "answer_pubrels"]
 
 _FIRST = {PUBACK: 0x40020000, PUBREC: 0x50020000, PUBCOMP: 0x70020000}
-"""An acknowledgement of two bytes, without its packet id."""
+"""By type, an acknowledgement without a reason code as a 32-bit integer; its low 16 bits take the packet id."""
 _DROPPED = frozenset((ReasonCode.NOT_AUTHORIZED, ReasonCode.TOPIC_NAME_INVALID))
-"""Reasons for which a publish of MQTT 3.1.1 is acknowledged and dropped [MQTT-3.3.5-2]: sending it again won't help."""
+"""Reasons for which a publish of MQTT 3.1.1 is acknowledged and dropped [MQTT-3.3.5-2]: a retry would fail, too."""
 
 
 @attrs.frozen
 class Verdict:
-    """What a client is told of its publishes."""
+    """The acknowledgements of a client's publishes."""
 
     data: bytes
     packets: Sequence[Counted] = ()
-    """Those in the data."""
+    """The packets in ``data``, counted by type and reason code."""
     over: Sequence[int] = ()
-    """The packet ids of QoS 2 of which the exchange is over, because they were refused."""
+    """The packet ids of QoS 2 exchanges that ended because the publish was refused."""
     refused: int = 0
-    """How many publishes were refused."""
+    """Number of refused publishes."""
     end: str | None = None
-    """Why the connection has to be ended, where the protocol can't say that a publish failed; None: it hasn't."""
+    """Why the connection must end, if the protocol version cannot report that a publish failed; else None."""
 
 
 def answer_publishes(version: int, part: PublishedPart) -> Verdict:
-    """Return the answers, in the order in which the messages came, each QoS by itself [MQTT-4.6.0-2]."""
+    """Return the acknowledgements of a client's publishes, for each QoS in the order of arrival [MQTT-4.6.0-2]."""
     pending: Pending = part.what
     if part.refused or pending.refused or (version == 5 and not all(part.matched)):
         return _each(version, part, pending)
@@ -63,7 +63,7 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> Verdict:
             reasons.setdefault((message.qos, packet_id), ReasonCode.NO_MATCHING_SUBSCRIBERS)
     refused = sum(reason >= 0x80 for reason in reasons.values())
     if any(isinstance(error, SessionEndedError) for error in part.refused.values()):
-        return Verdict(b"", refused=refused)  # it is told why, and sends again what was not acknowledged
+        return Verdict(b"", refused=refused)  # the connection ends, and the client resends unacknowledged messages
     if version == 4 and any(reason >= 0x80 and reason not in _DROPPED for reason in reasons.values()):
         return Verdict(b"", refused=refused, end=text)
     acks = [(one, reasons.get((1, one), 0)) for one in pending.ids1]
@@ -86,9 +86,9 @@ def answer_pubrels(version: int, ids: Sequence[int], known: Sequence[bool]) -> t
 
 
 def _counted(kind: int, rows: Sequence[tuple[int, int]]) -> list[Counted]:
-    """Return how many of the acknowledgements have which reason code."""
+    """Count acknowledgements by reason code."""
     counted, left = [], [reason for _, reason in rows]
-    while left:  # once for each code, of which there are one or two: to compare them is quicker than to hash them
+    while left:  # one pass for each code: with one or two codes, comparing is faster than hashing
         first = left[0]
         number = left.count(first)
         counted.append((kind, int(first), number))
@@ -97,6 +97,6 @@ def _counted(kind: int, rows: Sequence[tuple[int, int]]) -> list[Counted]:
 
 
 def _plain(kind: int, ids: Sequence[int]) -> bytes:
-    """Return acknowledgements without a reason."""
+    """Encode acknowledgements without a reason code."""
     first = _FIRST[kind]
     return struct.pack(f">{len(ids)}I", *[first | packet_id for packet_id in ids])

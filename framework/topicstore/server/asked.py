@@ -1,7 +1,7 @@
-"""What goes over to the thread of the store in one hop, and what comes back.
+"""The requests that one batch takes to the store's thread, and the answers that it brings back.
 
-Both are columns: what all clients asked for, by kind. A client is whatever the event loop knows a connection by; the
-hop only hands it back.
+Both are columns: for each kind of request, a list with the requests of all clients. The store's thread treats a client
+as an opaque handle, which the event loop needs to find the connection again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = tuple[Session, Message, int]
 
 @attrs.frozen
 class Wanted:
-    """One subscription that is to be made."""
+    """A requested subscription."""
 
     topic_filter: str
     options: SubscribeOptions
@@ -45,50 +45,50 @@ class Wanted:
 
 @attrs.frozen
 class Departure:
-    """How a client says goodbye in its DISCONNECT."""
+    """The terms of a client's DISCONNECT: whether its will is sent, and its session's expiry."""
 
     session: Session
     send_will: bool
     expiry_interval: float | Keep | None
-    """Seconds that the session lasts from now on; None: for ever; `KEEP`: as its CONNECT said."""
+    """Seconds that the session lasts after the DISCONNECT; None: for ever; `KEEP`: as the CONNECT said."""
 
 
 @attrs.define
 class Asked:
-    """What clients have asked for since the last hop, in the order in which it is served."""
+    """The requests of all clients since the last batch; the kinds stand in the order in which they are served."""
 
     lookups: list[tuple[Any, str]] = attrs.field(factory=list)
-    """Who wants to know which filters the stored session of a client has."""
+    """Futures that receive the filters of a client's stored session, each with the client id."""
     restricted: list[tuple[Session, Allow | None]] = attrs.field(factory=list)
-    """The sessions whose clients have other rights now, with what says which messages they may be sent."""
+    """Sessions whose clients' rights have changed, with the function that decides which messages they may receive."""
     connects: list[tuple[Client, Connect, list[str]]] = attrs.field(factory=list)
-    """With the filters of the stored session that the client may no longer have."""
+    """The last field: the filters of the stored session that the client may no longer subscribe to."""
     published: list[tuple[Client, Any, list[Row]]] = attrs.field(factory=list)
-    """With what the loop needs to answer them."""
+    """The second field: the data that the event loop needs for the acknowledgements."""
     subscribes: list[tuple[Client, Session, list[Wanted]]] = attrs.field(factory=list)
     unsubscribes: list[tuple[Client, Session, list[str]]] = attrs.field(factory=list)
     published_later: list[tuple[Client, Any, list[Row]]] = attrs.field(factory=list)
-    """As `published`: what came after the first change of subscriptions, which therefore holds for it."""
+    """As `published`, for messages that arrived after the first change of subscriptions, which applies to them."""
     pubrels: list[tuple[Client, Session, list[int]]] = attrs.field(factory=list)
     pubrecs: list[tuple[Client, Session, list[int], bool]] = attrs.field(factory=list)
-    """The last: whether the client took the messages."""
+    """The last field: whether the client accepted the messages."""
     disconnects: list[tuple[Client, Departure]] = attrs.field(factory=list)
     lost: list[Session] = attrs.field(factory=list)
     figures: list[Message] = attrs.field(factory=list)
-    """Messages of the server itself, which are stored nowhere."""
+    """Messages of the server itself (``$SYS``), which are not stored."""
 
     @property
     def resubscribing(self) -> bool:
-        """Whether subscriptions change."""
+        """Whether a request changes subscriptions."""
         return bool(self.subscribes or self.unsubscribes)
 
     @property
     def changing(self) -> bool:
-        """Whether connections begin or end, or subscriptions change."""
+        """Whether a request begins or ends a connection, or changes subscriptions."""
         return bool(self.resubscribing or self.connects or self.disconnects or self.lost)
 
     def clients(self) -> set[Client]:
-        """Return everybody who asked for something and waits for an answer."""
+        """Return all clients that wait for an answer."""
         columns: tuple[Sequence[tuple[Any, ...]], ...] = (
             self.connects,
             self.published,
@@ -104,36 +104,36 @@ class Asked:
 
 @attrs.frozen
 class PublishedPart:
-    """What became of the messages of one client."""
+    """The results of one client's publishes."""
 
     client: Client
     what: Any
     rows: list[Row]
     matched: Sequence[bool]
-    """By row, whether a subscription matches."""
+    """For each row, whether a subscription matches."""
     refused: Mapping[int, TopicstoreError]
-    """The errors of the rows that were refused."""
+    """The errors of refused messages, by row number."""
 
 
 @attrs.define
 class Answers:
-    """What became of it all, and what is to be sent."""
+    """The results of a batch of requests, and the packets to be sent."""
 
     found: list[tuple[Any, list[str] | None]] = attrs.field(factory=list)
-    """Filters of stored sessions; None for those that can't be read."""
+    """The futures of `Asked.lookups`, with the filters of the stored session; None if it can't be read."""
     opened: list[tuple[Client, Session | TopicstoreError]] = attrs.field(factory=list)
     published: list[PublishedPart] = attrs.field(factory=list)
     released: list[tuple[Client, list[int], Sequence[bool]]] = attrs.field(factory=list)
     """PUBRELs: packet ids that are free, and for each whether it was in use."""
     unknown: list[tuple[Client, list[int]]] = attrs.field(factory=list)
-    """PUBRECs of packet ids that are in no exchange."""
+    """PUBRECs whose packet ids are not in use."""
     subscribed: list[tuple[Client, list[SubscribeResult | TopicstoreError]]] = attrs.field(factory=list)
     unsubscribed: list[tuple[Client, Sequence[bool | TopicstoreError]]] = attrs.field(factory=list)
     departed: list[tuple[Client, TopicstoreError | None]] = attrs.field(factory=list)
     failed: list[tuple[Client, TopicstoreError]] = attrs.field(factory=list)
-    """Clients for whom something failed for which the protocol has no answer; their connections end."""
+    """Clients for which a request failed that the protocol can't answer; their connections end."""
     delivered: list[tuple[Session, list[Publish | PubRel | DeliveryBatch]]] = attrs.field(factory=list)
     more: bool = False
-    """Whether there is more to deliver already."""
+    """Whether more messages are ready for delivery."""
     pause: float = 1.0
-    """In how many seconds something depends on time again."""
+    """Seconds until the sessions' next timer is due."""

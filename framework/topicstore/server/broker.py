@@ -1,7 +1,8 @@
 """The event loop's side of a server: connections, hops to the store, and draining.
 
-A hop begins as soon as there is something to do and the last one is over; what comes meanwhile goes with the next. So
-the store is never waited for in the loop, and a hop has as much in it as came while the one before was under way.
+A hop serves a batch of requests in the store's thread. It begins as soon as there are requests and the previous hop has
+ended; requests that arrive during a hop form the next batch. So the event loop never waits for the store, and batches
+grow with the load.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from .store_hop import StoreHop
 __all__ = ["Broker"]
 
 _SWEEP = 1.0
-"""Seconds between two looks at connections from which nothing is read."""
+"""Seconds between two checks of connections from which nothing is read."""
 _RENEWED = 50
-"""Connections whose rights are found anew at a time."""
+"""Number of connections whose rights are updated in one round of the event loop."""
 _TICK = 0.02
-"""Seconds that one turn of the store's thread spends on what depends on time; what is left goes on in the next."""
+"""Seconds that one batch spends on the sessions' timers; timers that are left are served with the next batch."""
 _FAREWELL = 1.0
-"""Seconds that clients which have been sent all have to read why the server ends, and to close their sockets."""
+"""Seconds that clients have to read the DISCONNECT and close their sockets, once all bytes were sent to them."""
 _PIECE = 200
-"""Number of connections that are ended in one round of the event loop."""
+"""Number of connections that one round of the event loop ends."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class Broker:
-    """The connections of one event loop, on one database. Made and used in the event loop."""
+    """The MQTT connections of one event loop, served by one database. Created and used in the event loop only."""
 
     def __init__(self, db: ts.Database, settings: ServerSettings, access: Access, clients: int) -> None:
-        """``clients``: how many clients there are file descriptors for."""
+        """``clients``: the number of clients for which there are file descriptors."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._sessions = db.sessions
@@ -55,39 +56,40 @@ class Broker:
         self._hop = StoreHop(db, self._on_end)
         self._thread = ThreadPoolExecutor(1, "topicstore-server")
         self._kicked = False
-        """Whether the next hop is asked for."""
+        """Whether the next hop was requested."""
         self._under_way = False
-        """Whether a hop is under way."""
+        """Whether a hop is in progress."""
         self._began = float("-inf")
-        """When the last hop began."""
+        """The event loop's time at which the last hop began."""
         self._begun = self._ended = 0
-        """How many hops have begun, and how many have ended."""
+        """Numbers of hops that have begun and that have ended."""
         self._turn: asyncio.Future[None] = loop.create_future()
-        """Done when the hop that is under way, or the next one, has ended."""
+        """Done when the current hop, or the next one if there is none, has ended."""
         self._stopped = False
         self._due: asyncio.TimerHandle | None = None
         self._told = False
-        """Whether the loop was asked, from any thread, to look whether there is something to deliver."""
+        """Whether another thread has requested a hop, because there may be messages to deliver."""
         self._bell = self._sessions.notify(self._rung)
         self._bell.__enter__()
         self._sweeping = loop.call_later(_SWEEP, self._sweep)
         self._set(settings)
         self._renewing: asyncio.Task[None] | None = None
-        """What applies new rights to the clients that are connected."""
+        """The task that applies new rights to connected clients."""
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done when the broker can't go on, with the reason."""
-        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody has to ask for it
+        """Gets the exception that ends the broker, such as `DatabaseClosedError`; cancelled when the broker is
+        stopped."""
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks it as retrieved
         self._kick()
 
     def connection(self, via: Via) -> MqttConnection:
-        """Return what a new connection of a listener talks to."""
+        """Return the protocol object for a new connection of a listener."""
         return MqttConnection(self.serving, via)
 
     def use(self, settings: ServerSettings, access: Access | None, clients: int) -> None:
-        """Have settings hold from now on; what was settled with a client stays until it connects again.
+        """Apply new settings. What was negotiated with a connected client stays until the client connects again.
 
-        ``access`` is who may do what from now on, also of the clients that are connected; None: as before. ``clients``
-        is as at the beginning.
+        ``access`` are the new access rules, also for connected clients; None leaves them unchanged. ``clients`` is the
+        number of clients for which there are file descriptors.
         """
         self.serving.use(settings, clients)
         if access is not None:
@@ -97,12 +99,12 @@ class Broker:
         self._kick()
 
     async def renewed(self) -> None:
-        """Return when the rights that `use` brought hold for all clients that are connected."""
+        """Wait until the access rules that were given to `use` apply to all connected clients."""
         if self._renewing is not None:
-            await asyncio.wait((self._renewing,))  # which goes on if the waiting task is cancelled
+            await asyncio.wait((self._renewing,))  # the renewal continues if the waiting task is cancelled
 
     async def _renew(self) -> None:
-        """Have clients that are connected do and be sent only what they may by now, a few at a time."""
+        """Apply the current access rules to all connected clients, `_RENEWED` connections in each round of the loop."""
         for number, connection in enumerate(list(self.serving.connections)):
             if number and number % _RENEWED == 0:
                 await asyncio.sleep(0)
@@ -122,15 +124,15 @@ class Broker:
     # --- hops ---
 
     def _rung(self) -> None:
-        """Have the loop look whether there is something to deliver. Called in any thread.
+        """Request a hop, because there may be messages to deliver. Called in any thread.
 
-        What rings during a hop, because of what the hop does, is looked at in its end.
+        Notifications from the hop's own thread are ignored: a hop checks for further deliveries before it ends.
         """
         if not self._told and threading.get_ident() != self._hop.thread:
             self._told = True
             try:
                 self._loop.call_soon_threadsafe(self._kick)
-            except RuntimeError:  # the loop is closed, and nobody is served any more
+            except RuntimeError:  # the loop is closed, so there are no clients to deliver to
                 return
 
     def _kick(self) -> None:
@@ -139,10 +141,10 @@ class Broker:
             if not self._under_way:
                 self._loop.call_soon(self._start)
         elif not self._under_way and self.serving.gathered >= self.serving.buffer.max_items:
-            self._loop.call_soon(self._start)  # no more is to be waited for
+            self._loop.call_soon(self._start)  # the batch is full: don't wait for more messages
 
     def _start(self) -> None:
-        """Begin a hop, unless one is under way, or more is to be waited for."""
+        """Begin a hop, unless one is in progress or the flush interval has not passed."""
         if self._under_way or not self._kicked:
             return
         if self._stopped:
@@ -166,7 +168,7 @@ class Broker:
         """Hand a hop's answers to the loop. Called in the store's thread."""
         try:
             self._loop.call_soon_threadsafe(self._served, asked, future)
-        except RuntimeError:  # the loop is closed, and nobody waits for an answer any more
+        except RuntimeError:  # the loop is closed, so no client waits for an answer
             return
 
     def _served(self, asked: Asked, future: Future[Answers]) -> None:
@@ -193,8 +195,8 @@ class Broker:
         turn.set_result(None)
 
     async def _serve_all(self, until: float) -> None:
-        """Return when all was served that was asked for until now, though clients go on asking, or at ``until``."""
-        last = self._begun + 1  # the next hop takes what waits now, or the first part of it
+        """Wait until all requests made before this call were served, or until ``until``, a time of the event loop."""
+        last = self._begun + 1  # the next hop takes all waiting requests, or the first part of them
         self._kick()
         while (self._ended < last or self.serving.asked.changing) and not self._stopped:
             left = until - self._loop.time()
@@ -204,7 +206,7 @@ class Broker:
             await asyncio.wait((self._turn,), timeout=left)
 
     def _broken(self, asked: Asked, error: BaseException) -> None:
-        """End the connections of a hop that failed as a whole; if the database is closed, end everything."""
+        """End the connections of the clients whose hop failed as a whole; all connections if the database is closed."""
         for waiting, _ in asked.lookups:
             if not waiting.done():
                 waiting.set_result(None)
@@ -224,7 +226,7 @@ class Broker:
             self.ended.set_exception(error)
 
     def _left_over(self, asked: Asked) -> list[Session]:
-        """Return the sessions whose connections end though the hop that was to end, or to begin, them has failed."""
+        """Return the sessions that are still connected although their connections end, because their hop failed."""
         opened = [self._sessions.connected(how.client_id) for _, how, _ in asked.connects]
         left = [*asked.lost, *(how.session for _, how in asked.disconnects), *filter(None, opened)]
         return [one for one in dict.fromkeys(left) if one.ended is None and one not in self.serving.sessions]
@@ -247,10 +249,10 @@ class Broker:
 
     @staticmethod
     def _tell(client: Client, answer: Callable[..., object], *what: object) -> None:
-        """Hand a client its answer. A fault of the server in that ends the client's connection, and nobody else's."""
+        """Pass an answer to a client's connection. If that raises, only this connection ends."""
         try:
             answer(*what)
-        except Exception as fault:  # noqa: BLE001 - it is logged, and the others wait for their answers
+        except Exception as fault:  # noqa: BLE001 - it is logged, and the other clients still need their answers
             _log.error("a client could not be answered", exc_info=fault)
             client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
@@ -269,10 +271,10 @@ class Broker:
             self._tell(client, client.failed, failed)
 
     def _on_end(self, session: Session, why: Ended) -> None:
-        """Pass on that a session has ended. Called in whatever thread ended it."""
+        """Notify the event loop that a session has ended. Called in the thread that ended the session."""
         try:
             self._loop.call_soon_threadsafe(self._session_ended, session, why)
-        except RuntimeError:  # the loop is closed, and so are its connections
+        except RuntimeError:  # the loop and its connections are closed
             return
 
     def _session_ended(self, session: Session, why: Ended) -> None:
@@ -280,10 +282,10 @@ class Broker:
         if connection is not None:
             connection.session_ended(why)
 
-    # --- what depends on time ---
+    # --- timers ---
 
     def _sweep(self) -> None:
-        """Look at connections from which nothing is read, and at slow packets; publish the server's figures."""
+        """Check connections from which nothing is read, end slow packets, and publish the ``$SYS`` messages."""
         self._sweeping = self._loop.call_later(_SWEEP, self._sweep)
         serving, now = self.serving, self._loop.time()
         for connection, unsent in list(serving.held.items()):
@@ -299,9 +301,9 @@ class Broker:
     # --- the end ---
 
     async def drain(self, until: float) -> None:
-        """Serve what was asked for, tell all clients that the server ends, and end their sessions' connections.
+        """Serve all pending requests, send DISCONNECT to all clients, and close their connections.
 
-        At ``until``, a time of the event loop, what clients would have to do or to read is waited for no longer.
+        At ``until``, a time of the event loop, connections are closed without waiting for their clients.
         """
         serving = self.serving
         serving.draining = True
@@ -316,7 +318,10 @@ class Broker:
         await self.stop()
 
     async def _farewell(self, until: float) -> None:
-        """Wait until all clients have closed their sockets, or had time to; for those that have all not for long."""
+        """Wait until all clients have closed their sockets, or until ``until``.
+
+        Once `_FAREWELL` seconds have passed, only clients with unsent bytes are waited for.
+        """
         grace = self._loop.time() + _FAREWELL
         while self.serving.connections and (now := self._loop.time()) < until:
             if now >= grace and not any(connection.unsent for connection in self.serving.connections):
@@ -324,7 +329,7 @@ class Broker:
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """End everything at once; what was asked for and is not under way isn't served."""
+        """Close all connections at once. Requests are not served unless their hop is in progress."""
         self._stopped = True
         self._tell_turn()
         self._sweeping.cancel()
@@ -343,7 +348,7 @@ class Broker:
             self.ended.cancel()
 
     def _break_off(self) -> None:
-        """Close all sockets at once, and log how much was not sent."""
+        """Close all sockets at once, and log the number of unsent bytes."""
         connections = list(self.serving.connections)
         unsent = [size for connection in connections if (size := connection.unsent)]
         if unsent:

@@ -1,4 +1,4 @@
-"""The socket of one connection: what is written to it, whether it is read from, and how it is closed."""
+"""The socket of one connection: writing, flow control of reads, closing, and traffic counters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .serving import Serving
 __all__ = ["Channel", "Counted"]
 
 Counted = tuple[int, int, int]
-"""A packet's type, a reason code, and how many packets have both."""
+"""A packet type, a reason code, and the number of packets with both."""
 
 _LINGER = 5.0
-"""Seconds in which a client may still read why its connection was ended."""
+"""Seconds that a client has to read the last packet before its socket is closed."""
 
 
 class Channel:
-    """A connection's end of its socket, and what is counted of it. Used in the event loop only."""
+    """The server's side of a connection's socket, with its counters. Used in the event loop only."""
 
     __slots__ = ("_beneath", "_serving", "_since", "_timer", "_transport", "gone", "held", "over", "peer", "record")
 
@@ -31,58 +31,58 @@ class Channel:
         self._since = serving.loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self.held = False
-        """Whether nothing is read from it."""
+        """Whether reading from the socket is paused."""
         self._beneath = transport if isinstance(transport, WebSocketTransport) else None
         self.peer: Peer = peer_of(transport, via)
         self.record = ConnectionRecord(listener=via.name, address=self.peer.address)
         self.gone = False
         """Whether the socket is closed."""
         self.over = False
-        """Whether the last word was said."""
+        """Whether the last packet was written, so that nothing more is sent."""
 
     @property
     def open(self) -> bool:
-        """Whether something can be written."""
+        """Whether packets can be written."""
         return not (self.gone or self.over)
 
     @property
     def unsent(self) -> int:
-        """How many bytes the client hasn't taken yet."""
+        """Number of written bytes that the kernel has not accepted yet."""
         return self._transport.get_write_buffer_size()
 
     @property
     def beneath(self) -> int:
-        """How many bytes have come that aren't handed on yet, because a WebSocket's frame isn't whole."""
+        """Number of received bytes of an incomplete WebSocket frame; 0 without WebSocket."""
         return 0 if self._beneath is None else self._beneath.unfinished
 
     def arrived(self, size: int) -> None:
-        """Count bytes that came."""
+        """Count received bytes."""
         self.record.bytes_in += size
         self._serving.traffic.bytes_received += size
 
     def taken(self, packets: int, published: int) -> None:
-        """Count packets that came, and how many of them are PUBLISHes; the others are counted by type with `came`."""
+        """Count received packets, ``published`` of which are PUBLISHes; `came` counts the others by type."""
         self.record.packets_in += packets
         self.record.messages_in += published
         self._serving.traffic.received.good[PUBLISH] += published
 
     def came(self, kind: int, reason: int = 0, packets: int = 1) -> None:
-        """Count packets of a type other than PUBLISH."""
+        """Count received packets of a type other than PUBLISH."""
         self._serving.traffic.received.add(kind, reason, packets)
 
     def write(self, data: bytes, kind: int, reason: int = 0) -> None:
-        """Send a packet, unless the connection is over; ``reason``: its worst reason code, if it has any."""
+        """Send a packet, unless the connection is over. ``reason``: its worst reason code, 0 if it has none."""
         self.answer(data, ((kind, reason, 1),))
 
     def answer(self, data: bytes, packets: Sequence[Counted]) -> None:
-        """Send packets, as `write` does one."""
+        """Send encoded packets, unless the connection is over."""
         if self._put(data):
             for kind, reason, number in packets:
                 self.record.packets_out += number
                 self._serving.traffic.sent.add(kind, reason, number)
 
     def deliver(self, data: bytes, published: int, pubrels: int) -> None:
-        """Send so many PUBLISHes and PUBRELs, unless the connection is over."""
+        """Send encoded PUBLISHes and PUBRELs, unless the connection is over; the arguments give their numbers."""
         if self._put(data):
             self.record.packets_out += published + pubrels
             self.record.messages_out += published
@@ -91,7 +91,7 @@ class Channel:
             sent[PUBREL] += pubrels
 
     def ends(self, reason: str, code: int) -> None:
-        """Note why the connection ends, and with which reason code, for its line in the log."""
+        """Set the reason and the reason code that the connection's line in the log reports."""
         self.record.reason, self.record.code = reason, int(code)
 
     def _put(self, data: bytes) -> bool:
@@ -103,7 +103,7 @@ class Channel:
         return True
 
     def hold(self, hold: bool) -> bool:
-        """Read nothing more, or read on; return whether that is new."""
+        """Pause or resume reading; return whether that is a change."""
         if hold is self.held or self.gone:
             return False
         self.held = hold
@@ -114,20 +114,20 @@ class Channel:
         return True
 
     def later(self, seconds: float, call: Callable[[], object]) -> None:
-        """Call something after a time, in place of what was to be called before."""
+        """Set the connection's only timer to call a function after some seconds."""
         self.never()
         self._timer = self._serving.loop.call_later(seconds, call)
 
     def never(self) -> None:
-        """Don't call what was to be called `later`."""
+        """Cancel the timer that `later` has set."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def shut(self) -> None:
-        """Say nothing more, and close the socket once the client has read all and closed it, or after a while.
+        """Send nothing more, and close the socket once the client has closed its end, or after `_LINGER` seconds.
 
-        A socket that is closed with unread bytes takes the last packet with it.
+        Closing a socket that has unread bytes would reset the connection, and the client could lose the last packet.
         """
         if self.over:
             return
@@ -142,7 +142,7 @@ class Channel:
             return
         try:
             self._transport.write_eof()
-        except OSError:  # the client was quicker, and the loop hasn't noticed yet
+        except OSError:  # the client has closed the socket, and the loop hasn't noticed yet
             self._transport.abort()
 
     def abort(self) -> None:
@@ -153,7 +153,7 @@ class Channel:
             self._transport.abort()
 
     def lost(self, error: Exception | None) -> None:
-        """Note that the socket is closed, and log the connection."""
+        """Record that the socket is closed, and log the connection."""
         self.never()
         self.gone = True
         if error is not None and not self.over:

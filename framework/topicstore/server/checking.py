@@ -1,4 +1,4 @@
-"""Whether what settings name can be had: plugins, and the files of users and of TLS."""
+"""Checks that the plugins and files which settings name exist and can be read: passwords, access plugins, TLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_files"]
 
 
 def check_files(settings: ServerSettings) -> None:
-    """Read the files that settings name, as a start does, and find the plugins for access.
+    """Load the access plugins, and read the password and TLS files that settings name, as a start does.
 
     Raises `SettingsError`, `PasswordFileError` and `ListenError`.
     """

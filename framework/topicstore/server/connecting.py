@@ -1,4 +1,4 @@
-"""From a CONNECT to a session: what the client asks for, and what it is granted."""
+"""The terms of a connection: what a client's CONNECT requests, limited by the server's settings."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from .settings import ProtocolSettings, ServerSettings
 __all__ = ["Terms"]
 
 _AROUND = 16
-"""Bytes that a packet with a reason string has around it, or a few fewer."""
+"""Upper bound of the bytes that a packet has besides its reason string."""
 _LONGEST_TEXT = 65_535
-"""Bytes of a text (MQTT 5, section 1.5.4)."""
+"""Most bytes of a UTF-8 encoded string (MQTT 5, section 1.5.4)."""
 
 
 @attrs.frozen
 class Terms:
-    """What a client and the server agree on."""
+    """The terms of one connection that a client's CONNECT and the server's settings result in."""
 
     packet: ConnectPacket
     client_id: str
-    """The client's own, or the one that it is given."""
+    """The client id of the CONNECT, or the one that the server assigns."""
     keep_alive: float
-    """Seconds; 0: none."""
+    """Keep alive in seconds; 0: none."""
     expiry: float | None
-    """Seconds that the session lasts after the connection; None: for ever."""
+    """Session expiry: seconds that the session lasts after the connection; None: for ever."""
     longest: float | None
-    """Seconds that the server keeps any session; None: there is no limit."""
+    """The server's limit of session expiry, in seconds; None: no limit."""
     receive_maximum: int
-    """How many messages of QoS 1 and 2 the client is sent before it acknowledges them."""
+    """Most messages of QoS 1 and 2 that are in flight to the client."""
     aliases: int
-    """How many topic aliases it is sent."""
+    """Most topic aliases that the server uses towards the client."""
     batch_size: int
-    """How many packets its session takes at once."""
+    """Most packets that the client's session takes from the store at once."""
 
     @classmethod
     def of(cls, packet: ConnectPacket, settings: ServerSettings, zone: str | None) -> Terms:
-        """Return what is granted to a client of a zone, if it isn't refused."""
+        """Return the terms for a CONNECT under the settings of a zone; `refusal` checks whether it is accepted."""
         protocol, limits, sessions = settings.protocol, settings.limits, settings.sessions_of(zone)
         longest: float | None = protocol.max_session_expiry
-        if not sessions.enable:  # nothing that was kept is taken up, and nothing is kept
+        if not sessions.enable:  # a stored session is not resumed, and the new one not stored
             packet, longest = msgspec.structs.replace(packet, clean_start=True), 0.0
         return cls(
             packet,
@@ -70,7 +70,7 @@ class Terms:
         )
 
     def refusal(self, limits: Limits) -> tuple[ReasonCode, str] | None:
-        """Return why the server doesn't take such a CONNECT; None: it does."""
+        """Return the reason code and text with which the server refuses the CONNECT; None: it is accepted."""
         packet = self.packet
         if _longer(packet.client_id, limits.client_id_length):
             text = f"the client id has more than {limits.client_id_length:,} bytes"
@@ -92,11 +92,11 @@ class Terms:
 
     @property
     def assigned(self) -> bool:
-        """Whether the client was given its client id."""
+        """Whether the server assigned the client id."""
         return not self.packet.client_id
 
     def connect(self, allow: Allow | None, user: str | None) -> Connect:
-        """Return how the session is opened; ``allow`` says which messages the client may be sent."""
+        """Return the request that opens the session; ``allow`` decides which messages the client may receive."""
         packet = self.packet
         will = None
         if packet.will is not None:
@@ -120,14 +120,14 @@ class Terms:
         )
 
     def settled(self) -> Terms:
-        """Return the terms without what only the CONNECT needs: nobody's password is kept while it is connected."""
+        """Return the terms without fields that only the CONNECT needs, so that no password stays in memory."""
         packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)
 
     def told(self, text: str, others: int = 0) -> str | None:
-        """Return a reason string for a packet with so many other bytes, if the client can and wants to be told.
+        """Return a reason string for a packet that has ``others`` more bytes; None if the client must not get one.
 
-        A client may refuse them [MQTT-3.1.2-29], and the packet stays small enough for it.
+        A client may refuse reason strings [MQTT-3.1.2-29], and the packet must not exceed its maximum packet size.
         """
         packet, told = self.packet, sendable(text)
         most = packet.maximum_packet_size
@@ -135,7 +135,7 @@ class Terms:
         return told if packet.request_problem_information and fits else None
 
     def changed_expiry(self, seconds: int) -> float | None:
-        """Return how long the session lasts if a DISCONNECT asks for it, as `expiry`. Raises `PacketError`."""
+        """Return the session expiry that a DISCONNECT sets, in seconds; None: for ever. Raises `PacketError`."""
         if seconds and self.packet.session_expiry == 0:
             text = "a session that ends with its connection can't be kept (MQTT 5, section 3.14.2.2.2)"
             raise PacketError(ReasonCode.PROTOCOL_ERROR, text)
@@ -144,7 +144,7 @@ class Terms:
     def connack(
         self, settings: ServerSettings, user: str | None, present: bool = False, told: str | None = None
     ) -> bytes:
-        """Return the CONNACK of a client that is let in; ``told``: its reason string."""
+        """Return the CONNACK that accepts the client; ``told`` is its reason string."""
         properties = self._properties(settings.protocol, settings.limits, user) if self.packet.version == 5 else {}
         return encoding.connack(self.packet.version, ReasonCode.SUCCESS, present, reason_string=told, **properties)
 
@@ -171,7 +171,7 @@ class Terms:
 
 
 def _filled(text: str, names: dict[str, str]) -> str:
-    """Return a text with names in it; what stands in a name is not looked at again."""
+    """Replace placeholders in a text; placeholders within the inserted names are not replaced."""
     return re.sub("|".join(names), lambda found: names[found[0]], text)
 
 
@@ -180,14 +180,14 @@ def _longer(text: str, most: int) -> bool:
 
 
 def _least(seconds: int, longest: float | None) -> float | None:
-    """Return how long a session lasts; None: for ever."""
+    """Return the session expiry in seconds, at most ``longest``; None: for ever."""
     if seconds == NEVER:
         return longest
     return float(seconds) if longest is None else min(float(seconds), longest)
 
 
 def _keep_alive(packet: ConnectPacket, most: float | None) -> float:
-    """Return the keep-alive that holds. A client of MQTT 3.1.1 can't be told another one than its own."""
+    """Return the keep alive in seconds. In MQTT 3.1.1 the server can't change the client's value."""
     asked = packet.keep_alive
     if packet.version == 4 or most is None or 0 < asked <= most:
         return float(asked)

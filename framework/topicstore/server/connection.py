@@ -1,10 +1,10 @@
 """One client's connection: the state machine of MQTT between a socket and a session.
 
-It runs in the event loop and never waits. What needs the store goes over with the next hop
-(`topicstore.server.asked`). PUBLISHes and acknowledgements are handed on as they come. CONNECT, SUBSCRIBE, UNSUBSCRIBE
-and DISCONNECT are barriers: what the same client sends behind one waits until it was answered, so that a client's
-requests are served in their order. Nothing is read from the socket while much of the client's waits to be served, or
-while it doesn't read itself.
+A connection runs in the event loop and never blocks. Requests for the store are added to the next batch
+(`topicstore.server.asked`). PUBLISHes and acknowledgements are added as they arrive. CONNECT, SUBSCRIBE, UNSUBSCRIBE
+and DISCONNECT are barriers: the same client's later packets wait until the barrier was answered, so that its requests
+are served in order. For back-pressure, reading pauses while many of the client's bytes wait to be served, or while the
+client doesn't read.
 """
 
 from __future__ import annotations
@@ -53,21 +53,24 @@ from .unfinished_packet import UnfinishedPacket
 __all__ = ["MqttConnection"]
 
 _HOLD = 256 << 10
-"""Bytes of a client that wait to be served, from which on nothing more is read from its socket."""
+"""Reading from a client's socket pauses while more than this number of its bytes wait to be served."""
 _FILTERS = frozenset((0x82, 0xA2))
 """The first bytes of SUBSCRIBE and UNSUBSCRIBE."""
 _BARRIERS = frozenset((0x82, 0xA2, 0xE0))
-"""The first bytes of SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, before which what came is handed on."""
+"""The first bytes of SUBSCRIBE, UNSUBSCRIBE and DISCONNECT; earlier packets are handed on before one of these."""
 _OTHERS = 300
-"""Bytes that a CONNACK has at most, besides its reason string and an assigned client id."""
+"""Most bytes of a CONNACK, besides its reason string and an assigned client id."""
 _LONG = 4 << 10
-"""Bytes of a SUBSCRIBE or UNSUBSCRIBE from which on it waits for its turn: it takes milliseconds to check."""
+"""A SUBSCRIBE or UNSUBSCRIBE with more bytes takes milliseconds to check, so that it waits for its turn."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class MqttConnection(asyncio.Protocol):
-    """Used in the event loop only. Its public methods are called by the loop, and with the answers of a hop."""
+    """The server's side of one MQTT connection. Used in the event loop only.
+
+    The event loop calls the methods of `asyncio.Protocol`; the broker calls the others with the store's answers.
+    """
 
     __slots__ = (
         "_barrier",
@@ -99,26 +102,26 @@ class MqttConnection(asyncio.Protocol):
         self._state = State.NEW
         self._session: Session | None = None
         self._left = False
-        """Whether the end of the session's connection was asked for, or was told."""
+        """Whether this connection has left its session: by its own request, or because the session has ended."""
         self._barrier: object = None
-        """The request that is being served, behind which others wait."""
+        """The request that later packets wait for; None if there is none."""
         self._waiting: list[Frame] | None = None
-        """Packets behind a barrier."""
+        """Packets that wait for a barrier; None if there are none."""
         self._unserved = 0
-        """Bytes that came since everything was served."""
+        """Bytes received since all requests were last served."""
         self._busy = False
-        """Whether something of it is being served, or waits for the next hop."""
+        """Whether requests of the client are being served, or wait for the next batch."""
         self._full = self._throttled = False
         self._receipts: Receipts | None = None
-        """The acknowledgements of a run of packets."""
+        """Acknowledgements that were received and not handed on yet."""
         self._rights: Rights | None = None
-        """What it may do, once it was let in."""
+        """The client's rights, once its CONNECT was accepted."""
         self._rate: Rate | None = None
 
     # --- the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the CONNECT, not for ever."""
+        """Begin to wait for the CONNECT, at most for the connect timeout."""
         self._channel = Channel(self._serving, cast("asyncio.Transport", transport), self._via)
         self._unfinished = UnfinishedPacket(self._serving, self, self._reader, self._channel)
         self._channel.later(self._serving.limits.connect_timeout, self._never_connected)
@@ -129,7 +132,7 @@ class MqttConnection(asyncio.Protocol):
         self._channel.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take packets."""
+        """Split received bytes into packets, and handle them."""
         self._channel.arrived(len(data))
         if self._state >= State.LEAVING:
             return
@@ -144,14 +147,14 @@ class MqttConnection(asyncio.Protocol):
             self._unserved += size
             self._serving.arrived += size
             self._take(frames)
-        else:  # a client in the middle of a packet isn't silent
+        else:  # a client that sends part of a packet is alive
             self._heard()
         self._unfinished.count()
-        if self._barrier is not None:  # of what it has begun to send, no more is taken before that is served
+        if self._barrier is not None:  # pause reading an incomplete packet until the barrier is served
             self.flow()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the session's connection, after all that the client asked for."""
+        """Disconnect the session, after the client's pending requests were served."""
         self._channel.lost(error)
         self._unfinished.drop()
         self._serving.remove(self)
@@ -159,27 +162,27 @@ class MqttConnection(asyncio.Protocol):
             self._lose()
 
     def pause_writing(self) -> None:
-        """Hold back a client that doesn't read: nothing is handed out for it, and nothing read from it."""
+        """Apply back-pressure to a client that doesn't read: pause deliveries to it, and reading from it."""
         self._full = True
         self._hold_session()
         self.flow()
 
     def resume_writing(self) -> None:
-        """Go on: what waits in the store comes with the next hop."""
+        """Resume deliveries and reading; waiting messages come with the next batch."""
         self._full = False
         self._hold_session()
         self.flow()
 
     def _hold_session(self) -> None:
         if self._session is not None and not self._left:
-            with contextlib.suppress(SessionEndedError):  # the loop will be told
+            with contextlib.suppress(SessionEndedError):  # `session_ended` will be called
                 if self._full:
                     self._session.pause()
                 else:
                     self._session.resume()
 
     def flow(self) -> None:
-        """Read from the socket, or don't, as what comes can be served."""
+        """Pause or resume reading from the socket, depending on whether more packets can be served."""
         hold = self._state < State.OVER and (
             self._full
             or self._throttled
@@ -192,9 +195,9 @@ class MqttConnection(asyncio.Protocol):
             self._serving.hold(self, hold)
 
     def still_there(self, unsent: int) -> int:
-        """Note that a client from which nothing is read at the moment doesn't count as silent, unless it reads nothing.
+        """Reset the keep alive of a client from which reading is paused, unless the client has stopped reading, too.
 
-        ``unsent`` is how much of what it is sent it hadn't taken the last time; return how much it is now.
+        ``unsent`` is the number of unsent bytes at the previous call; return the current number.
         """
         now = self._channel.unsent
         if not self._left and (not self._full or now != unsent):
@@ -206,12 +209,12 @@ class MqttConnection(asyncio.Protocol):
             try:
                 self._session.alive()
             except SessionEndedError:
-                return  # the loop will be told
+                return  # `session_ended` will be called
 
     # --- packets ---
 
     def _take(self, frames: Sequence[Frame]) -> None:
-        """Handle packets, or keep them if one before them has to be served first."""
+        """Handle packets, or queue them if a barrier has to be served first."""
         if self._state >= State.LEAVING:
             return
         if self._barrier is not None or self._waiting:
@@ -261,7 +264,7 @@ class MqttConnection(asyncio.Protocol):
             self._keep(frames[at:])
 
     def _hand_on(self, published: int) -> None:
-        """Hand on what a run of packets brought."""
+        """Add the handled acknowledgements and ``published`` publishes to the next batch."""
         if self._session is None or self._left:
             return
         receipts, self._receipts = self._receipts, None
@@ -272,14 +275,14 @@ class MqttConnection(asyncio.Protocol):
                     self._busy = True
                     self._serving.kick()
             except SessionEndedError:
-                return  # the loop will be told
+                return  # `session_ended` will be called
         if published:
             self._busy = True
             self._serving.gather(self, published)
         self._heard()
 
     def _packet(self, first: int, body: bytes) -> None:
-        """Handle anything but a PUBLISH."""
+        """Handle a packet of any type but PUBLISH."""
         kind = SHORT.get(first)
         if kind is not None and len(body) == 2 and body != b"\0\0" and self._session is not None:
             self._receipts = self._receipts or Receipts()
@@ -315,7 +318,7 @@ class MqttConnection(asyncio.Protocol):
         raise PacketError(ReasonCode.PROTOCOL_ERROR, f"a client sends {text}")
 
     def go_on(self) -> None:
-        """Handle what waited, and read on: what it had asked for was served."""
+        """Handle queued packets and resume reading, because the client's requests were served."""
         self._unserved, self._busy = 0, False
         while self._waiting and self._barrier is None and self._state < State.LEAVING:
             frames, self._waiting = self._waiting, None
@@ -351,7 +354,7 @@ class MqttConnection(asyncio.Protocol):
             serving.admit(self, self._admit(terms))
 
     async def _admit(self, terms: Terms) -> None:
-        """Find out who the client is and what it may do, and ask for its session."""
+        """Authenticate and authorize the client, and request its session."""
         admission = await admit(self._serving, terms, self._channel.peer)
         most = terms.packet.maximum_packet_size
         if isinstance(admission, Refused):
@@ -365,7 +368,7 @@ class MqttConnection(asyncio.Protocol):
             self._serving.kick()
 
     def opened(self, result: Session | TopicstoreError) -> None:
-        """Answer the CONNECT."""
+        """Answer the CONNECT with the opened session, or with the error."""
         self._barrier = None
         if isinstance(result, TopicstoreError):
             self.end(reason_of(result), str(result), text_of(result))
@@ -376,7 +379,7 @@ class MqttConnection(asyncio.Protocol):
             return
         if self._rights is not None:
             self._begin(result, self._terms, self._rights)
-        if result.ended is not None:  # taken over in the same hop
+        if result.ended is not None:  # taken over in the same batch
             self.session_ended(result.ended)
             return
         if self._full:
@@ -411,12 +414,12 @@ class MqttConnection(asyncio.Protocol):
         self._state = State.OPEN
         self._unfinished.admit()
         rights.begin(session)
-        self.renew_rights()  # they may have changed since they were found
+        self.renew_rights()  # the rules may have changed meanwhile
 
     # --- its rights ---
 
     def renew_rights(self) -> None:
-        """Do and send from now on only what the client may by the rules of now."""
+        """Apply the current access rules to the client."""
         if self._rights is not None and self._rights.renew():
             self._inbound.judge_by(self._rights.publishes)
             self._subscriptions.permissions = self._rights.permissions
@@ -424,14 +427,14 @@ class MqttConnection(asyncio.Protocol):
     # --- what it publishes ---
 
     async def _decide(self, topic: str) -> None:
-        """Have it decided whether the client may publish to a topic, and go on."""
+        """Let plugins decide whether the client may publish to a topic, then continue with its packets."""
         if self._rights is not None:
             await self._rights.decide_publish(topic)
         self._barrier = None
         self.go_on()
 
     def _slow_down(self, rate: Rate, published: int, frames: Sequence[Frame]) -> None:
-        """Read nothing for a while from a client that publishes more than it may, or end its connection."""
+        """Pause reading from a client that exceeds its publish rate, or end its connection, as settings say."""
         size = sum(len(body) for first, body in frames if first & 0xF0 == 0x30)
         seconds = rate.take(published, size, self._serving.loop.time())
         if not seconds or self._state != State.OPEN:
@@ -447,7 +450,7 @@ class MqttConnection(asyncio.Protocol):
         self.flow()
 
     def take_published(self) -> Pending | None:
-        """Return what is to be published with the next hop."""
+        """Return the publishes for the next batch, and clear them."""
         return self._inbound.take()
 
     def published(self, part: PublishedPart) -> None:
@@ -471,16 +474,16 @@ class MqttConnection(asyncio.Protocol):
     # --- what it is sent ---
 
     def send(self, packets: Sequence[Publish | PubRel | DeliveryBatch], shared: Shared | None) -> None:
-        """Send what the session hands out; what is too large counts as delivered [MQTT-3.1.2-25]."""
+        """Send the session's packets; a message that is too large counts as delivered [MQTT-3.1.2-25]."""
         pieces, published, too_large = self._outbound.encode(packets, shared)
         if too_large and self._session is not None:
-            with contextlib.suppress(SessionEndedError):  # the loop will be told
+            with contextlib.suppress(SessionEndedError):  # `session_ended` will be called
                 complete(self._session, too_large)
         pubrels = sum([isinstance(packet, PubRel) for packet in packets])
         self._channel.deliver(b"".join(pieces), published, pubrels)
 
     def unknown(self, ids: Sequence[int]) -> None:
-        """Answer PUBRECs of packet ids that are in no exchange."""
+        """Answer PUBRECs whose packet ids are not in use."""
         unknown = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         data = encoding.pubacks(self._terms.packet.version, PUBREL, [(one, unknown) for one in ids])
         self._channel.answer(data, ((PUBREL, unknown, len(ids)),))
@@ -488,7 +491,7 @@ class MqttConnection(asyncio.Protocol):
     # --- its subscriptions ---
 
     async def _resubscribe_in_turn(self, first: int, body: bytes) -> None:
-        """Handle a packet of many filters: in each round of the event loop one of all clients."""
+        """Handle a packet of many filters. In each round of the event loop, only one such packet is handled."""
         async with self._serving.long_packets:
             await asyncio.sleep(0)
         try:
@@ -500,15 +503,15 @@ class MqttConnection(asyncio.Protocol):
             self._refuse(bad)
 
     def subscribed(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
-        """Go on with a SUBSCRIBE, or answer it."""
+        """Continue with the rest of a SUBSCRIBE, or answer it."""
         self._subscriptions.subscribed(results)
 
     def unsubscribed(self, results: Sequence[bool | TopicstoreError]) -> None:
-        """Go on with an UNSUBSCRIBE, or answer it."""
+        """Continue with the rest of an UNSUBSCRIBE, or answer it."""
         self._subscriptions.unsubscribed(results)
 
     def answer(self, data: bytes, kind: int, reason: int, granted: Sequence[str]) -> None:
-        """Send a SUBACK or an UNSUBACK, and go on."""
+        """Send a SUBACK or an UNSUBACK, and continue with the client's packets."""
         self._barrier = None
         self._channel.write(data, kind, reason)
         figures = self._serving.figures_for(granted)
@@ -537,12 +540,12 @@ class MqttConnection(asyncio.Protocol):
         self._shut()
 
     def session_ended(self, why: Ended) -> None:
-        """End the connection of a session that was ended by somebody else."""
+        """End the connection because its session has ended, such as by a takeover."""
         self._leave()
         self.end(reason_of_end(why), why.value)
 
     def failed(self, error: TopicstoreError) -> None:
-        """End the connection because something failed for which there is no answer."""
+        """End the connection because a request failed that the protocol can't answer with an error."""
         if not isinstance(error, SessionEndedError):
             self.end(reason_of(error), str(error), text_of(error))
 
@@ -554,21 +557,22 @@ class MqttConnection(asyncio.Protocol):
         self._channel.ends(bad.text, bad.reason)
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            told = sendable(bad.text) if known else None  # in whatever form its packets have, there may be no text
+            told = sendable(bad.text) if known else None  # an unknown version may have no reason strings
             self._channel.write(encoding.connack(bad.version, bad.reason, reason_string=told), CONNACK, bad.reason)
         self._shut()
 
     def end(self, reason: ReasonCode, text: str, shown: str | None = None) -> None:
-        """Tell the client why, and end its connection; its session is lost.
+        """Send the client the reason, and end its connection; the session's connection counts as lost.
 
-        shown: what the client is told, if that isn't the text for the log.
+        text:  the reason for the log.
+        shown: the reason string for the client, if it differs from ``text``.
         """
         if self._state >= State.OVER:
             return
         self._channel.ends(text, reason)
         told = self._terms.told(text if shown is None else shown) if self._state != State.NEW else None
         if self._state == State.OPENING:
-            if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # a CONNACK can't say that (MQTT 5, section 3.2.2.2)
+            if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # not a reason code of CONNACK (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
             connack = encoding.connack(self._terms.packet.version, reason, reason_string=told)
             self._channel.write(connack, CONNACK, reason)
@@ -587,7 +591,7 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def unsent(self) -> int:
-        """How many bytes the client hasn't taken yet."""
+        """Number of written bytes that the kernel has not accepted yet."""
         return self._channel.unsent
 
     def abort(self) -> None:
@@ -595,13 +599,13 @@ class MqttConnection(asyncio.Protocol):
         self._channel.abort()
 
     def _lose(self) -> None:
-        """Have the session's connection counted as lost, once."""
+        """Report the session's connection as lost, unless it was left before."""
         if self._session is not None and self._leave():
             self._serving.asked.lost.append(self._session)
             self._serving.kick()
 
     def _leave(self) -> bool:
-        """Give up the session; return whether that wasn't done before."""
+        """Detach from the session; return False if that was done before."""
         if self._left or self._session is None:
             return False
         self._left = True

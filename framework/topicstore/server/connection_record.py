@@ -1,4 +1,4 @@
-"""What the log says of a connection, once it has ended."""
+"""The record that the log has of an ended connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ConnectionRecord"]
 
 
 class ConnectionRecord(msgspec.Struct, kw_only=True):
-    """One connection, from the socket's opening to its end. Nothing in it is secret."""
+    """The log record of one connection, from the socket's opening to its end. It contains no secrets."""
 
     client_id: str = ""
     """Empty if there was no CONNECT."""

@@ -1,4 +1,4 @@
-"""What a connection of MQTT is at, between its socket and its session."""
+"""The states of an MQTT connection."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["State"]
 
 
 class State(enum.IntEnum):
-    """In this order; a connection may skip some of them."""
+    """The state of an MQTT connection. States follow in this order; a connection may skip some."""
 
     NEW = 0
-    """Nothing has come yet."""
+    """No packet was received."""
     OPENING = 1
-    """The CONNECT has come, and the CONNACK wasn't sent."""
+    """The CONNECT was received, and the CONNACK not sent yet."""
     OPEN = 2
     LEAVING = 3
-    """The DISCONNECT has come."""
+    """The DISCONNECT was received, and the session not disconnected yet."""
     OVER = 4
-    """The last word was said; what still comes is dropped."""
+    """The last packet was sent; packets that still arrive are dropped."""

@@ -1,9 +1,9 @@
-"""File descriptors: how many connections there may be, so that engines can always open their files.
+"""Limits for connections by file descriptors, so that storage engines can always open their files.
 
-A process may have a number of descriptors open (``ulimit -n``), which sockets and files share. An engine whose next
-file can't be opened takes no writes until it is opened again. So the server raises its limit as far as it may, and
-keeps some descriptors for the engines and for HTTP: a connection whose descriptor has a higher number than its kind may
-have is closed at once. The system gives the lowest number that is free, so the number tells how many are in use.
+Sockets and files share the process's limit of descriptors (``ulimit -n``). An engine that fails to open a file refuses
+writes until it is opened again. So the server raises its limit as far as permitted, and reserves descriptors for the
+engines and for HTTP: a connection is closed at once if its descriptor's number exceeds the limit of its kind. The
+system assigns the lowest free number, so the number shows about how many descriptors are in use.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .settings import HttpSettings, ServerSettings
 __all__ = ["Descriptors", "raise_limit"]
 
 _MOST = 1 << 20
-"""Descriptors that the server asks for, at most: where there is no limit, or a huge one, some systems refuse it."""
+"""Most descriptors that the server requests, because some systems refuse a huge or unlimited number."""
 _SHARD = 128
-"""Descriptors that are kept for each shard: its tables, its logs, and what it has open while it is opened again."""
+"""Descriptors reserved for each shard: its SST files, its write-ahead logs, and the files open during recovery."""
 _OTHERS = 32
-"""Descriptors that are kept for what isn't a shard's: notes, exports, the database's other files."""
+"""Descriptors reserved for files outside of shards, such as exports."""
 _HTTP = 64
-"""Connections of HTTP for which descriptors are kept from clients of MQTT, so that health can be asked for."""
+"""HTTP connections whose descriptors are reserved, so that MQTT clients can't block health checks."""
 _FEW = 1_000
-"""Connections that a server is expected to take where its settings name no number."""
+"""With fewer connections than this the log has a warning, even if the settings name no number."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 def raise_limit() -> None:
-    """Raise the number of files that this process may have open as far as it may be."""
+    """Raise the process's limit of open files to the hard limit, at most to `_MOST`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -49,24 +49,24 @@ def raise_limit() -> None:
 
 @attrs.frozen
 class Descriptors:
-    """The file descriptors that this process may have, and the numbers of connections that they allow."""
+    """The process's limit of file descriptors, and the numbers of connections that it allows."""
 
     limit: int
-    """Descriptors that the process may have."""
+    """Most descriptors that the process may have open."""
     http: int
-    """The number below which the descriptors of HTTP's connections lie: those above are the engines'."""
+    """HTTP connections are accepted with descriptors below this number; the rest is reserved for the engines."""
     mqtt: int
-    """The number below which those of other connections lie."""
+    """MQTT connections are accepted with descriptors below this number."""
     clients: int
-    """Clients of MQTT that may be connected at the same time."""
+    """Most MQTT clients that are connected at the same time."""
     requests: int
-    """Connections of HTTP at the same time."""
+    """Most HTTP connections at the same time."""
 
     @classmethod
     def of(cls, settings: ServerSettings, storages: Iterable[ts.Database], *, open_clients: int = 0) -> Descriptors:
-        """Return what is left for connections beside the engines of open databases.
+        """Return the limits of connections beside the engines of open databases.
 
-        ``open_clients`` is how many of the descriptors in use are clients' of MQTT.
+        ``open_clients`` is the number of descriptors in use that belong to MQTT clients.
         """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = _MOST if soft == resource.RLIM_INFINITY else soft
@@ -74,14 +74,14 @@ class Descriptors:
         http = max(limit - min(_OTHERS + _SHARD * shards, limit // 2), 1)
         wanted = 0 if settings.http is None else settings.http.connections
         mqtt = max(http - min(wanted, _HTTP, limit // 8), 1)
-        # Of what is open now most stays open; the engines' own files count against what is kept for them.
+        # Most of the descriptors in use stay open. Files that engines have open count twice: here and in their reserve.
         clients = max(mqtt - _in_use() + open_clients, 1)
         return cls(limit, http, mqtt, min(clients, settings.limits.connections), min(wanted, max(limit // 4, 1)))
 
     def log(self, settings: ServerSettings) -> None:
-        """Log which settings want more connections than there are descriptors for.
+        """Log the settings that allow more connections than there are descriptors for.
 
-        It is a warning if the settings name another number than the default, or if less than `_FEW` are left.
+        The level is warning if a setting differs from its default, or if there are descriptors for fewer than `_FEW`.
         """
         for name, wanted, default, there in (
             ("limits.connections", settings.limits.connections, Limits().connections, self.clients),
@@ -105,7 +105,7 @@ class Descriptors:
 
 
 def _in_use() -> int:
-    """Return the lowest number of a descriptor that is free: about as many are in use."""
+    """Return the lowest free descriptor number, which is about the number of descriptors in use."""
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
     return lowest

@@ -1,4 +1,4 @@
-"""The settings of what lasts: durable sessions, and the storage that keeps their messages."""
+"""The settings of durable sessions, and of the storage that keeps their messages."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ __all__ = [
 ]
 
 _LONGEST_WAIT = 3_600.0
-"""Seconds that publishes may wait for others, and sessions for the next look at them."""
+"""Most seconds of `flush_interval`, and of the intervals of `DurableSessionsSettings`."""
 _LONGEST_PERIOD = 1e9
-"""Seconds that messages may be kept, if not for ever."""
+"""Upper bound of a finite retention period, in seconds."""
 
 BatchSize = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class PersistenceSettings(Section, frozen=True):
-    """One of ``[[durable_sessions.persistence]]``: messages that are stored though no session waits for them.
+    """One of ``[[durable_sessions.persistence]]``: messages that are stored even if no session subscribes to them.
 
-    They become rules of `Database.persistence`, which stay when they are taken out of the file.
+    The rules are added to `Database.persistence`, and stay in the database when they are removed from the file.
     """
 
     topic_filter: str = "#"
     """The topics of the messages. ``#`` doesn't match topics that begin with ``$``."""
     client_id: str | None = None
-    """Who publishes them; by default anybody."""
+    """The client id of the publisher; by default any."""
     least_qos: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
-    """The lowest QoS with which they are published."""
+    """The lowest QoS of the messages."""
 
     def __post_init__(self) -> None:
         self.rule()
 
     def rule(self) -> PersistenceRule:
-        """Return the rule of the database. Raises ValueError for what is none."""
+        """Return the database's persistence rule. Raises ValueError if a field is invalid."""
         try:
             return PersistenceRule(self.topic_filter, client_id=self.client_id, least_qos=self.least_qos)
         except TopicstoreError as bad:
@@ -61,19 +61,19 @@ def _check_wait(name: str, wait: float | None) -> None:
 
 
 class ZoneSessionsSettings(Section, frozen=True):
-    """Section ``[zones.NAME.durable_sessions]``: what differs for the clients of some listeners.
+    """Section ``[zones.NAME.durable_sessions]``: settings for the clients of a zone's listeners.
 
-    What is left out is as in ``[durable_sessions]``.
+    A setting that is left out is as in ``[durable_sessions]``.
     """
 
     enable: bool | None = None
-    """Whether their sessions outlive their connections."""
+    """Whether the sessions of these clients outlive their connections."""
     batch_size: BatchSize | None = None
-    """The most messages that one of their sessions takes at once."""
+    """The most messages that one of these sessions takes from the storage at once."""
     idle_poll_interval: Duration | None = None
-    """The longest time between two looks; the shortest one of all zones counts."""
+    """The longest time between two checks of timers; the shortest interval of all zones applies."""
     renew_streams_interval: Duration | None = None
-    """The longest time without a look for new streams; the shortest one of all zones counts."""
+    """The longest time between two checks for new streams; the shortest interval of all zones applies."""
 
     def __post_init__(self) -> None:
         _check_wait("idle_poll_interval", self.idle_poll_interval)
@@ -81,42 +81,42 @@ class ZoneSessionsSettings(Section, frozen=True):
 
 
 class ZoneSettings(Section, frozen=True):
-    """Section ``[zones.NAME]``: a group of listeners, which name it by their ``zone``."""
+    """Section ``[zones.NAME]``: a group of listeners; a listener joins with its setting ``zone``."""
 
     durable_sessions: ZoneSessionsSettings = ZoneSessionsSettings()
 
 
 class DurableSessionsSettings(Section, frozen=True):
-    """Section ``[durable_sessions]``: what sessions keep, and how they are served.
+    """Section ``[durable_sessions]``: session durability, batching, and retention of messages.
 
-    No session polls: it is woken when there is a message for it. What is called an interval is the longest time that
-    passes if nothing wakes it.
+    Sessions do not poll: a new message wakes its sessions. Each interval is an upper bound for the pause without such
+    an event.
     """
 
     enable: bool = True
-    """Whether sessions outlive their connections. If not, they are kept in memory and end with the connection, and what
-    a client kept before ends when it connects. Counts for clients that connect from now on."""
+    """Whether sessions outlive their connections. If not, sessions are kept in memory and end with the connection, and
+    a client's earlier stored session ends when the client connects. A change applies to clients that connect later."""
     batch_size: BatchSize = 1_000
-    """The most messages that a session takes from the storage at once, before others have their turn."""
+    """The most messages that a session takes from the storage at once, before other sessions have their turn."""
     idle_poll_interval: Duration = Duration(1)
-    """The longest time between two looks at what depends on time, if nothing happens: sessions that had to wait after a
-    failure, and shared subscriptions whose members don't read. Messages wake sessions at once, and wills and ends of
-    sessions have times of their own. The shortest one of all zones counts."""
+    """The longest time between two checks of timers on an idle server. They matter for sessions that wait after a
+    failure, and for shared subscriptions whose members don't read. Messages wake sessions at once; wills and session
+    expiry have timers of their own. The shortest interval of all zones applies."""
     heartbeat_interval: Duration = Duration(15)
-    """How often what sessions have acknowledged is saved, if nothing else has saved it. What was not is sent again
-    after a crash."""
+    """The time between two checkpoints of the sessions' acknowledgements, if no other write has stored them. Messages
+    that were acknowledged after the last checkpoint are delivered again after a crash."""
     renew_streams_interval: Duration = Duration(1)
-    """The longest time without a look for new streams, if nothing happens. New streams are announced to sessions, so
-    that nothing waits for this; it limits the same pause as ``idle_poll_interval``."""
+    """The longest time between two checks for new streams on an idle server. Sessions are notified of new streams, so
+    no message waits for this check. The setting limits the same pause as ``idle_poll_interval``."""
     session_gc_interval: Duration = Duration(1)
-    """The longest time without a look for sessions that have expired, if nothing happens. Each is removed at its own
-    time, so that this matters only for ends that could not be stored; it limits the same pause as
+    """The longest time between two checks for expired sessions on an idle server. Each session is removed at its
+    expiry, so the check only retries removals that could not be stored. The setting limits the same pause as
     ``idle_poll_interval``."""
     message_retention_period: Period | None = None
-    """How long messages stay, at least: they go generation by generation. ``"infinity"`` for ever; without it, as
-    retention says, which ``topicstore retention`` and HTTP change."""
+    """The shortest time that messages are kept, because whole generations of messages are dropped; ``"infinity"`` for
+    ever. Without it the database's retention applies, which ``topicstore retention`` and HTTP change."""
     persistence: tuple[PersistenceSettings, ...] = ()
-    """Which messages are stored though no session waits for them, so that later clients can replay them."""
+    """Messages that are stored even if no session subscribes to them, so that later clients can replay them."""
 
     def __post_init__(self) -> None:
         for name in ("idle_poll_interval", "heartbeat_interval", "renew_streams_interval", "session_gc_interval"):
@@ -126,23 +126,23 @@ class DurableSessionsSettings(Section, frozen=True):
             raise ValueError(f"message_retention_period is less than {_LONGEST_PERIOD:,.0f} seconds, or 'infinity'")
 
     def within(self, zone: ZoneSettings) -> DurableSessionsSettings:
-        """Return what holds in a zone."""
+        """Return the settings that apply in a zone."""
         own = msgspec.structs.asdict(zone.durable_sessions)
         return msgspec.structs.replace(self, **{name: value for name, value in own.items() if value is not None})
 
     @property
     def longest_pause(self) -> float:
-        """Seconds after which sessions are looked at though nothing happens."""
+        """The longest pause between two checks of the sessions' timers, in seconds."""
         return min(self.idle_poll_interval, self.renew_streams_interval, self.session_gc_interval)
 
 
 class LocalWriteBuffer(Section, frozen=True):
-    """Table ``local_write_buffer`` of a storage: how many clients' publishes go into one commit."""
+    """Table ``local_write_buffer`` of a storage: batching of publishes into commits."""
 
     max_items: Annotated[int, msgspec.Meta(ge=1)] = 20_000
     """The most messages of one commit."""
     flush_interval: Duration = Duration(0)
-    """How long a commit waits for more messages while the server is busy; an idle server never waits."""
+    """The time that a commit waits for more messages on a busy server; an idle server never waits."""
 
     def __post_init__(self) -> None:
         if self.flush_interval > _LONGEST_WAIT:
@@ -150,31 +150,34 @@ class LocalWriteBuffer(Section, frozen=True):
 
 
 class StorageSettings(Section, frozen=True):
-    """Section ``[durable_storage.messages]``: the database. What is left out is what there is, or else the default."""
+    """Section ``[durable_storage.messages]``: the database.
+
+    A setting that is left out is as in the existing database; in a new one it has its default.
+    """
 
     data_dir: Path | None = None
-    """The database's directory. One that is given on the command line counts before it."""
+    """The database's directory. A directory on the command line takes precedence."""
     backend: str | None = None
     """The engine, by default ``"rocksdb"``; fixed when the database is created."""
     n_shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)] | None = None
-    """Into how many shards the database is divided, by default 1; fixed when it is created."""
+    """The number of the database's shards, by default 1; fixed when the database is created."""
     n_sites: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """How many servers have to be there before shards are given to them. There is no replication yet: 1."""
+    """The number of servers that must exist before shards are assigned to them. There is no replication yet: 1."""
     replication_factor: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """How many servers keep each shard. There is no replication yet: 1."""
+    """The number of servers that keep each shard. There is no replication yet: 1."""
     local_write_buffer: LocalWriteBuffer = LocalWriteBuffer()
     layout: dict[str, Any] = msgspec.field(default_factory=dict)
-    """How messages are arranged: ``type``, by default ``"block"``, and beside it the layout's own options. If it isn't
-    as the current generation's, a new one begins with it, and the old ones stay. What is left out stays as it is."""
+    """The storage layout of messages: ``type``, by default ``"block"``, and the layout's own options. If it differs
+    from the layout of the current generation, a new generation begins with it; old generations keep theirs. Options
+    that are left out stay unchanged."""
     durability: Literal["commit", "sync"] | None = None
-    """``"commit"``, the default: what is acknowledged survives the death of the process; ``"sync"``: power loss too.
+    """``"commit"``, the default: acknowledged writes survive the death of the process; ``"sync"``: power loss, too.
     Fixed when the database is created."""
     quota: Quota | None = None
-    """Bytes of the messages' values that the database holds at most, or ``"infinity"``; without it, as retention says.
-    """
+    """The most bytes of the messages' stored values, or ``"infinity"``; without it the database's retention applies."""
     when_full: Literal["refuse", "drop"] | None = None
-    """At the quota, whether publishes are refused or the oldest generations dropped; by default as retention says,
-    which is to refuse."""
+    """At the quota, whether publishes are refused or the oldest generations dropped. By default the database's
+    retention applies, which refuses unless it was changed."""
     plugins: tuple[str, ...] = ()
     """Plugins that wrap the data path."""
     options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Whether a server can do its work, and what is in the way."""
+"""The reasons why a server can't store messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from topicstore.contract.positions import span_text
 __all__ = ["obstacles"]
 
 _TOLERATED = 1_000_000
-"""Microseconds by which the clock may be behind the last position; time servers set it back by less."""
+"""Microseconds by which the clock may be behind the last position; corrections by time servers are smaller."""
 
 
 def obstacles(db: ts.Database, *, min_free: int) -> list[str]:
-    """Return a sentence for each reason why nothing can be stored now, or soon; none if all is well. Cheap.
+    """Return a sentence for each reason why nothing can be stored now or soon; an empty list if there is none.
 
-    ``min_free``: bytes of the disk that must be free. The sentences tell nothing of what is stored, nor where.
+    The check is cheap. The sentences contain no stored data and no paths. ``min_free`` is the least number of free
+    bytes on the disk.
     """
     try:
         db.storage.check_open()

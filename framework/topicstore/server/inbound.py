@@ -1,4 +1,4 @@
-"""What one client publishes: topic aliases, what it may publish, and how much at a time."""
+"""The PUBLISHes of one client: topic aliases, access checks, and the receive maximum."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from .reserved_topics import may_be_published
 __all__ = ["Inbound", "Pending", "UndecidedError"]
 
 _VERDICTS, _VERDICT_BYTES = 1_000, 256 << 10
-"""Topics of which is remembered whether the client may publish them, and how many characters these have at most, so
-that a client can't fill much memory with them."""
+"""Most topics in the cache of access decisions, and most characters in them, so that a client can't fill memory."""
 _ALLOWED = 0
 
 
 class UndecidedError(Exception):
-    """Whether the client may publish a topic has to be asked for; then the same packet is taken again."""
+    """A plugin has to decide whether the client may publish to a topic; then the same packet is handled again."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
@@ -30,7 +29,7 @@ class UndecidedError(Exception):
 
 
 class Pending:
-    """The publishes of one client that go over with the next hop, and what is needed to answer them."""
+    """The publishes of one client for the next batch to the store, and the data that their answers need."""
 
     __slots__ = ("ids1", "ids2", "refused", "rows")
 
@@ -39,13 +38,13 @@ class Pending:
         self.ids1: list[int] = []
         """The packet ids of QoS 1, in the order in which they came."""
         self.ids2: list[int] = []
-        """Those of QoS 2."""
+        """The packet ids of QoS 2, in the order in which they came."""
         self.refused: dict[tuple[int, int], ReasonCode] = {}
-        """By QoS and packet id, those that are not handed to the store, with the reason."""
+        """By QoS and packet id, the reasons of publishes that are refused before they reach the store."""
 
 
 class Inbound:
-    """Reads the PUBLISHes of one connection. Used in the event loop only."""
+    """Decodes and checks the PUBLISHes of one connection. Used in the event loop only."""
 
     __slots__ = (
         "_aliases",
@@ -71,10 +70,10 @@ class Inbound:
         quota: int,
         decided: Callable[[str], bool | None] | None,
     ) -> None:
-        """``decided`` says whether a topic may be published, None if that has to be asked; None: every one may.
+        """``decided`` says whether a topic may be published to, None if plugins must be asked; None allows all topics.
 
         most_aliases: the topic alias maximum that the server announced.
-        levels:       how many levels a topic may have.
+        levels:       most levels of a topic.
         quota:        the receive maximum that the server announced, which holds in MQTT 5 only.
         """
         self._version, self._session = version, session
@@ -84,23 +83,26 @@ class Inbound:
         self._aliases: dict[int, str] | None = None
         self._verdicts: BoundedCache[str, int] = BoundedCache(_VERDICTS, _VERDICT_BYTES)
         self.unanswered = 0
-        """How many messages of QoS 1 were not answered yet."""
+        """Number of messages of QoS 1 without an acknowledgement."""
         self.exchanges: dict[int, None] | None = None
-        """The packet ids of QoS 2 that came on this connection and were not released yet."""
+        """The packet ids of QoS 2 that arrived on this connection and whose exchange has not ended."""
         self.pending: Pending | None = None
 
     def judge_by(self, decided: Callable[[str], bool | None]) -> None:
-        """Have something else say from now on what may be published."""
+        """Replace the function that decides which topics may be published to, and forget earlier decisions."""
         self._decided = decided
         self._verdicts = BoundedCache(_VERDICTS, _VERDICT_BYTES)
 
     def take(self) -> Pending | None:
-        """Return what came since the last time."""
+        """Return the publishes since the last call; None if there are none."""
         pending, self.pending = self.pending, None
         return pending
 
     def publish(self, first: int, body: bytes) -> None:
-        """Take a PUBLISH. Raises `PacketError`, and `UndecidedError`, which changes nothing."""
+        """Decode and check a PUBLISH, and add it to `pending`.
+
+        Raises `PacketError`, and `UndecidedError`; after the latter the same packet can be handled again.
+        """
         message, packet_id, alias = decode_publish(self._version, first, body, self._session.client_id)
         if alias:
             message = self._named(message, alias)
@@ -134,16 +136,16 @@ class Inbound:
             )
 
     def answered(self, count: int) -> None:
-        """Note that so many messages of QoS 1 were answered."""
+        """Subtract acknowledged messages of QoS 1 from `unanswered`."""
         self.unanswered -= count
 
     def released(self, packet_id: int) -> None:
-        """Note that an exchange of QoS 2 is over."""
+        """Remove the packet id of a QoS 2 exchange that has ended."""
         if self.exchanges:
             self.exchanges.pop(packet_id, None)
 
     def _named(self, message: Message, alias: int) -> Message:
-        """Return a message with the topic for which its alias stands, or note what the alias stands for."""
+        """Resolve a topic alias, or register it if the message has a topic; return the message with its topic."""
         if alias > self._most_aliases:
             raise PacketError(
                 ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {self._most_aliases} [MQTT-3.2.2-17]"
@@ -161,8 +163,8 @@ class Inbound:
         return Message(topic, message.payload, message.client_id, message.qos, message.retain, None, message.properties)
 
     def _judge(self, topic: str) -> int:
-        """Return 0 if a topic may be published, or the reason why not."""
-        if self._version == 4 and topic.count("/") >= self._levels:  # no reason code can say it
+        """Return 0 if a topic may be published to, else the reason code."""
+        if self._version == 4 and topic.count("/") >= self._levels:  # MQTT 3.1.1 has no reason codes
             text = f"a topic has at most {self._levels} levels here"
             raise PacketError(ReasonCode.TOPIC_NAME_INVALID, text)
         if not may_be_published(topic, self._levels):
@@ -174,4 +176,4 @@ class Inbound:
             raise UndecidedError(topic)
         return (
             self._verdicts.keep(topic, _ALLOWED) if allowed else ReasonCode.NOT_AUTHORIZED
-        )  # a no may be of a failure
+        )  # not cached: a plugin's failure counts as no, too

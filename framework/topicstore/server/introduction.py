@@ -1,4 +1,4 @@
-"""What the server says to a person who has started it: where it listens, who may, what is durable, how to try it."""
+"""The text that the server prints at its start: addresses, access, durability, and commands to try."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def introduction(
     urls: Sequence[str],
     mqtt: Sequence[str],
 ) -> str:
-    """Return the text, some lines.
+    """Return the text in several lines.
 
-    durability: the database's, which says what a commit survives.
-    stored_by:  its backend and layout, for people.
-    persisted:  the filters of its rules of persistence.
-    urls:       of all listeners.
-    mqtt:       addresses of those listeners that ``mosquitto_pub`` needs no certificates for.
+    durability: the database's durability, ``commit`` or ``sync``.
+    stored_by:  names of its backend and layout.
+    persisted:  topic filters of its persistence rules.
+    urls:       URLs of all listeners.
+    mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
     """
     survives = "power loss" if durability == "sync" else "the death of this process, not power loss"
     lines = [
@@ -46,14 +46,14 @@ def introduction(
 
 
 def _kept(persisted: Sequence[str]) -> str:
-    """Return which messages are kept, so that nobody wonders where those are that nobody waited for."""
+    """Describe which messages are stored, because by default messages without a waiting session are not."""
     if not persisted:
         return "and of other messages what waits for sessions"
     return f"what waits for sessions, and what is published to {', '.join(persisted)}"
 
 
 def _who(settings: ServerSettings) -> list[str]:
-    """Return who may come in and do something."""
+    """Describe which clients may connect, and what they may do."""
     found = {
         "loopback": "Clients on this machine need no password",
         "never": "Every client needs a password or a certificate",
@@ -70,7 +70,7 @@ def _who(settings: ServerSettings) -> list[str]:
 
 
 def _trial(address: Address, *, named: bool) -> list[str]:
-    """Return commands to begin with. ``named``: whether every client needs a user name and a password."""
+    """Return example commands. ``named``: whether every client needs a user name and a password."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - it is read, not bound
     host = everywhere.get(address.host, address.host)
     at = f"-h {host} -p {address.port}" + " -u USER -P PASSWORD" * named

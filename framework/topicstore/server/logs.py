@@ -1,10 +1,10 @@
-"""The server's log: a line of JSON for each event, written by a thread of its own.
+"""The server's log: one line of JSON for each event, written by a separate thread.
 
 A line has ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, then the event's own fields, given as
-``extra={"fields": {...}}``. What clients send as passwords or payloads is never a field.
+``extra={"fields": {...}}``. Passwords and payloads of clients are never fields.
 
-No thread of the server waits for the log: a disk that is slow or full, and a pipe that nobody reads, lose lines. Their
-number is a line of its own once lines can be written again.
+No other thread of the server waits for the log: if the disk is slow or full, or the pipe is not read, lines are lost.
+Once lines can be written again, a line reports the number of lost lines.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ __all__ = ["JsonLines", "log_connection", "logging_to", "reopen", "set_level"]
 
 _ROOT = "topicstore.server"
 _UVICORN = "uvicorn"
-"""What serves HTTP; at the level ``info`` it tells of nothing but its own start and end."""
+"""The logger of the HTTP server; at the level ``info`` it only logs its own start and end."""
 _WAITING = 10_000
-"""Lines that wait for a slow disk or a full pipe; the server doesn't wait for its log."""
+"""Most lines that wait for a slow disk or a full pipe; further lines are lost."""
 _FAREWELL = 2.0
-"""Seconds that are left at the end for writing lines that wait; then they are given up."""
+"""Seconds for writing waiting lines when the log is closed; lines that are left then are lost."""
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x7f\x85\u2028\u2029"}
-"""Characters that JSON leaves as they are, and that some programs and terminals act on."""
+"""Characters that JSON does not escape, but that some programs and terminals treat as line ends or control codes."""
 
 _log = logging.getLogger(_ROOT)
 _connections = logging.getLogger(f"{_ROOT}.connections")
 
 
 def log_connection(record: msgspec.Struct) -> None:
-    """Write the line of a connection that has ended; the record's fields are the line's."""
+    """Log the end of a connection; the record's fields become the line's fields."""
     _connections.info("connection ended", extra={"fields": msgspec.structs.asdict(record)})
 
 
 def set_level(settings: LogSettings) -> None:
-    """Write only lines of the settings' level, and above, from now on."""
+    """Set the server's log level to the level of the settings."""
     _log.setLevel(settings.level.upper())
 
 
 def reopen() -> None:
-    """Have the log's file opened anew by its name, soon, if another one or none has that name by now."""
+    """Let the writing thread open the log's file again, if the file was renamed or removed."""
     for handler in _log.handlers:
         if isinstance(handler, _Writer):
             handler.reopen()
 
 
 class JsonLines(logging.Formatter):
-    """A formatter that makes one line of JSON of a record, whatever is in it."""
+    """A formatter that encodes any log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
+        """Return the line of JSON, without a line end."""
         document: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -80,17 +80,17 @@ class JsonLines(logging.Formatter):
 
 
 class _Output:
-    """A descriptor to which lines are written; -1 for none."""
+    """An output for lines, written to a file descriptor. ``_number`` is the descriptor; -1: none."""
 
     _number = -1
     _rest = b""
-    """The end of a line of which only the beginning could be written; it comes before the next line."""
+    """The rest of a partly written line, which is written before the next line."""
 
     def renew(self) -> None:
-        """Open again what has another name now. Raises OSError; then what was open stays."""
+        """Open the file again if it was renamed or removed. If that raises OSError, the old file stays open."""
 
     def write(self, line: bytes) -> None:
-        """Write a line. Raises OSError, or ValueError if the output was closed, if nothing of it was written."""
+        """Write a line. If no byte of the line was written, raises OSError, or ValueError for a closed output."""
         data, written = self._rest + line, 0
         try:
             while written < len(data):
@@ -106,24 +106,24 @@ class _Output:
     def _write_some(self, data: bytes) -> int:
         try:
             return os.write(self._number, data)
-        except BlockingIOError:  # another process that has the pipe has made it non-blocking
+        except BlockingIOError:  # another process that shares the pipe has made it non-blocking
             waiting = select.poll()
             waiting.register(self._number, select.POLLOUT)
             waiting.poll()
             return 0
 
     def close(self) -> None:
-        """Close what was opened. Raises OSError."""
+        """Close the descriptor, if this object has opened it. Raises OSError."""
 
 
 class _File(_Output):
-    """A file to which lines are added, the one that has the name when a line is written.
+    """A file to which lines are appended; opened again when another file, or none, has its name.
 
-    So programs that rename or remove it, as logrotate does, need do nothing else.
+    So programs that rename or remove the file, such as logrotate, need not signal the server.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and make it if there is none. Raises OSError."""
+        """Open the file, or create it. Raises OSError."""
         self._path = path
         self._found = -1, -1
         """The device and the inode of the open file."""
@@ -138,7 +138,7 @@ class _File(_Output):
             os.close(before)
 
     def renew(self) -> None:
-        """Open the file anew if another one or none has its name. Raises OSError; then the one that was open stays."""
+        """Open the file again if another file, or none, has its name. If that raises OSError, the old file stays."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -153,14 +153,14 @@ class _File(_Output):
 
 
 class _Stream(_Output):
-    """A text stream, or the descriptor below it.
+    """A text stream, written by its file descriptor if it has one.
 
-    The interpreter can't end while a thread waits in a stream's own lock; it can while one waits in a system call.
+    The interpreter can't exit while a thread waits for a stream's lock, but can while a thread waits in a system call.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # of one that is kept in memory
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream in memory has no descriptor
             self._number = stream.fileno()
 
     def _write_some(self, data: bytes) -> int:
@@ -172,7 +172,7 @@ class _Stream(_Output):
 
 
 class _Writer(logging.Handler):
-    """Hands records to the writing thread, and counts those for which there is no room, or that can't be written."""
+    """A handler that queues records for the writing thread, and counts records that are lost."""
 
     def __init__(self, output: _Output) -> None:
         super().__init__()
@@ -180,18 +180,18 @@ class _Writer(logging.Handler):
         self._output = output
         self._waiting: queue.SimpleQueue[logging.LogRecord | Callable[[], None] | None] = queue.SimpleQueue()
         self._lost = 0
-        """How many records found no room. Guarded by the handler's lock."""
+        """Number of records lost because the queue was full. Guarded by the handler's lock."""
         self._unwritten = 0
-        """How many lines the writing thread couldn't write."""
+        """Number of lines that the writing thread failed to write."""
         self._kept_open = False
-        """Whether the last try to open the file anew has failed."""
+        """Whether the last attempt to open the file again failed, so that the old file stays open."""
         self._thread = threading.Thread(target=self._run, name="topicstore-log", daemon=True)
         self._thread.start()
 
     # --- in all threads ---
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand on a record, after one that says how many were lost before it. Called with the handler's lock."""
+        """Queue a record, after a record with the number of lost ones, if any. Called with the handler's lock held."""
         if self._waiting.qsize() + (self._lost > 0) >= _WAITING:
             self._lost += 1
             return
@@ -201,11 +201,11 @@ class _Writer(logging.Handler):
         self._waiting.put(record)
 
     def reopen(self) -> None:
-        """Have the file opened anew, if its name says so."""
+        """Let the writing thread open the file again, if the file was renamed or removed."""
         self._waiting.put(self._renew)
 
     def stop(self) -> None:
-        """Return when all is written, or after a time in which it can't be; then the writing thread is left alone."""
+        """Wait until all records are written, at most `_FAREWELL` seconds, even if the writing thread blocks."""
         self._waiting.put(None)
         self._thread.join(_FAREWELL)
 
@@ -220,7 +220,7 @@ class _Writer(logging.Handler):
             if self._waiting.empty():
                 self._tell_lost()
         self._tell_lost()
-        with contextlib.suppress(OSError):  # nobody is left who could be told
+        with contextlib.suppress(OSError):  # there is no log left that could report it
             self._output.close()
 
     def _tell_lost(self) -> None:
@@ -251,10 +251,10 @@ class _Writer(logging.Handler):
             self._unwritten += 1
 
     def _write_line(self, record: logging.LogRecord) -> bool:
-        """Write a record; return whether it could be."""
+        """Write a record; return whether that succeeded."""
         try:
             line = self.format(record)
-        except Exception as bad:  # noqa: BLE001 - whatever is wrong with a record is no reason to lose its event
+        except Exception as bad:  # noqa: BLE001 - a record that can't be formatted must not be lost
             line = self.format(_told("an event that can't be written as it is, %s: %a", repr(bad), record.msg))
         try:
             self._output.write(f"{line}\n".encode())
@@ -273,10 +273,10 @@ def _about_lost(lost: int) -> logging.LogRecord:
 
 @contextlib.contextmanager
 def logging_to(settings: LogSettings, stream: IO[str] | None = None) -> Iterator[None]:
-    """Write the server's log while the context lasts: to the settings' file, else to ``stream``, else to stderr.
+    """Write the server's log within the context: to the settings' file, else to ``stream``, else to stderr.
 
-    Warnings of libraries, and errors that nothing has caught, are lines of it. At the end, lines that wait have two
-    seconds. Raises `InvalidArgumentError` where the file can't be written.
+    Warnings of libraries and uncaught exceptions are logged, too. On exit, waiting lines are written for at most two
+    seconds. Raises `InvalidArgumentError` if the file can't be opened.
     """
     output: _Output
     if settings.file is not None:
@@ -302,7 +302,7 @@ def logging_to(settings: LogSettings, stream: IO[str] | None = None) -> Iterator
 
 @contextlib.contextmanager
 def _handled_by(handler: logging.Handler, name: str | None, level: str) -> Iterator[None]:
-    """Hand what a logger is told to a handler, and to no other; of None, what no other logger handles."""
+    """Let a handler be the only one for a logger's records; the name None is the root logger."""
     logger = logging.getLogger(name)
     before = logger.level, logger.propagate
     logger.setLevel(level.upper())
@@ -318,7 +318,7 @@ def _handled_by(handler: logging.Handler, name: str | None, level: str) -> Itera
 
 @contextlib.contextmanager
 def _nothing_on_stderr() -> Iterator[None]:
-    """Log what Python would write to standard error, on which a thread would wait if it is a pipe that nobody reads."""
+    """Log warnings and uncaught exceptions instead of writing them to stderr, where an unread pipe would block."""
     before = warnings.showwarning, threading.excepthook, sys.unraisablehook
 
     def warned(message: Warning | str, *_: object) -> None:

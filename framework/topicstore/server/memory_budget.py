@@ -1,7 +1,7 @@
-"""Memory that clients can fill and hold: a bound for all of them together, and which of them has to go above it.
+"""A limit for the memory that all clients together can occupy, and the choice of connections to end above it.
 
-A bound for each client alone is none for a server: thousands of clients that each keep a little less hold the memory
-of everybody. Used in one event loop only, but for the figures, which any thread may read.
+Limits for single clients don't limit a server: thousands of clients that each stay below theirs can fill its memory. A
+budget is used in one event loop only, except that any thread may read its numbers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import pyarrow as pa
 __all__ = ["Holder", "MemoryBudget"]
 
 _PROGRESS = 16 << 10
-"""Bytes that a client sends in each period of patience at least."""
+"""Fewest bytes that a client must send in each period of `end_slow`."""
 _WORTH = 16 << 20
-"""Released bytes from which on returning memory to the system is worth the time that it takes."""
+"""Memory is returned to the system after this number of bytes was released."""
 _IDLE, _LITTLE = 0.5, 1 << 20
-"""Seconds in which fewer bytes than this came to be held, after which memory is returned."""
+"""Memory is returned to the system after a period of so many seconds in which fewer bytes than this were taken."""
 
 
 class Holder(Protocol):
-    """A connection for whose client memory is held. Compared by identity."""
+    """A connection that occupies memory. Compared by identity."""
 
     @property
     def host(self) -> str:
@@ -34,39 +34,39 @@ class Holder(Protocol):
 
     @property
     def work(self) -> object:
-        """The packet that isn't whole yet; None while it isn't the client for which the server waits."""
+        """The incomplete packet; None while the server does not wait for the client."""
 
     @property
     def breakable(self) -> bool:
-        """Whether what is held waits for the client, so that ending its connection releases it at once."""
+        """Whether ending the connection releases its memory at once."""
 
     def break_off(self, why: str) -> None:
-        """End the connection, and release what is held for it."""
+        """End the connection, and release its memory."""
 
 
 class MemoryBudget:
-    """The bytes that are held for the clients of one event loop."""
+    """A budget of memory for the clients of one event loop, in bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        """The bytes that may be held; it may be changed at any time."""
+        """Most bytes that may be held; may be changed at any time."""
         self.held = 0
         self.broken_off = 0
-        """How many connections were ended, because more was held or because their clients were too slow."""
+        """Number of connections ended because the budget was exceeded or because their clients were too slow."""
         self._sizes: dict[Holder, int] = {}
-        """The holders, the one first that made no progress for longest."""
+        """Bytes by holder; the holder with the oldest change comes first."""
         self._marks: dict[Holder, tuple[object, int, float]] = {}
-        """By holder, the packet, its size and the time of the progress that was seen last."""
+        """By holder, the packet, its size and the time at which `end_slow` last saw progress."""
         self._released = self._taken = 0
-        """Bytes that were released since memory was returned, and those that came to be held since that was thought of.
-        """
+        """Bytes released since memory was last returned to the system, and bytes taken since the last check for
+        that."""
         self._returning: asyncio.TimerHandle | None = None
 
     def hold(self, holder: Holder, size: int) -> None:
-        """Note how many bytes are held for a client from now on; 0 for none. May end connections, also this one.
+        """Set the number of bytes that a connection occupies; 0: none. May end connections, also this one.
 
-        The connection that has to go is the largest one of the host that holds most, so that whoever holds little is
-        never in anybody's way. Of connections that hold about the same, the one goes that made no progress for longest.
+        Above the budget, the largest connection of the host with most bytes ends, so that hosts with few bytes are not
+        affected. Among connections of about the same size, the one without progress for longest ends.
         """
         before = self._sizes.pop(holder, 0)
         if size:
@@ -81,7 +81,7 @@ class MemoryBudget:
                 self._returning = asyncio.get_running_loop().call_later(_IDLE, self._return)
 
     def make_room(self) -> None:
-        """End connections until no more is held than may be. To be called when a holder becomes breakable, too."""
+        """End connections until the budget is met. To be called when a holder becomes breakable, too."""
         while self.held > self.most:
             victim = self._largest()
             if victim is None:
@@ -101,7 +101,7 @@ class MemoryBudget:
         self.hold(holder, 0)
 
     def end_slow(self, patience: float, now: float) -> None:
-        """End connections of which less than 16 KiB of a packet came within ``patience`` seconds, and not the rest."""
+        """End connections whose incomplete packet grew by less than 16 KiB within ``patience`` seconds."""
         before, self._marks = self._marks, {}
         for holder, size in list(self._sizes.items()):
             mark, work = before.get(holder), holder.work
@@ -113,7 +113,7 @@ class MemoryBudget:
                 self._break_off(holder, f"a packet wasn't whole in time: {size:,} bytes of it came")
 
     def _return(self) -> None:
-        """Return memory to the system if little came for a while; else look again later."""
+        """Return memory to the system if few bytes were taken since the last check; else check again later."""
         taken, self._taken = self._taken, 0
         if taken >= _LITTLE:
             self._returning = asyncio.get_running_loop().call_later(_IDLE, self._return)
@@ -123,7 +123,7 @@ class MemoryBudget:
 
 
 def _return_memory() -> None:
-    """Return what the allocators keep for later to the system."""
+    """Return the allocators' unused memory to the system."""
     pa.default_memory_pool().release_unused()
     trim = _malloc_trim()
     if trim is not None:
@@ -132,7 +132,7 @@ def _return_memory() -> None:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Return the function of glibc that returns free memory; other C libraries have none, and return it themselves."""
+    """Return glibc's ``malloc_trim``; None with other C libraries, which return free memory by themselves."""
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What one client is sent: packets as bytes, topic aliases, and what is too large for it."""
+"""Encoding of the packets that one client receives: topic aliases, and its maximum packet size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .protocol.encoding import publish_parts
 __all__ = ["Outbound", "Shared", "allowance"]
 
 _Parts = tuple[bytes, bytes]
-"""What stands before the packet id of a PUBLISH, and what behind it."""
+"""The bytes of a PUBLISH before its packet id, and the bytes after it."""
 
 
 class Shared:
-    """What was encoded for several clients that are sent the same messages.
+    """A cache of encoded packets for several clients that receive the same messages.
 
-    It is kept by the identity of messages and batches, so it is to live no longer than the packets it was made for.
+    Its keys are identities (`id`) of messages and batches, so it must not outlive the packets that it was made for.
     """
 
     __slots__ = ("bodies", "messages")
@@ -30,16 +30,16 @@ class Shared:
 
 _PUBREL = b"\x62\x02"
 _FIXED = 4
-"""Bytes that a PUBLISH has at least, besides its payload: its first byte, a length, and the length of its topic."""
+"""Fewest bytes of a PUBLISH besides its payload: its first byte, a length, and the length of its topic."""
 
 
 class Outbound:
-    """Makes the packets of one connection. Used in the event loop only."""
+    """Encodes the packets for one connection. Used in the event loop only."""
 
     __slots__ = ("_aliases", "_largest", "_most_aliases", "_version")
 
     def __init__(self, version: int, largest: int | None, most_aliases: int) -> None:
-        """``largest``: the client's maximum packet size; ``most_aliases``: how many topic aliases it may be sent."""
+        """``largest``: the client's maximum packet size; ``most_aliases``: its topic alias maximum."""
         self._version = version
         self._largest = largest
         self._most_aliases = most_aliases
@@ -48,9 +48,9 @@ class Outbound:
     def encode(
         self, packets: Sequence[Publish | PubRel | DeliveryBatch], shared: Shared | None
     ) -> tuple[list[bytes], int, list[Publish]]:
-        """Return the pieces of bytes to send, how many publishes are in them, and those too large for the client.
+        """Return the bytes to send in pieces, the number of publishes in them, and publishes too large for the client.
 
-        shared: what was encoded for others that are sent the same messages; None if there are no others.
+        shared: a cache of packets encoded for other clients; None if there are no other clients.
         """
         pieces: list[bytes] = []
         too_large: list[Publish] = []
@@ -69,16 +69,16 @@ class Outbound:
         return pieces, published, too_large
 
     def _add(self, packet: Publish, shared: Shared | None, pieces: list[bytes], too_large: list[Publish]) -> bool:
-        """Add the pieces of a packet, unless it is too large; return whether they were added."""
+        """Append the pieces of a packet, unless it is too large; return whether they were appended."""
         known, largest = len(self._aliases), self._largest
         try:
             before, after = self._parts(packet) if shared is None else _shared_parts(self._version, packet, shared)
             fits = largest is None or len(before) + len(after) + (2 if packet.qos else 0) <= largest
-        except ValueError:  # with its topic and properties it is larger than any packet can be
+        except ValueError:  # larger than MQTT can encode, with its topic and properties
             fits = False
         if not fits:
             too_large.append(packet)
-            if len(self._aliases) > known:  # the client won't be told what the new one stands for
+            if len(self._aliases) > known:  # the client does not learn the new alias
                 del self._aliases[packet.message.topic]
         elif packet.qos:
             pieces += (before, packet.packet_id.to_bytes(2), after)
@@ -87,7 +87,7 @@ class Outbound:
         return fits
 
     def _add_all(self, batch: DeliveryBatch, shared: Shared, pieces: list[bytes]) -> bool:
-        """Add the pieces of a batch, encoded once for all that are sent it; return False if one packet is too large."""
+        """Append the pieces of a batch, encoded once for all its clients; return False if a packet is too large."""
         key = id(batch.body), self._version
         parts = shared.bodies.get(key)
         if parts is None:
@@ -132,11 +132,13 @@ def _shared_parts(version: int, packet: Publish, shared: Shared) -> _Parts:
 def allowance(
     largest: int | None, may_receive: Callable[[Sequence[str]], list[bool | None]] | None
 ) -> Callable[[Sequence[Message]], list[bool | None]] | None:
-    """Return what says which messages a client may be sent (`topicstore.sessions.Sessions.open`); None: all.
+    """Return the function that decides which messages a client may receive, or None if it may receive all.
 
-    largest:     the client's maximum packet size. Refused is what is larger in any case; whether a packet really fits
-                 is known only with its topic alias and its subscription identifiers [MQTT-3.1.2-24].
-    may_receive: says for each of some topics whether it may be sent their messages; None: that isn't known yet.
+    The function is the argument ``allow`` of `topicstore.sessions.Sessions.open`.
+
+    largest:     the client's maximum packet size. A message is refused if it is larger without topic and properties.
+                 Whether its packet fits is known only after encoding [MQTT-3.1.2-24].
+    may_receive: decides for each topic whether the client may receive its messages; None: not known yet.
     """
     if largest is None and may_receive is None:
         return None

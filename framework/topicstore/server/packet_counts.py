@@ -1,4 +1,4 @@
-"""How many packets of each type, with which reason codes, went one way."""
+"""Counters of packets in one direction, by type and reason code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["PacketCounts"]
 
 
 class PacketCounts:
-    """Packets by type and reason code. Counted in the event loop; it may be read in any thread."""
+    """Numbers of packets by type and reason code. Counted in the event loop; may be read in any thread."""
 
     __slots__ = ("_others", "good")
 
     def __init__(self) -> None:
         self.good = [0] * len(NAMES)
-        """By type, those with reason code 0, or that have none."""
+        """By type, the number of packets with reason code 0 or without one."""
         self._others: dict[tuple[int, int], int] = {}
 
     def add(self, kind: int, reason: int = 0, packets: int = 1) -> None:
@@ -27,11 +27,11 @@ class PacketCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all packets."""
         return sum(self.good) + sum(self._others.copy().values())
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """Return names of types, reason codes, and how many packets had both, in a fixed order."""
+        """Return rows of type name, reason code and number of packets, in a fixed order."""
         good = [(NAMES[kind], 0, packets) for kind, packets in enumerate(self.good) if packets]
         return good + [
             (NAMES[kind], reason, packets) for (kind, reason), packets in sorted(self._others.copy().items())

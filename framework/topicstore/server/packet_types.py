@@ -1,4 +1,4 @@
-"""The types of packets (MQTT 5, section 2.1.2), which `protocol.packets.AckPacket.kind` has too."""
+"""MQTT's packet types (MQTT 5, section 2.1.2), also used by `protocol.packets.AckPacket.kind`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 INVALID = 0
-"""No type of the standard: packets that can't be taken are counted under it."""
+"""Not a type of the standard: invalid packets are counted under it."""
 CONNACK, PUBLISH = 2, 3
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 SUBACK, UNSUBACK, PINGRESP, DISCONNECT = 9, 11, 13, 14
@@ -27,6 +27,6 @@ NAMES = (
     *("invalid", "connect", "connack", "publish", "puback", "pubrec", "pubrel", "pubcomp"),
     *("subscribe", "suback", "unsubscribe", "unsuback", "pingreq", "pingresp", "disconnect", "auth"),
 )
-"""By type, as figures have them."""
+"""The names of packet types in metrics, by type."""
 SHORT = {0x40: PUBACK, 0x50: PUBREC, 0x62: PUBREL, 0x70: PUBCOMP}
-"""Acknowledgements by their first byte."""
+"""The types of acknowledgements by their first byte."""

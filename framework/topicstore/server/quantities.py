@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them in settings: ``"100ms"``, ``"8MB"``."""
+"""Durations and sizes in the notation of the settings: ``"100ms"``, ``"8MB"``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _parts(text: Any, units: dict[str, Any], example: str) -> tuple[str, Any]:
 
 
 class Duration(float):
-    """A time in seconds, 0 or more, up to 136 years: the most that MQTT can say."""
+    """A time in seconds, from 0 to 2**32 - 1: the range of MQTT's four-byte intervals."""
 
     @classmethod
     def read(cls, text: Any) -> Self:
-        """Return the duration that a text such as ``"100ms"`` says. Raises ValueError."""
+        """Parse a duration such as ``"100ms"``. Raises ValueError."""
         number, unit = _parts(text, _SECONDS, "100ms")
         seconds = float(number) * unit
         if seconds > _LONGEST:
@@ -44,7 +44,7 @@ class Duration(float):
         return cls(seconds)
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return the duration in the notation of the settings."""
         return _written(float(self), _SECONDS)
 
 
@@ -53,16 +53,16 @@ class Period(Duration):
 
     @classmethod
     def read(cls, text: Any) -> Self:
-        """Return the period that a text says. Raises ValueError."""
+        """Parse a duration or ``"infinity"``. Raises ValueError."""
         return cls(float("inf")) if text == _INFINITY else super().read(text)
 
     @property
     def limit(self) -> float | None:
-        """Seconds; None for ever."""
+        """The period in seconds; None for infinity."""
         return None if self == float("inf") else float(self)
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return the period in the notation of the settings."""
         return _INFINITY if self.limit is None else super().__str__()
 
 
@@ -71,7 +71,7 @@ class Size(int):
 
     @classmethod
     def read(cls, text: Any) -> Self:
-        """Return the size that a text such as ``"8MB"`` says, rounded to whole bytes. Raises ValueError."""
+        """Parse a size such as ``"8MB"``, rounded to whole bytes. Raises ValueError."""
         number, unit = _parts(text, _BYTES, "8MB")
         if float(number) * unit > _MOST_BYTES:
             raise ValueError(f"{text[:80]!r} is more than {_MOST_BYTES:,} bytes")
@@ -81,30 +81,30 @@ class Size(int):
         return cls(whole)
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return the size in the notation of the settings."""
         return _written(int(self), _BYTES)
 
 
 class Quota(Size):
-    """A number of bytes, or ``"infinity"``, which is kept as 0."""
+    """A number of bytes, or ``"infinity"``, whose value is 0."""
 
     @classmethod
     def read(cls, text: Any) -> Self:
-        """Return the quota that a text says. Raises ValueError."""
+        """Parse a size or ``"infinity"``. Raises ValueError."""
         return cls(0) if text == _INFINITY else super().read(text)
 
     @property
     def limit(self) -> int | None:
-        """Bytes; None for any number."""
+        """The quota in bytes; None for infinity."""
         return int(self) or None
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return the quota in the notation of the settings."""
         return _INFINITY if self.limit is None else super().__str__()
 
 
 def _written(amount: float, units: dict[str, Any]) -> str:
-    """Return a quantity with the largest unit of which it is a whole number; else in the smallest, with a fraction."""
+    """Format a quantity as a whole number of the largest possible unit, else as a fraction of the base unit."""
     for unit, worth in sorted(units.items(), key=lambda item: -item[1]):
         number = round(amount / worth, 9)
         if number >= 1 and number == int(number):

@@ -1,4 +1,4 @@
-"""How much a client may publish in a second."""
+"""The limit of a client's publish rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Rate"]
 
 
 class Rate:
-    """Counts what one client publishes, second by second. ``None`` means that there is no limit."""
+    """A rate limiter for the publishes of one client, in messages and bytes a second; None: no limit."""
 
     __slots__ = ("_begun", "_bytes", "_messages", "_most_bytes", "_most_messages")
 
@@ -16,9 +16,9 @@ class Rate:
         self._messages = self._bytes = 0
 
     def take(self, messages: int, size: int, now: float) -> float:
-        """Count messages that came at ``now``; return for how many seconds nothing more may come, 0 if it may.
+        """Count messages that came at ``now``; return the seconds for which reading must pause, 0 for none.
 
-        What came at once counts whole: it may be more than a second allows, and is then paid for in the next ones.
+        A single batch may exceed the rate; the excess is subtracted from the following seconds.
         """
         passed = now - self._begun
         if passed >= 1.0:
@@ -37,5 +37,5 @@ class Rate:
 
 
 def _over(count: int, most: int | None) -> int:
-    """Return how many seconds have to pass before there is room again."""
+    """Return the number of seconds after which the count is within the rate again."""
     return 0 if most is None or count <= most else -(-(count - most) // most)

@@ -1,4 +1,4 @@
-"""Telling whoever started the server that it serves, or ends: a line for scripts, a datagram for systemd."""
+"""Notifications that the server is ready or ends: a line for scripts, a datagram for systemd."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger("topicstore.server")
 
 
 def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """Return a line of JSON: addresses by the scheme of their URL, and the process id.
+    """Return a line of JSON with the addresses by URL scheme, and the process id.
 
-    ``listeners`` are schemes (``mqtt``, ``mqtts``, ``ws``, ``wss``, ``http``) with the addresses that were taken. The
-    schemes ``mqtt``, ``ws`` and ``http`` are always there, with an empty list if nothing listens.
+    ``listeners`` are schemes (``mqtt``, ``mqtts``, ``ws``, ``wss``, ``http``) with the bound addresses. The keys
+    ``mqtt``, ``ws`` and ``http`` are always present, with an empty list if there is no such listener.
     """
     document: dict[str, Any] = {"mqtt": [], "ws": [], "http": []}
     for scheme, addresses in listeners:
@@ -28,9 +28,9 @@ def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
 
 
 def notify(state: str) -> bool:
-    """Send a state such as ``READY=1`` to the service manager (sd_notify(3)); return whether it got it.
+    """Send a state such as ``READY=1`` to the service manager (sd_notify(3)); return whether it was sent.
 
-    Without one there is nothing to do. A socket that can't be written to is logged: the server serves all the same.
+    Without a service manager nothing is sent. If its socket can't be written to, the error is only logged.
     """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path or not hasattr(socket, "AF_UNIX"):

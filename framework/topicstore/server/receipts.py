@@ -1,4 +1,4 @@
-"""The acknowledgements that one client sends: gathered over a run of packets, and handed on together."""
+"""The acknowledgements that one client sends, gathered over consecutive packets and handed on together."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from .protocol.packets import AckPacket
 __all__ = ["Receipts", "complete"]
 
 _REFUSED = -PUBREC
-"""The kind under which PUBRECs with a failure are gathered."""
+"""The kind under which PUBRECs with a failure code are gathered."""
 
 
 class Receipts:
-    """The acknowledgements of a run of packets, by kind."""
+    """The acknowledgements in consecutive packets of one client, by kind."""
 
     __slots__ = ("_ids", "_reasons")
 
     def __init__(self) -> None:
         self._ids: dict[int, list[int]] = {}
         self._reasons: list[tuple[int, int]] = []
-        """Kind and reason code of those that have one."""
+        """Kind and reason code of the acknowledgements that have a reason code other than 0."""
 
     def add(self, kind: int, packet_id: int) -> None:
-        """Take one without a reason code."""
+        """Add an acknowledgement without a reason code."""
         ids = self._ids.get(kind)
         if ids is None:
             ids = self._ids[kind] = []
         ids.append(packet_id)
 
     def add_packet(self, packet: AckPacket) -> None:
-        """Take one with a reason code."""
+        """Add a decoded acknowledgement, with its reason code."""
         kind = _REFUSED if packet.kind == PUBREC and packet.reason >= 0x80 else packet.kind
         self.add(kind, packet.packet_id)
         if packet.reason:
             self._reasons.append((kind, packet.reason))
 
     def count(self, channel: Channel) -> None:
-        """Count them as packets that came."""
+        """Count the acknowledgements as received packets."""
         for kind, ids in self._ids.items():
             told = sum([of == kind for of, _ in self._reasons]) if self._reasons else 0
             if len(ids) > told:
@@ -51,7 +51,7 @@ class Receipts:
             channel.came(abs(kind), reason)
 
     def hand_on(self, client: Client, session: Session, asked: Asked) -> bool:
-        """Hand them on; return whether the client gets an answer with the next hop.
+        """Pass the acknowledgements to the session and the next batch; return whether the batch has an answer for them.
 
         Raises `SessionEndedError`.
         """
@@ -68,7 +68,7 @@ class Receipts:
 
 
 def complete(session: Session, packets: Sequence[Publish]) -> None:
-    """End the exchanges of messages that aren't sent, as if they were received. Raises `SessionEndedError`."""
+    """Acknowledge messages that are not sent to the client, in its place. Raises `SessionEndedError`."""
     for packet in packets:
         if packet.qos == 1:
             session.puback(packet.packet_id)

@@ -1,8 +1,8 @@
-"""`Recovery`: shards that take no writes since one failed are opened again, as soon as the cause may have gone.
+"""`Recovery` opens shards again that refuse writes since a write failed.
 
-A full disk, or a time without file descriptors, must not end the writing for good. So a thread looks at the shards once
-a second, and calls `Database.recover` for a database of which one has failed: at once, then after pauses that double up
-to `_LONGEST` seconds. A try that finds the cause still there costs a few system calls.
+A full disk, or a lack of file descriptors, must not stop writes for good. So a thread checks the shards once a second,
+and calls `Database.recover` for a database with a failed shard: at once, then after pauses that double up to `_LONGEST`
+seconds. An attempt costs a few system calls while the cause persists.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from topicstore.runtime.background import BackgroundTask
 __all__ = ["Recovery"]
 
 _LOOK = 1.0
-"""Seconds between two looks at the shards."""
+"""Seconds between two checks of the shards."""
 _LONGEST = 3.0
-"""Seconds between two tries, at most. Writes are to go on within five seconds after the cause has gone."""
+"""Most seconds between two attempts. Writes are to work again within five seconds after the cause was removed."""
 _REPEAT = 60.0
-"""Seconds after which the log repeats why tries fail, if the reason stays the same."""
+"""Seconds after which the log repeats an unchanged reason for failed attempts."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class _Failing:
-    """The tries to recover one database."""
+    """The attempts to recover one database."""
 
     def __init__(self) -> None:
         self.tries = 0
         self.due = 0.0
-        """The time before which no try is made (`time.monotonic`)."""
+        """The time of the next attempt (`time.monotonic`)."""
         self.told = ""
         """The reason that was logged last."""
         self.told_at = float("-inf")
 
 
 class Recovery:
-    """The recovery of all open databases of a server, in a thread of its own."""
+    """The recovery of all open databases of a server, in a background thread."""
 
     def __init__(self, storages: Mapping[str, ts.Database]) -> None:
         self._storages = storages
         self._failing: dict[str, _Failing] = {}
-        """By storage, those with a shard that takes no writes. Used in the thread only."""
+        """By storage, the databases with a shard that refuses writes. Used in the thread only."""
         self._task = BackgroundTask("recovery", self._look)
         self._task.interval = _LOOK
 
     def start(self) -> None:
-        """Begin to look at the shards."""
+        """Begin to check the shards."""
         self._task.wake()
 
     def stop(self) -> None:
-        """End the thread, after a try that is under way. May be called twice."""
+        """End the thread, after an attempt in progress. Idempotent."""
         self._task.stop()
         self._task.join()
 
@@ -66,7 +66,7 @@ class Recovery:
                 if now >= failing.due:
                     self._try(name, db, failing)
             elif name in self._failing and now >= self._failing[name].due + _REPEAT:
-                del self._failing[name]  # one that fails again sooner goes on with its pauses
+                del self._failing[name]  # a storage that fails again sooner keeps its longer pauses
 
     def _try(self, name: str, db: ts.Database, failing: _Failing) -> None:
         reasons = [
@@ -86,7 +86,7 @@ class Recovery:
         failing.due = time.monotonic() + min(_LOOK * 2 ** min(failing.tries - 1, 10), _LONGEST)
 
     def _tell(self, failing: _Failing, text: str, reasons: list[str]) -> None:
-        """Log why a try failed, unless that was logged less than a minute ago."""
+        """Log why an attempt failed, unless the same text was logged less than `_REPEAT` seconds ago."""
         now = time.monotonic()
         if text != failing.told or now >= failing.told_at + _REPEAT:
             failing.told, failing.told_at = text, now

@@ -1,4 +1,4 @@
-"""Which reason code of MQTT 5 says what the store's errors say, and how a session's end is told."""
+"""The reason codes and reason strings of MQTT 5 for errors of the store and for ended sessions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _ERRORS: tuple[tuple[type[TopicstoreError], ReasonCode], ...] = (
     (ts.MessageTooLargeError, ReasonCode.PACKET_TOO_LARGE),
     (ts.QuotaExceededError, ReasonCode.QUOTA_EXCEEDED),
     (ts.StorageFullError, ReasonCode.QUOTA_EXCEEDED),
-    (ts.ShardReadOnlyError, ReasonCode.QUOTA_EXCEEDED),  # what a full disk leaves behind
+    (ts.ShardReadOnlyError, ReasonCode.QUOTA_EXCEEDED),  # as after a full disk
     (ts.DatabaseClosedError, ReasonCode.SERVER_SHUTTING_DOWN),
     (ts.TooManyOpenFilesError, ReasonCode.SERVER_BUSY),
     (ts.InvalidArgumentError, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR),
 )
 _TELLING = (ts.SessionEndedError, ts.InvalidArgumentError, ts.QuotaExceededError, ts.DatabaseClosedError)
-"""Errors whose texts are of what the client asked for. The others are of the server's machine, and name its files."""
+"""Errors whose texts concern the client's request. Other texts may name files of the server, which clients must not
+see."""
 _ENDS = {
     Ended.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
     Ended.KICKED: ReasonCode.ADMINISTRATIVE_ACTION,
@@ -44,7 +45,7 @@ def reason_of(error: TopicstoreError) -> ReasonCode:
 
 
 def text_of(error: TopicstoreError) -> str:
-    """Return what may be said to a client of an error of the store."""
+    """Return the reason string for a client about an error of the store."""
     if isinstance(error, _TELLING):
         return str(error)
     if isinstance(error, (ts.StorageFullError, ts.ShardReadOnlyError)):
@@ -53,7 +54,7 @@ def text_of(error: TopicstoreError) -> str:
 
 
 def reason_of_message(error: TopicstoreError, topic: str) -> ReasonCode:
-    """Return the reason code for an error of one message, which doesn't say whether its topic is what was wrong."""
+    """Return the reason code for an error of one message; if the message is invalid, the topic is checked again."""
     if isinstance(error, ts.InvalidMessageError) and not isinstance(error, ts.MessageTooLargeError):
         try:
             check_topic(topic)
@@ -63,10 +64,10 @@ def reason_of_message(error: TopicstoreError, topic: str) -> ReasonCode:
 
 
 def reason_of_end(why: Ended) -> ReasonCode:
-    """Return the reason code with which a client is told that its session was ended."""
+    """Return the reason code for a client whose session was ended."""
     return _ENDS.get(why, ReasonCode.UNSPECIFIED_ERROR)
 
 
 def sendable(text: str) -> str:
-    """Return a reason string that fits into any packet."""
+    """Shorten a text to a valid reason string of at most 200 characters."""
     return text[:200].replace("\0", "")

@@ -1,8 +1,8 @@
-"""New settings for a server that runs: what can change at once, what needs a restart, and what can't change at all.
+"""New settings for a running server: changes that apply at once, that need a restart, or that are refused.
 
-Nothing is changed if anything of the new settings can't be used: access rules, plugins, certificates and addresses are
-tried before the first change is made. Clients that are connected keep what was settled with them until they connect
-again; all else holds at once, also what they may do and be sent.
+If any new setting can't be used, nothing changes: access rules, plugins, certificates and addresses are tried before
+the first change. Connected clients keep the negotiated limits until they connect again; all other settings apply to
+them at once, including access rules.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _RESTART = (
     ("http",),
     ("log", "file"),
 )
-"""The places whose changes need a restart; ``*`` stands for any name."""
+"""The settings whose changes need a restart; ``*`` stands for any name."""
 _STORAGE = ("durable_storage", MESSAGES)
 _FIXED = tuple((*_STORAGE, key) for key in ("backend", "n_shards", "durability"))
-"""The places that say what the database is already: another value is refused."""
+"""The settings that are fixed in an existing database: another value is refused."""
 _IN_THE_DATABASE = (
     *((*_STORAGE, key) for key in ("layout", "quota", "when_full")),
     ("durable_sessions", "message_retention_period"),
 )
-"""The places of what is kept in the database, also when the settings say nothing of it any more."""
+"""The settings that the database stores, so that they stay in force when the settings omit them."""
 _RULES = ("durable_sessions", "persistence")
 
 
 @attrs.frozen
 class Reloaded:
-    """What new settings have changed."""
+    """The changes that new settings caused, as dotted names such as ``limits.connections``."""
 
     changed: tuple[str, ...]
-    """The places of the settings that hold from now on, such as ``limits.connections``."""
+    """Names of the settings that have changed."""
     kept: tuple[str, ...]
-    """The places of those that were taken out of the settings, but are kept in the database: it stays as it is."""
+    """Names of settings that were removed, but stay in force because the database stores them."""
     needs_restart: tuple[str, ...]
-    """The places of those that hold after a restart."""
+    """Names of the settings that apply after a restart."""
 
 
 def _differences(before: Any, after: Any, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -70,7 +70,7 @@ def _table(value: Any) -> Mapping[str, Any] | None:
 
 
 def _restarts(place: tuple[str, ...]) -> bool:
-    """Return whether a change at a place needs a restart: one that it names, or another storage as a whole."""
+    """Return whether a change needs a restart: one of `_RESTART`, or any change of a further storage."""
     if place[0] == "durable_storage" and place[1] != MESSAGES:
         return True
     return any(_lies_in(place, pattern) for pattern in _RESTART)
@@ -81,7 +81,7 @@ def _lies_in(place: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _is_kept(place: tuple[str, ...], before: ServerSettings, after: ServerSettings) -> bool:
-    """Return whether a difference changes nothing, because the database has what was named before, or is named now."""
+    """Return whether a difference changes nothing, because the database keeps or already has the value."""
     if place == _RULES:
         return set(after.durable_sessions.persistence) <= set(before.durable_sessions.persistence)
     if place in _FIXED:
@@ -90,14 +90,14 @@ def _is_kept(place: tuple[str, ...], before: ServerSettings, after: ServerSettin
 
 
 def _at(settings: Any, place: tuple[str, ...]) -> Any:
-    """Return what settings have at a place; None if they have nothing."""
+    """Return the value of a setting; None if it is not set."""
     for key in place:
         settings = (_table(settings) or {}).get(key)
     return settings
 
 
 def in_force(before: ServerSettings, after: ServerSettings) -> ServerSettings:
-    """Return the settings that hold after a reload: the new ones, but the old ones of what needs a restart."""
+    """Return the settings in force after a reload: the new ones, except those that need a restart."""
     messages = msgspec.structs.replace(
         after.messages,
         **{key: getattr(before.messages, key) for key in ("data_dir", "plugins", "options")},
@@ -111,19 +111,19 @@ def in_force(before: ServerSettings, after: ServerSettings) -> ServerSettings:
 
 
 def with_access_of(before: ServerSettings, after: ServerSettings) -> ServerSettings:
-    """Return new settings with the old ones of who may do what, for a server whose program says that."""
+    """Return new settings with the old access settings, for a server whose program has passed its own `Access`."""
     return msgspec.structs.replace(after, authentication=before.authentication, authorization=before.authorization)
 
 
 def new_access(before: ServerSettings, after: ServerSettings) -> Access | None:
-    """Return who may do what by new settings; None if they say the same as before. Raises what `Access` raises."""
+    """Return the access rules of new settings; None if they are unchanged. Raises what `Access` raises."""
     if (before.authentication, before.authorization) == (after.authentication, after.authorization):
         return None
     return Access(after.authentication, after.authorization)
 
 
 def summary(before: ServerSettings, after: ServerSettings) -> Reloaded:
-    """Return what differs: what can change at once, what the database keeps, and what needs a restart."""
+    """Compare settings: return which changes apply at once, which the database keeps, and which need a restart."""
     one, other = _complete(before), _complete(after)
     changed, kept, restart = list[str](), list[str](), list[str]()
     for place in _differences(one, other, ()):
@@ -133,5 +133,5 @@ def summary(before: ServerSettings, after: ServerSettings) -> Reloaded:
 
 
 def _complete(settings: ServerSettings) -> ServerSettings:
-    """Return settings that name the storage of the messages, though by its defaults."""
+    """Return settings in which the storage of messages is present, with its defaults if need be."""
     return msgspec.structs.replace(settings, durable_storage={**settings.durable_storage, MESSAGES: settings.messages})

@@ -1,8 +1,8 @@
-"""Small files of lines that commands change while a server reads them: users, tokens.
+"""Small text files, of users and tokens, that commands replace while a server reads them.
 
-Empty lines and lines that begin with ``#`` are passed over. A file is replaced as a whole, so whoever reads it sees one
-state of it. It keeps its owner, group and permissions, whoever changes it; a new one can be read by its owner only, who
-is that of the directory if the superuser makes it: a server runs as another user.
+Empty lines and lines that begin with ``#`` are ignored. A file is replaced atomically, so a reader sees either its old
+or its new state. The file keeps its owner, group and permissions. A new file is readable by its owner only. If root
+creates the file, its owner is the directory's owner, because the server usually runs as another user than root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topicstore.files.text import read_text
 __all__ = ["ReplacedFile", "Signature", "Watched"]
 
 Signature = tuple[int, int, int, int]
-"""What changes when the file is replaced, or its permissions change."""
+"""Modification time, change time, size and inode of a file; differs after any change of the file."""
 T = TypeVar("T")
 
 _ACCESS_LIST = "system.posix_acl_access"
@@ -33,30 +33,30 @@ _log = logging.getLogger("topicstore.server")
 
 
 class ReplacedFile:
-    """One such file. ``what`` it holds stands in errors, which are of the class ``error``."""
+    """A text file that is replaced atomically. ``what`` names its entries in errors, which have the class ``error``."""
 
     def __init__(self, path: Path, what: str, error: type[InvalidArgumentError]) -> None:
         self.path = path
         self._what, self._error = what, error
 
     def signature(self) -> Signature:
-        """Return what changes when the file is replaced. Raises the file's error."""
+        """Return values that differ after any change of the file. Raises the file's error."""
         with self._explained():
             found = self.path.stat()
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def lines(self) -> list[tuple[int, str]]:
-        """Return the lines that count, with their numbers, from 1 on. Raises the file's error."""
+        """Return the lines that are neither empty nor comments, with line numbers from 1. Raises the file's error."""
         with self._explained():
             text = read_text(self.path)
         return [(number, line) for number, line in enumerate(_lines(text), 1) if counts(line)]
 
     def change(self, change: Callable[[list[str]], list[str]], *, missing_ok: bool) -> None:
-        """Replace all lines by what ``change`` makes of them, comments too.
+        """Replace the file by the lines that ``change`` returns for its lines; comments are included.
 
-        A link stays, and the file to which it leads is replaced. ``missing_ok``: without a file, make one. Raises the
-        file's error, also if the file's owner, group and permissions can't be kept, and what ``change`` raises; then
-        nothing is changed.
+        The new file is fsynced before the rename. The target of a symbolic link is replaced, and the link stays.
+        ``missing_ok``: create a missing file. Raises the file's error, also if its owner, group and permissions can't
+        be kept, and what ``change`` raises; then nothing is changed.
         """
         target = Path(os.path.realpath(self.path))
         new = target.with_name(f"{target.name}.new")
@@ -81,7 +81,7 @@ class ReplacedFile:
                 raise
 
     def _assign(self, number: int, target: Path) -> None:
-        """Give a new file the owner, group and permissions of the one that it replaces, or of a first one."""
+        """Set a new file's owner, group and permissions to those of the replaced file, or to those of a first file."""
         made = os.fstat(number)
         try:
             before = target.stat()
@@ -123,7 +123,7 @@ class ReplacedFile:
 
 
 def _access_list(path: Path) -> bytes | None:
-    """Return the permissions of further users of a file; None where there are none, or can't be any."""
+    """Return the POSIX access control list of a file; None if it has none, or the system doesn't support it."""
     if not hasattr(os, "getxattr"):
         return None
     try:
@@ -139,39 +139,39 @@ class _Signed(Protocol):
 
 
 class Watched(Generic[T]):
-    """What a file says that may be replaced at any time. May be used in any thread.
+    """The parsed content of a file that may be replaced at any time. Thread-safe.
 
-    A file that can't be read any more, or is damaged, is logged once, and what it said before counts: else a mistake in
-    it, or in its permissions, would shut out everybody.
+    If the file becomes unreadable or invalid, that is logged once, and the last valid content stays in force: otherwise
+    a mistake in the file, or in its permissions, would lock out all users.
     """
 
     def __init__(self, file: _Signed, read: Callable[[], T], *, missing: T | None = None) -> None:
-        """Look at a file later.
+        """Set up the object; the file is read when its content is first requested.
 
-        read:    returns what the file says, and raises the file's error.
-        missing: what counts without a file; by default that is an error.
+        read:    returns the file's parsed content, or raises the file's error.
+        missing: the content if there is no file; by default a missing file is an error.
         """
         self._file, self._read, self._missing = file, read, missing
         self._reading = threading.RLock()
-        """Held while the file is read, and while the attributes below change."""
+        """Held while the file is read, and while the following attributes change."""
         self.last: T | None = None
-        """What the file said when it could be read last; None if there is no file, or none that could ever be read."""
+        """The last valid content of the file; None if there is no file, or it was never valid."""
         self._signature: Signature | None = None
-        """The signature of the file that was read last, or couldn't be."""
+        """The signature of the file at the last attempt to read it."""
         self._told = ""
         """The error that was logged last."""
 
     def unchanged(self) -> T | None:
-        """Return what was read last if the file is still the same, without reading it; else None."""
+        """Return the last content if the file is unchanged since, without reading it; else None."""
         try:
             return self.last if self._file.signature() == self._signature else None
         except InvalidArgumentError:
             return None
 
     def now(self) -> T:
-        """Return what the file says; if it can't be read, what it said before.
+        """Return the file's content; if the file can't be read, the last valid content.
 
-        Raises the file's error if there is no file, or none that could be read before.
+        Raises the file's error if there is no file, or if it was never valid.
         """
         if (last := self.unchanged()) is not None:
             return last
@@ -189,9 +189,9 @@ class Watched(Generic[T]):
                 return self.last
 
     def reread(self) -> T:
-        """Read the file, and return what it says.
+        """Read the file, and return its content.
 
-        Raises the file's error; what it said before then counts on, unless there is no file.
+        Raises the file's error; then the last valid content stays in force, unless there is no file.
         """
         with self._reading:
             try:
@@ -209,10 +209,10 @@ class Watched(Generic[T]):
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text, whose ends may be those of Windows."""
+    """Split a text into lines that end with LF or CRLF."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def counts(line: str) -> bool:
-    """Return whether a line says something: it is neither empty nor a comment."""
+    """Return whether a line is neither empty nor a comment."""
     return bool(line.strip()) and not line.startswith("#")

@@ -1,9 +1,9 @@
-"""Filters by which a client asks for the history, also one of MQTT 3.1.1, which has no properties.
+"""Topic filters with which a client subscribes to stored messages, too; usable in MQTT 3.1.1, without properties.
 
-``$replay/<start>/<filter>`` is a subscription of ``<filter>`` that begins at ``<start>``: ``beginning``, ``now``, a
-time as people write it (``-2h``, ``2025-06-01T12:00``, microseconds), or a place (`topicstore.sessions.Start`).
+``$replay/<start>/<filter>`` subscribes to ``<filter>`` from ``<start>`` on: ``beginning``, ``now``, a time (``-2h``,
+``2025-06-01T12:00``, microseconds), or a cursor (`topicstore.sessions.Start`).
 ``$share/<group>/$replay/<start>/<filter>`` and ``$replay/<start>/$share/<group>/<filter>`` are the same shared
-subscription. The session has it as ``<filter>``, so it is unsubscribed by either name.
+subscription. The session stores only ``<filter>``, so the client may unsubscribe with either filter.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SHARE = "$share/"
 
 
 def split_replay(text: str) -> tuple[str, str | None]:
-    """Return the filter that a client means, and where it is to begin; None if it says nothing of that.
+    """Split a client's filter into the subscribed filter and the start; None if it has no start.
 
-    Raises `InvalidFilterError` if it begins as such a filter and isn't one. Whether what is behind it is a filter, and
-    the start a time, is for others to check.
+    Raises `InvalidFilterError` if the text begins with ``$replay/`` and lacks a part. The returned filter and start are
+    not checked.
     """
     if text.startswith(REPLAY):
         start, slash, topic_filter = text[len(REPLAY) :].partition("/")

@@ -1,4 +1,4 @@
-"""Topics to which no client publishes: they mean something to the server itself."""
+"""Topics reserved for the server, to which clients can't publish."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _RESERVED = (SYS, SHARE, REPLAY)
 
 
 def may_be_published(topic: str, levels: int) -> bool:
-    """Return whether a valid topic may be one of a client's message or will; ``levels``: how many it may have."""
+    """Return whether a client may publish to a valid topic; ``levels`` is the most levels of a topic."""
     return not topic.startswith(_RESERVED) and topic.count("/") < levels
 
 
 def check_published(topics: Iterable[str]) -> None:
-    """Raise `InvalidMessageError` for the first topic to which no client publishes."""
+    """Raise `InvalidMessageError` for the first topic that is reserved for the server."""
     for index, topic in enumerate(topics):
         if topic.startswith(_RESERVED):
             raise InvalidMessageError(f"{topic[:80]!r} begins as the server's own topics do", index)

@@ -1,4 +1,4 @@
-"""What the settings say of the messages that a database keeps: which, how arranged, for how long, how many bytes."""
+"""Application of the settings to a database: layout, persistence rules, and retention limits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["change_database", "changed_limits", "check_database", "missing_rules
 
 
 def check_database(db: ts.Database, settings: ServerSettings) -> None:
-    """Raise `SettingsError` if a database can't be what settings say."""
+    """Raise `SettingsError` if settings can't be applied to a database."""
     check_fixed(MESSAGES, settings.messages, db.manifest)
     next_layout(MESSAGES, settings.messages, db.manifest, db.generations()[-1])
 
 
 def change_database(db: ts.Database, settings: ServerSettings) -> None:
-    """Bring a database to what settings say: its layout, its rules of persistence, its limits of retention.
+    """Apply settings to a database: its layout, its persistence rules, its retention limits.
 
-    What they don't name stays as the database has it. Writes only what differs.
+    Settings that are not set don't change the database. Only differences are written.
     """
     begin_generation(MESSAGES, db, settings.messages)
     for rule in missing_rules(db, settings):
@@ -32,13 +32,13 @@ def change_database(db: ts.Database, settings: ServerSettings) -> None:
 
 
 def missing_rules(db: ts.Database, settings: ServerSettings) -> list[PersistenceRule]:
-    """Return the settings' rules of persistence that a database doesn't have."""
+    """Return the settings' persistence rules that a database doesn't have."""
     has = set(db.persistence)
     return [rule for one in settings.durable_sessions.persistence if (rule := one.rule()) not in has]
 
 
 def changed_limits(db: ts.Database, settings: ServerSettings) -> dict[str, Any]:
-    """Return the limits of retention that settings name and a database has otherwise, as `Retention.set` takes them."""
+    """Return the settings' retention limits that differ from a database's, as arguments of `Retention.set`."""
     period, storage = settings.durable_sessions.message_retention_period, settings.messages
     wanted: dict[str, Any] = {}
     if period is not None:

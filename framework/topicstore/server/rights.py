@@ -1,7 +1,7 @@
-"""What one client may do by the rules that hold now, and which messages it may be sent.
+"""The rights of one client under the current access rules: its actions, and the messages that it may receive.
 
-The thread of the store asks about messages, and never waits. What only plugins can say is asked in the event loop, and
-the client's session is held back until they have answered.
+The store's thread checks messages, and never blocks. If plugins must decide, the event loop asks them, and deliveries
+to the client's session pause until they have answered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .serving import Serving
 __all__ = ["Rights"]
 
 _FIRST, _LONGEST = 1.0, 30.0
-"""Seconds after which a plugin that failed is asked again about messages: at first, and at most."""
+"""The first and the longest pause, in seconds, before a plugin that failed is asked again about messages."""
 
 _log = logging.getLogger("topicstore.server.access")
 
@@ -39,28 +39,28 @@ class Client(Protocol):
 
 
 class _Received:
-    """Says which messages a client may be sent by one set of permissions. Called in the thread of the store."""
+    """Decides which messages a client may receive under its permissions. Called in the store's thread."""
 
     __slots__ = ("_answered", "_asking", "_client", "_over", "_permissions", "_serving", "_timer")
 
     def __init__(
         self, serving: Serving, client: Client, permissions: Permissions, answered: Callable[[], object]
     ) -> None:
-        """``answered`` is called in the event loop when plugins have said what they were asked."""
+        """``answered`` is called in the event loop when plugins have answered."""
         self._serving, self._client, self._permissions = serving, client, permissions
         self._answered = answered
         self._asking = False
-        """Whether plugins are asked; the session is held back as long."""
+        """Whether plugins are being asked; deliveries to the session pause meanwhile."""
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
 
     def __call__(self, topics: Sequence[str]) -> list[bool | None]:
-        """Return for each topic whether its messages may be sent; None if plugins are asked, which it has begun."""
+        """Return for each topic whether the client may receive its messages; None while plugins are being asked."""
         found = self._permissions.received(topics)
         if None in found and not self._asking:
             unknown = dict.fromkeys(topic for topic, answer in zip(topics, found, strict=True) if answer is None)
             self._asking = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is sent anything any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so that there are no deliveries
                 self._serving.loop.call_soon_threadsafe(self._ask, list(unknown)[:ASKED], _FIRST)
         return found
 
@@ -70,7 +70,7 @@ class _Received:
             self._serving.spawn(self._client, self._decide(topics, pause))
 
     async def _decide(self, topics: list[str], pause: float) -> None:
-        """Ask plugins until they answer: as long as one fails, the messages are neither sent nor lost."""
+        """Ask plugins until they answer; while a plugin fails, messages wait and are not lost."""
         try:
             await self._permissions.ask_received(topics)
         except Exception as failure:  # noqa: BLE001 - a plugin may raise anything; it is logged, and asked again
@@ -86,22 +86,22 @@ class _Received:
             self._answered()
 
     def end(self) -> None:
-        """Ask no more."""
+        """Stop asking plugins."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
 
 
 class Rights:
-    """The rights of one connection. Used in the event loop."""
+    """The rights of one connection. Used in the event loop only."""
 
     __slots__ = ("_access", "_client", "_identity", "_largest", "_received", "_serving", "_session", "permissions")
 
     def __init__(self, serving: Serving, client: Client, admission: Admission, largest: int | None) -> None:
-        """Take what was found out of a client; ``largest``: its maximum packet size, None: any."""
+        """``admission`` has the identity and permissions; ``largest`` is the maximum packet size, None: any."""
         self._serving, self._client, self._identity, self._largest = serving, client, admission.identity, largest
         self._session: Session | None = None
-        """The client's session, from its CONNACK until it leaves it."""
+        """The client's session, from the CONNACK until the connection leaves the session."""
         self._use(admission.access, admission.permissions)
 
     def _use(self, access: Access, permissions: Permissions) -> None:
@@ -113,7 +113,7 @@ class Rights:
 
     @property
     def user(self) -> str | None:
-        """The client's user name; None: it is anonymous."""
+        """The client's user name; None for an anonymous client."""
         return self._identity.user
 
     def publishes(self, topic: str) -> bool | None:
@@ -122,16 +122,16 @@ class Rights:
 
     @property
     def allow(self) -> Callable[[Sequence[Message]], list[bool | None]] | None:
-        """What says which messages the client may be sent (`topicstore.sessions.Sessions.open`); None: all."""
+        """The function that decides which messages the client may receive; None: it may receive all."""
         return allowance(self._largest, self._received)
 
     async def decide_publish(self, topic: str) -> None:
-        """Have plugins say whether the client may publish to a topic."""
+        """Ask plugins whether the client may publish to a topic."""
         if self.permissions is not None:
             await self.permissions.decide("publish", [topic])
 
     def send_figures(self, figures: list[Publish]) -> None:
-        """Send the client those of the server's figures that it may have, once that is known."""
+        """Send the client the ``$SYS`` messages that it may receive, once plugins have decided."""
         if self._received is None or self.permissions is None:
             self._client.send(figures, None)
         elif figures:
@@ -143,7 +143,7 @@ class Rights:
         if None in answers:
             try:
                 await permissions.ask_received(topics)
-            except Exception:  # noqa: BLE001 - a plugin may raise anything; new figures come again and again
+            except Exception:  # noqa: BLE001 - a plugin may raise anything; new figures will follow
                 _log.exception("figures are not sent because a plugin failed to say who may read them")
                 return
             answers = permissions.received(topics)
@@ -151,18 +151,18 @@ class Rights:
         self._client.send([figure for figure, answer in known if answer], None)
 
     def begin(self, session: Session) -> None:
-        """Note the client's session: what was asked may have been answered before it was known here."""
+        """Set the client's session, and let it check messages again: plugins may have answered before this call."""
         self._session = session
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Have the session ask again which messages may be sent."""
+        """Let the session check again which waiting messages may be sent."""
         if self._session is not None:
-            with contextlib.suppress(SessionEndedError):  # the loop will be told
+            with contextlib.suppress(SessionEndedError):  # the connection is notified
                 self._session.ask_again()
 
     def renew(self) -> bool:
-        """Take what the client may do from who decides now; return whether it may differ."""
+        """Replace the permissions if the server has new access rules; return whether they may differ."""
         access, before = self._serving.access, self.permissions
         if access is self._access or self._session is None:
             return False
@@ -175,7 +175,7 @@ class Rights:
         return True
 
     def end(self) -> None:
-        """Ask no more: the client has left its session."""
+        """Stop asking plugins, because the connection has left its session."""
         self._session = None
         self._end_asking()
 

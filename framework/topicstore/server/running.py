@@ -1,4 +1,4 @@
-"""A server as a program: it serves until a signal ends it."""
+"""A server as a program that serves until a signal ends it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .signals import Signals
 __all__ = ["serve"]
 
 _FULL = 2
-"""The oldest generation of the garbage collector."""
+"""The number of the garbage collector's oldest generation."""
 _THAWED = 86_400.0
-"""Seconds after which a full collection looks at everything again."""
+"""Seconds between two full collections that scan all objects."""
 
 _log = logging.getLogger("topicstore.server")
 
@@ -37,12 +37,12 @@ async def serve(
     reserved: Reserved | None = None,
     signals: Signals | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return. A second one ends the process at once.
+    """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
 
-    SIGHUP reads certificates again, and with ``read`` all settings. It is heeded once the server serves, and until it
-    ends. ``ready`` is called in the event loop once clients are accepted. The database is not closed. ``read``,
-    ``storages`` and ``reserved`` are those of `Server`. ``signals`` are entered ones, which may have come already.
-    Raises what `Server.__aenter__` and `Server.wait` raise.
+    SIGHUP reads certificates again, and with ``read`` all settings, while the server serves. ``ready`` is called in the
+    event loop once clients are accepted. The database is not closed. ``read``, ``storages`` and ``reserved`` are the
+    arguments of `Server`. ``signals`` is an entered `Signals`, which may have received signals before the call; by
+    default a new one is entered. Raises what `Server.__aenter__` and `Server.wait` raise.
     """
     over, hung_up = asyncio.Event(), asyncio.Event()
     with contextlib.ExitStack() as entered:
@@ -76,11 +76,11 @@ async def _until(over: asyncio.Event, hung_up: asyncio.Event, server: Server) ->
 
 @contextlib.contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Let the garbage collector look at less, and less often: it costs a third of the time of a busy server.
+    """Reduce the work of the garbage collector, which otherwise takes a third of a busy server's time.
 
-    What lives for long, connections, sessions and subscriptions, is in no circles. A full collection of millions of
-    them would hold up everybody for seconds: so what one collection has left is not looked at by the next. Once a day
-    all is, for the circles that have formed since.
+    Long-lived objects such as connections, sessions and subscriptions are in no reference cycles. A full collection of
+    millions of them would block the event loop for seconds. So objects that survive a full collection are frozen
+    (`gc.freeze`). Once a day they are unfrozen, to collect cycles that have formed since.
     """
 
     def keep(phase: str, info: dict[str, int]) -> None:
@@ -105,7 +105,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 async def _reload(hung_up: asyncio.Event, server: Server) -> None:
-    """Reload after each SIGHUP, and after several that come during a reload once more."""
+    """Reload after each SIGHUP; several signals during a reload cause one more."""
     while True:
         await hung_up.wait()
         hung_up.clear()

@@ -1,4 +1,4 @@
-"""What all tables of the settings have in common."""
+"""The base class of all tables of the settings."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["Section"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file of settings: strict, and never changed."""
+    """A table of the settings file: immutable; unknown keys are errors."""

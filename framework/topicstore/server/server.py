@@ -33,7 +33,7 @@ from .sys_topics import Traffic
 __all__ = ["Server"]
 
 _LEAST = 0.1
-"""Seconds that requests of HTTP have to end, though MQTT's clients have taken all the time."""
+"""Seconds that HTTP requests have to end, even if MQTT clients have used up the stop timeout."""
 
 _log = logging.getLogger("topicstore.server")
 
@@ -48,8 +48,9 @@ class Server:
                 print(server.addresses)
                 await server.wait()
 
-    The database stays the program's: it may publish and read while the server serves, and closes it after the server
-    has ended. Leaving the block drains the server. All methods are called in the event loop in which it was entered.
+    The program owns the database: the program may publish and read while the server serves, and closes the database
+    after the server has ended. Leaving the block drains the server. All methods except `reread_soon` must be called in
+    the event loop in which the server was entered.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Server:
         storages: Mapping[str, ts.Database] | None = None,
         reserved: Reserved | None = None,
     ) -> None:
-        """Make a server; it begins to serve when it is entered.
+        """Create a server, which begins to serve when it is entered.
 
-        access:   who may do what; by default what the settings say.
-        read:     reads the settings again, for `reread`; called in a thread.
-        storages: all open databases by name, with ``db``, for the HTTP interface; by default only that.
-        reserved: the bound sockets of all addresses of the settings; by default they are bound when it is entered.
+        access:   the access rules; by default those of the settings.
+        read:     reads the settings again, for `reread`; called in a worker thread.
+        storages: all open databases by name, including ``db``, for the HTTP interface; by default only ``db``.
+        reserved: the bound sockets of all addresses of the settings; by default entering the server binds them.
         """
         self._db = db
         self._read = read
@@ -80,15 +81,15 @@ class Server:
         self._http: HttpServer | None = None
         self._recovery = Recovery(self._storages)
         self._announcement: Announcement | None = None
-        """What says that it runs, if no HTTP interface does."""
+        """The file that announces the running server, if it has no HTTP interface."""
         self._access: Access | None = None
-        """Who may do what, where it is the server's to close."""
+        """The access rules, if the server must close them; None if the program has passed them."""
         self._retired: list[Access] = []
-        """What said so before settings were changed: clients that were connected then go on asking it."""
+        """The access rules before settings were changed, which clients connected at that time may still use."""
         self._changing = asyncio.Lock()
         """Held while settings are changed."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop in which it serves."""
+        """The event loop in which the server was entered."""
 
     async def __aenter__(self) -> Self:
         """Open the listeners. Raises `ListenError`, and what `Access` raises."""
@@ -138,7 +139,7 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses on which clients are accepted, with the ports that were taken."""
+        """The addresses on which clients are accepted, with the ports that were bound."""
         return [address for listener in self._listeners for address in listener.addresses]
 
     @property
@@ -154,12 +155,12 @@ class Server:
 
     @property
     def settings(self) -> ServerSettings:
-        """The settings with which it runs."""
+        """The settings in force."""
         return self._settings
 
     @property
     def restricts(self) -> bool:
-        """Whether there are users, plugins or rules, by the settings that hold now: see `HttpSettings.anonymous`."""
+        """Whether the settings in force restrict access by users, plugins or rules: see `HttpSettings.anonymous`."""
         settings, given = self._settings, self._given
         if any(one.tls is not None and one.tls.user_from_certificate for one in settings.listeners.values()):
             return True
@@ -167,17 +168,17 @@ class Server:
 
     @property
     def storages(self) -> Mapping[str, ts.Database]:
-        """The open databases by name; ``messages`` is that of the MQTT clients."""
+        """The open databases by name; ``messages`` is the database of the MQTT clients."""
         return self._storages
 
     @property
     def traffic(self) -> Traffic:
-        """What has gone through the server since it started; all zero once it has ended."""
+        """Counters of packets and bytes since the server started; all zero once it has ended."""
         return self._broker.serving.traffic if self._broker is not None else Traffic()
 
     @property
     def budgets(self) -> Mapping[str, MemoryBudget]:
-        """What clients hold of the server's memory, by what it is; empty once it has ended."""
+        """The budgets of memory that clients occupy, by purpose; empty once the server has ended."""
         found: dict[str, MemoryBudget] = {}
         if self._broker is not None:
             found |= {"packets": self._broker.serving.unfinished, "connects": self._broker.serving.unadmitted}
@@ -188,15 +189,15 @@ class Server:
     # --- other settings ---
 
     async def reload(self, settings: ServerSettings) -> Reloaded:
-        """Have other settings hold, as far as they can while it runs; return what changed, and what needs a restart.
+        """Apply new settings, as far as a running server can; return what changed, and what needs a restart.
 
-        Files that the settings name are read again: certificates, plugins, users and tokens. Clients that are connected
-        keep what was settled with them until they connect again. What they may do, and be sent, is as the new settings
-        say when it returns; their subscriptions are looked at when they connect again. A changed layout begins a new
-        generation.
+        Files that the settings name are read again: certificates, plugins, users and tokens. Connected clients keep
+        their negotiated limits until they connect again. The new access rules apply to their actions and deliveries
+        when this method returns, and to their existing subscriptions when they connect again. A changed layout begins a
+        new generation.
 
-        Raises what entering the server raises, `SettingsError` for what can't be changed in a database that is there,
-        and `InvalidArgumentError` if the server has ended. Then nothing has changed.
+        Raises what entering the server raises, `SettingsError` for a setting that is fixed in an existing database, and
+        `InvalidArgumentError` if the server has ended. Then nothing has changed.
         """
         async with self._changing:
             broker, before = self._serving(), self._settings
@@ -204,7 +205,7 @@ class Server:
             reloaded, following = summary(before, settings), in_force(before, settings)
             await asyncio.to_thread(check_database, self._db, following)
             access = new_access(before, following)
-            if access is None:  # else it has just read it
+            if access is None:  # a new one has just read its files
                 await asyncio.to_thread(broker.serving.access.reread)
             replacement = Replacement(self._listeners)
             try:
@@ -238,18 +239,18 @@ class Server:
         return self._broker
 
     async def _take_over(self, settings: ServerSettings) -> None:
-        """Change what is left to change beside the event loop: the certificate for HTTP, and the database."""
+        """Apply new settings to the HTTP certificate and the database, in worker threads."""
         if self._http is not None:
             await asyncio.to_thread(self._http.reload)
         await asyncio.to_thread(change_database, self._db, settings)
 
     @property
     def can_reread(self) -> bool:
-        """Whether the server has a function for `reread`, which reads its settings."""
+        """Whether the server was given a function that reads its settings, for `reread`."""
         return self._read is not None
 
     async def reread(self) -> Reloaded:
-        """Read the settings again, and `reload` them. Raises what reading raises, and changes nothing then.
+        """Read the settings again, and `reload` them. If reading raises, nothing changes.
 
         Raises `InvalidArgumentError` if the server has no function that reads them.
         """
@@ -258,7 +259,7 @@ class Server:
         return await self.reload(await asyncio.to_thread(self._read))
 
     def reread_soon(self) -> Future[Reloaded]:
-        """Begin `reread` in the server's event loop, and return its result to come. Called in any thread."""
+        """Begin `reread` in the server's event loop, and return its future. Called in any thread."""
         if self._loop is None:
             raise InvalidArgumentError("the server was not entered")
         return asyncio.run_coroutine_threadsafe(self.reread(), self._loop)
@@ -266,39 +267,39 @@ class Server:
     # --- the end ---
 
     async def wait(self) -> None:
-        """Wait until the server was drained or stopped, or can't go on: then raise the reason, `DatabaseClosedError`.
+        """Wait until the server has ended. Raises `DatabaseClosedError` if it ended because the database was closed.
 
         Any number of tasks may wait, and each of them may be cancelled.
         """
         if self._broker is not None:
             ended = self._broker.ended
-            await asyncio.wait((ended,))  # which doesn't cancel it if the waiting task is cancelled
+            await asyncio.wait((ended,))  # the future is not cancelled if the waiting task is
             if not ended.cancelled():
                 ended.result()
 
     async def drain(self) -> None:
-        """Accept no more connections, complete what was requested, send DISCONNECT to the clients, and end.
+        """Accept no more connections, serve pending requests, send DISCONNECT to the clients, and end.
 
-        Clients are waited for as long as `Limits.stop_timeout` says, those of MQTT and of HTTP together; then their
-        connections are broken off. May be called again.
+        The server waits for MQTT and HTTP clients together at most `Limits.stop_timeout` seconds, then closes their
+        connections. Idempotent.
 
-        Sessions last as long as their clients have asked for; wills are published, as after any end that is not the
-        client's own (MQTT 5, section 3.1.2.5).
+        Sessions last until their session expiry. Wills are published, as after any end without the client's DISCONNECT
+        (MQTT 5, section 3.1.2.5).
         """
         until = asyncio.get_running_loop().time() + self._settings.limits.stop_timeout
         await self._end(lambda broker: broker.drain(until), until)
 
     async def stop(self) -> None:
-        """End at once, as if every connection had broken; what was acknowledged is stored."""
+        """End at once, as if every connection had been lost; acknowledged messages are stored."""
         await self._end(Broker.stop, 0.0)
 
     async def _end(self, end: Callable[[Broker], Awaitable[None]], until: float) -> None:
-        """End all parts; ``until``: the time of the event loop until which clients are waited for."""
+        """End all parts; ``until`` is the event loop's time at which waiting for clients ends."""
         for listener in self._listeners:
             listener.stop()
         accesses, self._retired = [*self._retired, *filter(None, [self._access])], []
         self._access = None
-        async with contextlib.AsyncExitStack() as last:  # each is done, whatever happens to those before it
+        async with contextlib.AsyncExitStack() as last:  # each callback runs even if an earlier one raises
             for access in accesses:
                 last.push_async_callback(_close, access)
             if self._http is not None:
@@ -322,6 +323,6 @@ class Server:
 
 
 async def _close(access: Access) -> None:
-    """End its threads, beside the event loop: a plugin may take its time, and a second signal is to be heard."""
+    """End the threads of access rules in a worker thread: a plugin may block, and signals must still be handled."""
     access.end()
     await asyncio.to_thread(access.join)

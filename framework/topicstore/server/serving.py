@@ -1,4 +1,4 @@
-"""What the connections of one server share: its settings, what is asked of the store, and how much waits."""
+"""The state that all connections of a server share: settings, the next batch of requests, and back-pressure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from .turns import LAST_ROWS, ROWS, keep_turn, put_first
 __all__ = ["Serving"]
 
 _MOST_BYTES = 8 << 20
-"""Bytes from clients that may wait for the next hop; from there on nothing is read from any socket."""
+"""Reading from all sockets pauses while more than this number of received bytes waits for the next batch."""
 _SHARE = 8
-"""The part of the memory for packets that aren't whole which clients have together before they were let in: one in
-eight."""
+"""Clients whose CONNECT was not accepted yet share one eighth of the memory for incomplete packets."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class Serving:
-    """Used in the event loop only."""
+    """The shared state of a server's connections. Used in the event loop only."""
 
     def __init__(
         self,
@@ -43,55 +42,55 @@ class Serving:
         version: str,
         counts: Callable[[], SessionCounts],
     ) -> None:
-        """``counts`` returns the counts of the connected sessions, without waiting."""
+        """``counts`` returns the counts of the connected sessions, without blocking."""
         self.loop, self.access = loop, access
         self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
-        """Packets that aren't whole, of clients that were let in, and of others."""
+        """The memory of incomplete packets, of clients whose CONNECT was accepted, and of others."""
         self.use(settings, clients)
         self.traffic = Traffic()
         self.figures = Figures(self.traffic, version)
         self.asked = Asked()
-        """What goes over with the next hop."""
+        """The next batch of requests."""
         self._following = Asked()
-        """What has to wait for the hop after it."""
+        """Requests that must wait for the batch after the next one."""
         self.sessions: dict[Session, Client] = {}
-        """The connections of sessions that are connected."""
+        """The connections of all connected sessions."""
         self.connections: dict[Client, None] = {}
         """All connections, also those without a session."""
         self.opening: dict[Client, asyncio.Task[None]] = {}
-        """The connections whose CONNECT is being served, with what finds out who they are."""
+        """The connections whose CONNECT is being served, with the tasks that authenticate them."""
         self.held: dict[Client, int] = {}
-        """The connections from which nothing is read, with how much of what they are sent wasn't taken."""
+        """The connections from which reading is paused, with their numbers of unsent bytes at the last check."""
         self.crowded = False
-        """Whether so much waits that nothing is read from any client."""
+        """Whether so many requests wait that reading from all clients is paused."""
         self.draining = False
-        """Whether no client may connect any more."""
+        """Whether the server is shutting down and refuses new clients."""
         self.arrived = 0
-        """Bytes that came since the last hop began."""
+        """Bytes received since the last batch was taken."""
         self.publishing: dict[Client, None] = {}
-        """The connections that have messages for the next hop."""
+        """The connections that have messages for the next batch."""
         self.gathered = 0
-        """How many messages these are."""
+        """Number of messages for the next batch."""
         self.on_kick: Callable[[], object] = lambda: None
-        """Called when there is something for the next hop."""
+        """Called when a request was added to the next batch."""
         self.long_packets = asyncio.Lock()
-        """Held by the connection whose SUBSCRIBE or UNSUBSCRIBE of many filters is the next to be checked."""
+        """Held by the connection whose SUBSCRIBE or UNSUBSCRIBE of many filters is checked next."""
         self._counts = counts
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def use(self, settings: ServerSettings, clients: int) -> None:
-        """Have settings hold from now on: for connections that begin, and for the next hop.
+        """Apply settings, to new connections and from the next batch on.
 
-        ``clients`` is the most clients that there are file descriptors for.
+        ``clients`` is the number of clients for which there are file descriptors.
         """
         self.most = min(settings.limits.connections, clients)
-        """Clients that may be connected at the same time."""
+        """Most clients that may be connected at the same time."""
         self.settings, self.limits, self.buffer = settings, settings.limits, settings.messages.local_write_buffer
         self.unfinished.most = max(settings.limits.unfinished_packets, settings.limits.packet_size)
         self.unadmitted.most = max(settings.limits.unfinished_packets // _SHARE, LARGEST_CONNECT)
 
     def end_slow(self) -> None:
-        """End connections whose clients take too long for a packet."""
+        """End connections whose incomplete packet exceeds the packet timeout."""
         if self.limits.packet_timeout:
             for budget in (self.unfinished, self.unadmitted):
                 budget.end_slow(self.limits.packet_timeout, self.loop.time())
@@ -100,46 +99,46 @@ class Serving:
 
     @property
     def full(self) -> bool:
-        """Whether as many clients are connected, or about to be, as may be."""
+        """Whether no further client may connect, because the limit of connections is reached."""
         return self.traffic.connected + len(self.opening) >= self.most
 
     def add(self, connection: Client) -> None:
-        """Note a new connection."""
+        """Register a new connection."""
         self.connections[connection] = None
         self.traffic.connections += 1
 
     def remove(self, connection: Client) -> None:
-        """Note that a connection's socket is closed."""
+        """Unregister a connection whose socket was closed."""
         self.connections.pop(connection, None)
         self._give_up(connection)
         self.held.pop(connection, None)
 
     def begin(self, session: Session, connection: Client) -> None:
-        """Note whose connection a session's is, from its CONNACK on."""
+        """Register the connection of a session, when its CONNACK is sent."""
         self.opening.pop(connection, None)
         self.sessions[session] = connection
         self.traffic.connect()
 
     def leave(self, session: Session, connection: Client) -> None:
-        """Note that a session's connection is over, if it had begun."""
+        """Unregister the connection of a session, if it was registered with `begin`."""
         if self.sessions.get(session) is connection:
             del self.sessions[session]
             self.traffic.connected -= 1
 
     def hold(self, connection: Client, held: bool) -> None:
-        """Note whether nothing is read from a connection."""
+        """Record whether reading from a connection is paused."""
         if held:
             self.held[connection] = -1
         else:
             self.held.pop(connection, None)
 
     def shut(self, connection: Client) -> None:
-        """Note that the last word was said on a connection."""
+        """Record that the last packet was sent on a connection."""
         self._give_up(connection)
         self.hold(connection, held=False)
 
     def admit(self, connection: Client, work: Coroutine[Any, Any, None]) -> None:
-        """Have it found out who a client is, as `spawn`, unless its connection ends before that: others wait for it."""
+        """Run a client's authentication as `spawn` does; it is cancelled when the client's connection ends."""
         self.opening[connection] = self.spawn(connection, work)
 
     def _give_up(self, connection: Client) -> None:
@@ -148,11 +147,11 @@ class Serving:
             task.cancel()
 
     def kick(self) -> None:
-        """Note that there is something for the next hop."""
+        """Report that a request was added to the next batch."""
         self.on_kick()
 
     def gather(self, connection: Client, messages: int) -> None:
-        """Note that a connection has messages for the next hop, so many more than before."""
+        """Record that a connection has ``messages`` more messages for the next batch."""
         self.publishing[connection] = None
         self.gathered += messages
         self.on_kick()
@@ -162,24 +161,24 @@ class Serving:
                 other.flow()
 
     def subscribe(self, connection: Client, session: Session, wanted: list[Wanted]) -> None:
-        """Ask for subscriptions, which a connection is told of portion by portion.
+        """Request subscriptions; the connection receives the results in portions.
 
-        They hold for all that is published by whomever from now on, unless they have to wait for other clients' turns.
+        The subscriptions apply to all clients' messages that arrive later, unless they must wait for a later turn.
         """
         self._change_of(connection).subscribes.append((connection, session, wanted))
         self.kick()
 
     def unsubscribe(self, connection: Client, session: Session, filters: list[str]) -> None:
-        """Ask for the end of subscriptions, as `subscribe`."""
+        """Request the removal of subscriptions, as `subscribe` does."""
         self._change_of(connection).unsubscribes.append((connection, session, filters))
         self.kick()
 
     def _change_of(self, connection: Client) -> Asked:
-        """Return the hop that has to change a connection's subscriptions.
+        """Return the batch in which a connection's subscriptions are to be changed.
 
-        What came before the first change of a hop is published before it. What comes later is published after all of
-        its changes, though not after those that are too many for it; a client that has published in between by itself
-        waits for the next hop, so that its own requests keep their order.
+        Messages that arrived before a batch's first change are published before the changes, later messages after them.
+        Changes that exceed a turn are made in later batches. If the client itself has published since the first change,
+        its changes go to the following batch, so that its own requests keep their order.
         """
         if not self.asked.resubscribing:
             self._collect(self.asked.published)
@@ -193,7 +192,7 @@ class Serving:
         self.publishing = {}
 
     def take(self) -> Asked:
-        """Return what goes over now, at most a turn of changes, and begin anew."""
+        """Return the current batch, with at most one turn of session changes, and begin a new batch."""
         asked, self.asked, self._following = self.asked, self._following, Asked()
         self._collect(asked.published_later if asked.resubscribing else asked.published)
         self.gathered = self.arrived = 0
@@ -214,13 +213,13 @@ class Serving:
         return await found
 
     def figures_for(self, filters: Sequence[str]) -> list[Publish]:
-        """Return the figures of the server that a client which has just subscribed is sent."""
+        """Return the ``$SYS`` messages for a client that has just subscribed to filters."""
         return self.figures.matching(filters, self._counts)
 
     def spawn(self, client: Client, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something for a client that waits for others, such as a plugin's answer. Return the task.
+        """Run a coroutine for a client, such as a plugin's call, and return its task.
 
-        A fault of the server in that is logged, and ends the client's connection.
+        An exception is logged, and ends the client's connection.
         """
         task = self.loop.create_task(work)
         self._tasks.add(task)
@@ -234,7 +233,7 @@ class Serving:
             client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
     async def settle(self) -> None:
-        """End what was spawned."""
+        """Cancel all tasks that `spawn` started, and wait for them."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

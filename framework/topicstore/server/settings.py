@@ -1,4 +1,4 @@
-"""The settings of a server, section by section as their file has them (`topicstore.server.settings_file`)."""
+"""The settings of a server, by section of the settings file (`topicstore.server.settings_file`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 _LONGEST_KEEP_ALIVE = _LONGEST_TEXT = 65_535
-"""Seconds of a keep-alive and bytes of a text that MQTT can carry (MQTT 5, sections 3.1.2.10 and 1.5.4)."""
+"""Most seconds of a keep alive, and most bytes of a string in MQTT (MQTT 5, sections 3.1.2.10 and 1.5.4)."""
 MESSAGES = "messages"
 """The name of the storage that keeps the messages of MQTT clients."""
 
@@ -42,20 +42,20 @@ class SettingsError(InvalidArgumentError):
 
 
 class TlsSettings(Section, frozen=True):
-    """Section ``[listeners.NAME.tls]``: PEM files, and what is wanted of clients."""
+    """Section ``[listeners.NAME.tls]``: PEM files, and requirements for clients."""
 
     certificate: Path
-    """The server's certificate, followed by those between it and the authority."""
+    """The server's certificate, followed by the intermediate certificates."""
     key: Path
-    """Its private key, without a passphrase."""
+    """The certificate's private key, without a passphrase."""
     client_authorities: Path | None = None
-    """Certificates of the authorities that clients' certificates must come from."""
+    """Certificates of the authorities that sign clients' certificates."""
     client_certificates: Literal["ignored", "optional", "required"] = "ignored"
-    """Whether clients may, or must, show a certificate."""
+    """Whether clients may, or must, present a certificate."""
     user_from_certificate: bool = False
-    """Whether the common name (CN) of a client's certificate is its user name; then it needs no password."""
+    """Whether the common name (CN) of a client's certificate is its user name; then the client needs no password."""
     minimum_version: Literal["1.2", "1.3"] = "1.2"
-    """The oldest version of TLS that is spoken."""
+    """The oldest version of TLS that is accepted."""
 
     def __post_init__(self) -> None:
         if self.client_certificates != "ignored" and self.client_authorities is None:
@@ -65,24 +65,23 @@ class TlsSettings(Section, frozen=True):
 
 
 class ListenerSettings(Section, frozen=True):
-    """Section ``[listeners.NAME]``: where clients of MQTT connect. The name stands in logs."""
+    """Section ``[listeners.NAME]``: an address on which MQTT clients connect. The name appears in logs."""
 
     listen: Address
-    """``"HOST:PORT"``; port 0 takes a free one. ``[::]`` is all addresses of IPv6 only, ``0.0.0.0`` all of IPv4: two
-    listeners may have them at the same port."""
+    """``"HOST:PORT"``; port 0 binds a free port. ``[::]`` is all addresses of IPv6 only, ``0.0.0.0`` all of IPv4: two
+    listeners may have both with the same port."""
     protocol: Literal["mqtt", "websocket"] = "mqtt"
-    """Whether clients speak MQTT at once, or within a WebSocket."""
+    """Whether clients use MQTT over TCP or over WebSocket."""
     zone: str | None = None
-    """The name of the ``[zones.NAME]`` whose settings its clients have; by default they have the general ones."""
+    """The name of the ``[zones.NAME]`` whose settings apply to the listener's clients; by default none."""
     path: str = "/mqtt"
-    """Of a WebSocket listener: the path of its URL."""
+    """The path of a WebSocket listener's URL."""
     origins: tuple[str, ...] = ()
-    """Of a WebSocket listener: the origins from which pages in browsers may connect, such as
-    ``"https://dashboard.example"``; empty for all, of which those that are not on this machine don't count as
-    loopback."""
+    """The origins of web pages that may connect to a WebSocket listener, such as ``"https://dashboard.example"``. Empty
+    allows all origins; then clients of pages from other machines don't count as loopback."""
     behind_proxy: bool = False
-    """Whether clients come by way of a proxy, which may be on this machine while they are not: then none counts as on
-    this machine."""
+    """Whether clients connect through a proxy. Then no client counts as loopback, because the proxy may run on this
+    machine while its clients don't."""
     tls: TlsSettings | None = None
 
 
@@ -90,60 +89,60 @@ class AuthenticationSettings(Section, frozen=True):
     """Section ``[authentication]``: which clients may connect."""
 
     anonymous: Literal["loopback", "never", "always"] = "loopback"
-    """From where clients may connect without a user name: from this machine, from nowhere, from everywhere."""
+    """Clients that may connect without a user name: those on this machine, none, or all."""
     password_file: Path | None = None
     """The file that ``topicstore users`` writes."""
     client_id: Literal["any", "username"] | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = "any"
-    """The client ids that a client may have: any; its user name and no other; or those that match one of a list of
-    patterns, such as ``["%u", "%u-*"]``. There ``%u`` stands for the user name and ``*`` for any text. Nobody else can
-    then connect with them, and end or take over the user's session. A client with another id is refused with 0x85,
-    client identifier not valid; in 3.1.1 with 2, identifier rejected. A pattern without ``%u`` is for everybody, and
-    the only one for anonymous clients, besides an empty client id, for which the server chooses one. A user whose name
-    contains the character that follows ``%u`` in a pattern may have none by ``%u``, because it could be another
-    user's."""
+    """The client ids that a client may have: any; only its user name; or ids that match one of a list of patterns, such
+    as ``["%u", "%u-*"]``. In a pattern ``%u`` stands for the user name and ``*`` for any text. With ``%u`` no other
+    user can take over or end a user's session. A client with another id is refused with 0x85, client identifier not
+    valid; in 3.1.1 with 2, identifier rejected. A pattern without ``%u`` applies to all clients. Anonymous clients may
+    only use such a pattern, or an empty client id, for which the server assigns an id. A user whose name contains the
+    character that follows ``%u`` in a pattern can't use the pattern, because the id could belong to another user."""
     plugins: tuple[str, ...] = ()
-    """Plugins whose hook `topicstore_authenticate` is asked first, in this order."""
+    """Plugins whose hook `topicstore_authenticate` is called before certificates and passwords are checked, in this
+    order."""
 
     @property
     def restricts(self) -> bool:
-        """Whether there are users, or has to be one."""
+        """Whether there are a password file or plugins, or anonymous clients are refused."""
         return self.password_file is not None or bool(self.plugins) or self.anonymous == "never"
 
 
 class Rule(Section, frozen=True):
-    """One of ``[[authorization.rules]]``: what some clients may do, or may not."""
+    """One of ``[[authorization.rules]]``: actions that are allowed or denied to some clients."""
 
     permission: Literal["allow", "deny"]
-    """Whether it is allowed or denied."""
+    """Whether the rule allows or denies."""
     topics: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Topic filters; ``%u`` stands for the user name, ``%c`` for the client id."""
     action: Literal["publish", "subscribe", "both"] = "both"
-    """Of what the rule speaks."""
+    """The actions to which the rule applies."""
     users: tuple[str, ...] = ("*",)
-    """User names; ``*`` stands for any text, also within a name. An anonymous client has no name, and only a rule for
-    ``*`` speaks of it."""
+    """User names; ``*`` stands for any text, also within a name. An anonymous client has no name, so that only a rule
+    for ``*`` applies to it."""
     clients: tuple[str, ...] = ("*",)
     """Client ids; ``*`` as in ``users``, and ``%u`` stands for the user name, as in ``client_id`` of
     ``[authentication]``."""
 
 
 class AuthorizationSettings(Section, frozen=True):
-    """Section ``[authorization]``: which users may do what."""
+    """Section ``[authorization]``: the actions that clients may perform."""
 
     rules: tuple[Rule, ...] = ()
-    """The access list: the first rule that speaks of something counts."""
+    """The access list: the first rule that matches a request decides."""
     unlisted: Literal["allow", "deny"] | None = None
-    """What is said of things of which no rule speaks. By default deny, but without any rule clients from this machine
-    may do everything."""
+    """The answer to requests that no rule matches. The default is to deny; but without any rule, clients on this
+    machine may do everything."""
     plugins: tuple[str, ...] = ()
-    """Plugins whose hook `topicstore_authorize` is asked before the list, in this order."""
+    """Plugins whose hook `topicstore_authorize` is called before the rules are checked, in this order."""
     refused_subscription: Literal["not authorized", "unspecified"] = "not authorized"
-    """How a client of MQTT 5 is told that it may not have a subscription: with 0x87, or with 0x80, which reveals no
-    reason and is all that clients know which take a SUBACK for that of MQTT 3.1.1."""
+    """The reason code of a denied subscription in MQTT 5: 0x87, not authorized, or 0x80, unspecified error. The latter
+    reveals no reason, and is the only failure code for clients that parse a SUBACK as in MQTT 3.1.1."""
 
     @property
     def restricts(self) -> bool:
-        """Whether there is a rule."""
+        """Whether there are rules or plugins, or requests without a rule are denied."""
         return bool(self.rules or self.plugins) or self.unlisted == "deny"
 
 
@@ -151,45 +150,46 @@ class HttpTlsSettings(Section, frozen=True):
     """Section ``[http.tls]``: PEM files."""
 
     certificate: Path
-    """The server's certificate, followed by those between it and the authority."""
+    """The server's certificate, followed by the intermediate certificates."""
     key: Path
-    """Its private key, without a passphrase."""
+    """The certificate's private key, without a passphrase."""
 
 
 class HttpSettings(Section, frozen=True):
     """Section ``[http]``: the HTTP interface. Without the section there is none."""
 
     listen: Addresses = Address("127.0.0.1:18083")
-    """``"HOST:PORT"``, or a list of several; port 0 takes a free one. ``[::]`` is all addresses of IPv6 only,
+    """``"HOST:PORT"``, or a list of several; port 0 binds a free port. ``[::]`` is all addresses of IPv6 only,
     ``0.0.0.0`` all of IPv4."""
     tls: HttpTlsSettings | None = None
     anonymous: Literal["loopback", "never"] = "loopback"
-    """From where requests without a token are allowed everything: from this machine, from nowhere. The first token,
-    user, plugin for access or rule makes it nowhere, and so does ``anonymous = "never"`` in ``[authentication]``."""
+    """Whether requests from this machine may do everything without a token. A token, a user, an access plugin or an
+    access rule makes the value ``never``, and so does ``anonymous = "never"`` in ``[authentication]``."""
     behind_proxy: bool = False
-    """Whether requests come by way of a proxy: then none counts as from this machine. One that names its client by a
-    header, as ``X-Forwarded-For``, never does."""
+    """Whether requests arrive through a proxy: then none counts as from this machine. A request with a proxy's header,
+    such as ``X-Forwarded-For``, never does."""
     token_file: Path | None = None
     """The file that ``topicstore tokens`` writes; by default ``http-tokens`` in the database's directory."""
     body_size: Size = Size(64 << 20)
     """Bytes of the largest body of a request. A larger one is refused with 413."""
     connections: Annotated[int, msgspec.Meta(ge=1)] = 1_000
-    """The most connections at the same time, at most a fourth of the files that the process may have open. Further ones
-    are refused with 503."""
+    """The most connections at the same time, at most a fourth of the files that the process may have open. Further
+    connections are refused with 503."""
     memory: Size = Size(256 << 20)
-    """Bytes that all requests together may have in memory while they wait for their clients: bodies that aren't whole,
-    and what was read for responses that aren't taken; one body of the largest size always may. Above it the largest of
-    them, of the address that has most, is refused with 503, or its connection ends."""
+    """Most bytes that all requests together have in memory while they wait for their clients: incomplete bodies, and
+    responses that were not read; one body of the largest size is always allowed. Above it, the largest request of the
+    address with most bytes is refused with 503, or its connection ends."""
     request_timeout: Duration = Duration(30)
-    """How long a client may take for a request's head, and for each 16 KiB of its body. One that takes nothing of a
-    response for ten times as long is disconnected too."""
+    """The time limit for a request's head, and for each 16 KiB of its body. A client that reads nothing of its response
+    for ten times as long is disconnected, too."""
     export_dir: Path | None = None
-    """The directory below which requests may have exports, archives and checkpoints written; by default nowhere."""
+    """The directory below which requests may write exports, archives and checkpoints; by default none may be
+    written."""
     sql: bool = False
-    """Whether administrators may run SQL, on a backend that has it: a statement can read every file that the server
-    can."""
+    """Whether administrators may run SQL, on a backend that supports it. A statement can read every file that the
+    server can read."""
     min_free: Size = Size(512 << 20)
-    """Bytes of the disk; a server with less free space is not ready (``/health/ready``)."""
+    """Least free bytes of the disk; a server with less is not ready (``/health/ready``)."""
 
     def __post_init__(self) -> None:
         if self.request_timeout <= 0:
@@ -197,20 +197,20 @@ class HttpSettings(Section, frozen=True):
 
 
 class ProtocolSettings(Section, frozen=True):
-    """Section ``[protocol]``: what the server settles for its clients."""
+    """Section ``[protocol]``: the server's limits for values that clients request, and protocol options."""
 
     max_keep_alive: Duration | None = None
-    """The longest silence; a client that wants a longer one, or none, is told this one (Server Keep Alive). In 3.1.1,
-    where it can't be told, its own counts. Without it there is no limit."""
+    """The longest keep alive. A client that requests a longer one, or none, receives this value (Server Keep Alive). In
+    3.1.1, where the server can't change it, the client's value applies. By default there is no limit."""
     max_session_expiry: Duration | None = None
-    """How long a session is kept at most after its client has gone. Without it there is no limit."""
+    """The longest session expiry. By default there is no limit."""
     response_information: str | None = None
-    """The beginning of the topics for answers, told to clients that ask for it; ``%c`` is the client id, ``%u`` the
-    user name."""
+    """The prefix of response topics, sent to clients that request it (Response Information); ``%c`` is the client id,
+    ``%u`` the user name."""
     sys_interval: Duration = Duration(10)
-    """How often the figures below ``$SYS`` are sent; ``"0s"`` for never."""
+    """The interval of ``$SYS`` messages; ``"0s"`` for never."""
     store_qos0: bool = False
-    """Whether messages of QoS 0 are stored too for sessions that outlive their connection."""
+    """Whether messages of QoS 0 are also stored for sessions that outlive their connection."""
 
     def __post_init__(self) -> None:
         if self.max_keep_alive is not None and not 1 <= self.max_keep_alive <= _LONGEST_KEEP_ALIVE:
@@ -223,9 +223,9 @@ class LogSettings(Section, frozen=True):
     """Section ``[log]``: a line of JSON for each event."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level of what is written."""
+    """The lowest level that is logged."""
     file: Path | None = None
-    """The file to which lines are added; by default standard error."""
+    """The file to which lines are appended; by default standard error."""
 
 
 class ServerSettings(Section, frozen=True):
@@ -235,17 +235,17 @@ class ServerSettings(Section, frozen=True):
     durable_storage: dict[str, StorageSettings] = msgspec.field(default_factory=lambda: {MESSAGES: StorageSettings()})
     """The storages by name: ``messages``, which MQTT clients use, and others, which are open while the server runs."""
     zones: dict[str, ZoneSettings] = msgspec.field(default_factory=dict)
-    """Groups of listeners whose clients' sessions have settings of their own."""
+    """Groups of listeners with separate settings for the sessions of their clients."""
     listeners: Annotated[dict[str, ListenerSettings], msgspec.Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: {"mqtt": ListenerSettings(listen=Address("127.0.0.1:1883"))}
     )
-    """Where clients of MQTT connect, by name."""
+    """The listeners for MQTT clients, by name."""
     authentication: AuthenticationSettings = AuthenticationSettings()
     authorization: AuthorizationSettings = AuthorizationSettings()
     protocol: ProtocolSettings = ProtocolSettings()
     limits: Limits = Limits()
     http: HttpSettings | None = None
-    """None for no HTTP interface."""
+    """The HTTP interface; None if there is none."""
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
@@ -265,11 +265,11 @@ class ServerSettings(Section, frozen=True):
         return self.durable_storage.get(MESSAGES, StorageSettings())
 
     def sessions_of(self, zone: str | None) -> DurableSessionsSettings:
-        """Return what holds for the sessions of a zone; of none: what holds in general."""
-        own = None if zone is None else self.zones.get(zone)  # a connection may be of a zone that has gone since
+        """Return the settings for sessions of a zone; of no zone the general settings."""
+        own = None if zone is None else self.zones.get(zone)  # a connection's zone may have been removed
         return self.durable_sessions if own is None else self.durable_sessions.within(own)
 
     @property
     def longest_pause(self) -> float:
-        """Seconds after which sessions are looked at though nothing happens: the least of all zones."""
+        """The longest pause between two checks of the sessions' timers, in seconds; the minimum of all zones."""
         return min(self.sessions_of(zone).longest_pause for zone in (None, *self.zones))

@@ -1,7 +1,7 @@
 """Settings from the environment: ``TOPICSTORE__DURABLE_SESSIONS__BATCH_SIZE=500``.
 
-Two underscores stand where the file has a table within another, and names are in capitals. A value is read as one of
-TOML, such as ``500``, ``true`` or ``["a", "b"]``; what isn't one is a text, such as ``100ms`` or ``a/path``. Paths are
+Two underscores separate the keys of nested tables, and names are in capitals. A value is parsed as TOML, such as
+``500``, ``true`` or ``["a", "b"]``; a value that isn't TOML is a string, such as ``100ms`` or ``a/path``. Paths are
 relative to the current directory.
 """
 
@@ -26,7 +26,7 @@ PREFIX = "TOPICSTORE__"
 
 @attrs.frozen
 class Variable:
-    """A variable of the environment that is a setting."""
+    """An environment variable that sets a setting."""
 
     name: str
     place: tuple[str, ...]
@@ -35,9 +35,9 @@ class Variable:
 
 
 def variables(environ: Mapping[str, str], given: Mapping[str, Any]) -> tuple[Variable, ...]:
-    """Return the settings of the environment. Raises `SettingsError` for a variable that names none.
+    """Return the settings in the environment. Raises `SettingsError` for a variable that names no setting.
 
-    ``given`` is what the file says; names of listeners and zones that are in it are found whatever their case.
+    ``given`` is the file's document; the names of its listeners and zones are matched without regard to case.
     """
     found = []
     for name in sorted(environ):
@@ -51,7 +51,7 @@ def variables(environ: Mapping[str, str], given: Mapping[str, Any]) -> tuple[Var
 
 
 def overlay(given: Mapping[str, Any], found: Iterable[Variable]) -> dict[str, Any]:
-    """Return what a file says with the settings of the environment in their places."""
+    """Return a copy of the file's document in which variables of the environment override settings."""
     document = deepcopy(dict(given))
     for one in found:
         table = document
@@ -82,7 +82,7 @@ def _place(name: str, given: Any) -> tuple[tuple[str, ...], list[inspect.Type]]:
 
 
 def _within(kinds: Iterable[inspect.Type], key: str) -> tuple[list[inspect.Type], list[str]]:
-    """Return the types of what is under a key, and which keys there are."""
+    """Return the types of the value under a key, and all known keys."""
     following: list[inspect.Type] = []
     known: list[str] = []
     for kind in kinds:

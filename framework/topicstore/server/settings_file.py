@@ -1,8 +1,8 @@
-"""Reading the settings of a server from a TOML file and the environment, strictly.
+"""Reads the settings of a server from a TOML file and the environment.
 
-An unknown key, a value of another type or out of its range is an error that names the place. Variables of the
-environment count before the file (`topicstore.server.settings_environment`). Paths of the file are relative to its
-folder.
+An unknown key, a value of a wrong type, or a value out of range is an error that names the key and the line. Variables
+of the environment override the file (`topicstore.server.settings_environment`). Paths in the file are relative to its
+directory.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .settings_problems import expected, line_of, named_place, unknown_keys
 __all__ = ["Configuration", "read_configuration", "read_settings"]
 
 _WITHOUT_A_FILE: dict[str, Any] = {"http": {}}
-"""What a server that was given no file has beside the defaults: its HTTP interface, on this machine."""
+"""The document of a server without a settings file: the defaults, and the HTTP interface on this machine."""
 
 
 @attrs.frozen
 class Configuration:
-    """Settings, and where each of them comes from."""
+    """Settings, with the origin of each of them."""
 
     settings: ServerSettings
     path: Path | None
-    """The file; None if there is none."""
+    """The settings file; None if there is none."""
     given: Mapping[str, Any]
-    """What the file says."""
+    """The file's document."""
     variables: tuple[Variable, ...]
-    """What the environment says."""
+    """The settings of the environment."""
 
     def origin(self, place: tuple[str, ...]) -> str:
-        """Return where the setting at a place comes from: ``default``, ``file``, or the name of a variable."""
+        """Return the origin of a setting: ``default``, ``file``, or the name of a variable."""
         for one in self.variables:
             if place[: len(one.place)] == one.place:
                 return one.name
@@ -52,7 +52,7 @@ class Configuration:
 
 
 def _has(given: Any, place: Sequence[str]) -> bool:
-    """Return whether a document says something at a place."""
+    """Return whether a document has a value under a sequence of keys."""
     for part in place:
         if not isinstance(given, dict) or part not in given:
             return False
@@ -63,10 +63,10 @@ def _has(given: Any, place: Sequence[str]) -> bool:
 def read_settings(
     path: Path | None, environ: Mapping[str, str] = os.environ, *, empty_ok: bool = True
 ) -> ServerSettings:
-    """Return the settings of a file and the environment; of None, those without a file. Raises `SettingsError`.
+    """Return the settings of a file, or of no file, and the environment. Raises `SettingsError`.
 
-    ``empty_ok``: an empty file means all defaults. A server that reads its file again refuses one, as an editor leaves
-    it that was interrupted, or a full disk.
+    ``empty_ok``: whether an empty file means all defaults. A running server refuses an empty file, which an interrupted
+    editor or a full disk may have left.
     """
     return read_configuration(path, environ, empty_ok=empty_ok).settings
 
@@ -74,7 +74,7 @@ def read_settings(
 def read_configuration(
     path: Path | None, environ: Mapping[str, str] = os.environ, *, empty_ok: bool = True
 ) -> Configuration:
-    """Return `read_settings` together with where each setting comes from. Raises `SettingsError`."""
+    """Return the settings as `read_settings` does, with the origin of each. Raises `SettingsError`."""
     text = "" if path is None else _text(path)
     if path is not None and not empty_ok and not text.strip():
         raise SettingsError(f"{path} is empty, as if it could not be written; a comment in it means all defaults")
@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def _concerns(variable: Variable, place: str, given: Mapping[str, Any]) -> bool:
-    """Return whether a place is that of a variable, or within it, or a table that only the variable made."""
+    """Return whether a key is a variable's key, lies within it, or is a table that only the variable creates."""
     own = ".".join(variable.place)
     if own.startswith(f"{place}."):
         return bool(place) and not _has(given, place.split("."))
@@ -129,7 +129,7 @@ def _where(path: Path | None, text: str, place: str) -> str:
 
 
 def _read(kind: type[Any], value: Any, folder: Path) -> Any:
-    """Make what TOML doesn't know: paths, addresses, durations and sizes."""
+    """Convert a value to a type that TOML doesn't have: a path, an address, a duration or a size."""
     if kind is Path:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{value!r} is not a path")

@@ -1,4 +1,4 @@
-"""What is wrong with a file of settings, and where: the key, its line, and what may stand there."""
+"""Error messages for a settings file: the key, its line, and the allowed values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .settings import ServerSettings
 __all__ = ["expected", "line_of", "named_place", "unknown_keys"]
 
 _NAMELESS = "[...]"
-"""What msgspec says of a key of a table whose keys are names."""
+"""The placeholder in msgspec's messages for a key of a dict."""
 
 
 def unknown_keys(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield for each key that the settings don't know its place and a sentence."""
+    """Yield the dotted name of each unknown key, with a sentence about it."""
     return _unknown(document, inspect.type_info(ServerSettings), "")
 
 
@@ -53,10 +53,10 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
 def named_place(
     document: Mapping[str, Any], at: str, reason: str, read: Callable[[type[Any], Any], Any]
 ) -> tuple[str, str]:
-    """Return the place of an error of msgspec, with all names in it, and its reason."""
+    """Return the dotted key of a msgspec error, with the dict keys that msgspec omits, and the reason."""
     place = at.strip("`").removeprefix("$").removeprefix(".")
     reason = f"{reason[:1].lower()}{reason[1:]}"
-    if not place:  # the settings as a whole say themselves which of them contradict each other
+    if not place:  # an error of `ServerSettings` itself begins with the key
         found, separator, rest = reason.partition(": ")
         return (found, rest) if separator and " " not in found else ("", reason)
     before, nameless, _ = place.partition(_NAMELESS)
@@ -73,7 +73,7 @@ def named_place(
 
 
 def expected(reason: str, place: str) -> str:
-    """Return what msgspec doesn't say of a value that a key can't have: which there are, or how it is written."""
+    """Return an addition to msgspec's message: the allowed values, or the notation in TOML."""
     if reason.startswith("invalid enum value"):
         kinds: list[inspect.Type] = [inspect.type_info(ServerSettings)]
         for part in re.findall(r"[^.\[\]]+", place):
@@ -88,7 +88,7 @@ def expected(reason: str, place: str) -> str:
 
 
 def _within(kind: inspect.Type, part: str) -> Iterator[inspect.Type]:
-    """Yield the types of what a value of a type has under a key, or at a number."""
+    """Yield the types of the value under a key, or at a list index, of a value of a type."""
     found: list[inspect.Type] = []
     if isinstance(kind, inspect.StructType):
         found = [field.type for field in kind.fields if field.encode_name == part]
@@ -101,7 +101,7 @@ def _within(kind: inspect.Type, part: str) -> Iterator[inspect.Type]:
 
 
 def line_of(text: str, place: str) -> int | None:
-    """Return the number of the line of a TOML text on which a place is set, or else its table begins, if one does."""
+    """Return the number of the line that sets a key in a TOML text, or else of its table's header; None: neither."""
     wanted = re.findall(r"[^.\[\]]+", place)
     best, found = 0, None
     table: list[str] = []
@@ -118,7 +118,7 @@ def line_of(text: str, place: str) -> int | None:
 
 
 def _header(line: str, counts: dict[str, int]) -> list[str] | None:
-    """Return the keys of a table's header, with its number in a list; None if the line is no header."""
+    """Return the keys of a table's header, with its index in a list; None if the line is no header."""
     keys = _keys(line)
     if not keys or not line.lstrip().startswith("[["):
         return _numbered(keys, counts) if keys else None
@@ -128,7 +128,7 @@ def _header(line: str, counts: dict[str, int]) -> list[str] | None:
 
 
 def _numbered(keys: list[str], counts: dict[str, int]) -> list[str]:
-    """Return the keys of a table with the numbers of the lists that it lies in."""
+    """Return the keys of a table, with the current indexes of the lists in them."""
     found: list[str] = []
     for length, key in enumerate(keys, 1):
         found.append(key)
@@ -139,7 +139,7 @@ def _numbered(keys: list[str], counts: dict[str, int]) -> list[str]:
 
 
 def _keys(line: str) -> list[str]:
-    """Return the keys that a line of TOML begins with; none if it has none."""
+    """Return the dotted key at the beginning of a line of TOML, as a list; empty if there is none."""
     text = line.strip()
     if not text.startswith("["):
         key, equals, _ = text.partition("=")

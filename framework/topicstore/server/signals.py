@@ -1,4 +1,4 @@
-"""The signals of a server's process: SIGTERM and SIGINT end it in order, SIGHUP has it read its settings again."""
+"""Signal handling of a server's process: SIGTERM and SIGINT drain the server, SIGHUP reloads its settings."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _NUMBERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 def hold_signals() -> None:
-    """Block the signals of a server until its `Signals` are entered, so that none is lost, or kills the process.
+    """Block the server's signals until its `Signals` are entered, so that no signal is lost or kills the process.
 
-    It is called before there are other threads. Once those `Signals` are left, SIGHUP is ignored, so that it can't kill
-    a program that is about to exit.
+    Must be called before other threads are started. After those `Signals` are left, SIGHUP is ignored, so that it can't
+    kill a program that is about to exit.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
 
 
 class Signals:
-    """While entered, no signal kills the process, but the second of SIGTERM and SIGINT, which ends it at once.
+    """A context in which only a second SIGTERM or SIGINT ends the process at once.
 
-    A signal that comes before `handled` waits for it. One that comes after it changes nothing. In other threads than
-    the main one, no signal is handled, and the attributes stay as they are.
+    A signal that arrives before `handled` is delivered by it; a signal after it has no effect. In threads other than
+    the main thread, no signals are handled, and the attributes don't change.
     """
 
     def __init__(self) -> None:
         self.ended = False
-        """Whether SIGTERM or SIGINT came."""
+        """Whether SIGTERM or SIGINT was received."""
         self._hung_up = False
-        """Whether SIGHUP came that nobody has handled."""
+        """Whether SIGHUP was received and not handled yet."""
         self._end: Callable[[], object] | None = None
         self._reload: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
-        """The handlers that there were before; empty while these aren't entered, and in other threads."""
+        """The previous handlers; empty while the context isn't entered, and in other threads."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -67,7 +67,7 @@ class Signals:
             self._hung_up = self._reload is None
             call = self._reload
         elif self.ended:
-            os._exit(INTERRUPTED)  # whatever hangs, hangs no longer; what was acknowledged is stored
+            os._exit(INTERRUPTED)  # ends a server that hangs; acknowledged messages are stored
         else:
             self.ended = True
             call = self._end
@@ -78,14 +78,14 @@ class Signals:
     def handled(
         self, loop: asyncio.AbstractEventLoop, *, end: Callable[[], object], reload: Callable[[], object]
     ) -> Iterator[None]:
-        """Call functions in an event loop for each signal, at once for those that came before. Entered in that loop.
+        """Call functions in an event loop for each signal, at once for signals that came before. Entered in that loop.
 
-        Once it is left, signals that come are only noted. The handlers are not the loop's: when it takes those back,
-        signals would kill the process for a moment.
+        After the context, signals are only recorded. The event loop's own signal handlers are not used: when the loop
+        removes them, a signal could kill the process.
         """
 
         def reload_unless_ended() -> None:
-            if not self.ended:  # of signals that wait together, Python handles SIGHUP before SIGTERM
+            if not self.ended:  # Python handles a pending SIGHUP before a pending SIGTERM
                 reload()
 
         self._end = partial(loop.call_soon_threadsafe, end)
@@ -103,7 +103,7 @@ class Signals:
 
 @contextlib.contextmanager
 def _woken(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Wake a loop for each signal, also one that another thread got: Python calls handlers in the main thread."""
+    """Wake a loop for each signal, because Python runs handlers only in the main thread, between bytecodes."""
     with contextlib.ExitStack() as entered:
         waking, woken = map(entered.enter_context, socket.socketpair())
         for one in (waking, woken):

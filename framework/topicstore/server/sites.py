@@ -1,8 +1,8 @@
-"""The sites that keep a database, and which shards each of them has.
+"""The sites that keep replicas of a database's shards.
 
-As long as nothing is replicated there is one site, this one, with all shards. Its id, 16 upper-case hexadecimal digits,
-is made at random by the first server that serves HTTP, and stays in the file ``site`` of the database's directory. A
-copy of a database has none, because it is another site.
+Without replication there is only this site, with all shards. The first server that serves HTTP generates the site's
+random id of 16 upper-case hexadecimal digits, and stores it in the file ``site`` of the database's directory. A
+checkpoint of a database omits the file, because it is another site.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class UnknownStorageError(UnrecoverableError, LookupError):
 
 
 class ReplicasRefusedError(InvalidArgumentError):
-    """Replicas can't be placed as it was asked for; the text says why. Nothing was changed."""
+    """A change of replicas is refused; the text says why. Nothing was changed."""
 
 
 @attrs.frozen(kw_only=True)
 class SiteShard:
-    """A replica of a shard, as a part of a site."""
+    """A replica of a shard on a site."""
 
     storage: str
     id: str
@@ -75,7 +75,7 @@ class SiteInfo:
 
 @attrs.frozen(kw_only=True)
 class ReplicaInfo:
-    """A replica, as a part of a shard."""
+    """A replica of a shard, with its site."""
 
     site: str
     status: ReplicaStatus
@@ -98,7 +98,7 @@ class StorageReplicas:
 
 
 def read_site(directory: Path) -> str | None:
-    """Return the id of the site that a database's directory is; None if none was made yet. Raises `CorruptionError`."""
+    """Return the site id in a database's directory; None if there is none. Raises `CorruptionError`."""
     try:
         stored = read_own(directory / _FILE)
     except FileNotFoundError:
@@ -109,16 +109,16 @@ def read_site(directory: Path) -> str | None:
 
 
 class Sites:
-    """What is known of sites at one of them. May be used in any thread."""
+    """The sites that this server knows. Thread-safe."""
 
     def __init__(self, db: ts.Database, storages: Mapping[str, ts.Database]) -> None:
-        """``storages`` are the open databases by name; ``db``, that of the messages, is one of them."""
+        """``storages`` are the open databases by name, including ``db``, the database of the messages."""
         self._shards = {name: [str(number) for number in range(one.manifest.shards)] for name, one in storages.items()}
         self._directory = db.path if "persistent" in db.storage.capabilities and not db.read_only else None
 
     @functools.cached_property
     def this(self) -> str:
-        """The id of this site. Raises `CorruptionError` and `OSError` when it is used first, in one thread."""
+        """The id of this site. Raises `CorruptionError` and `OSError` at the first access, which isn't thread-safe."""
         known = None if self._directory is None else read_site(self._directory)
         if known is not None:
             return known
@@ -156,7 +156,7 @@ class Sites:
         return [self.this]
 
     def set_replicas(self, name: str, sites: Sequence[str]) -> list[str]:
-        """Have these sites keep the replicas of a storage, and return them.
+        """Set the sites that keep the replicas of a storage, and return them.
 
         Raises `UnknownStorageError` and `ReplicasRefusedError`.
         """
@@ -169,11 +169,11 @@ class Sites:
         return [self.this]
 
     def join(self, name: str, site: str) -> None:
-        """Have a site keep replicas of a storage. Raises `UnknownStorageError` and `ReplicasRefusedError`."""
+        """Add a site to the replicas of a storage. Raises `UnknownStorageError` and `ReplicasRefusedError`."""
         self.set_replicas(name, [site])
 
     def leave(self, name: str, site: str) -> None:
-        """Have a site no longer keep replicas of a storage.
+        """Remove a site from the replicas of a storage.
 
         Raises `UnknownStorageError`, `UnknownSiteError` and `ReplicasRefusedError`.
         """
@@ -182,7 +182,7 @@ class Sites:
         raise ReplicasRefusedError(f"site {site} has the only replica of each shard: {_ALONE}")
 
     def forget(self, site: str) -> None:
-        """Forget a site that is gone for good. Raises `UnknownSiteError` and `ReplicasRefusedError`."""
+        """Remove a site that is permanently lost. Raises `UnknownSiteError` and `ReplicasRefusedError`."""
         self._check_site(site)
         raise ReplicasRefusedError(f"site {site} is this one, and it is up; only a site that is gone can be forgotten")
 

@@ -1,4 +1,4 @@
-"""The databases that the settings describe: opening them, and bringing them to what the settings say."""
+"""The databases that the settings describe: opening them, and applying the settings to them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .settings import MESSAGES, ServerSettings, SettingsError
 __all__ = ["begin_generation", "check_fixed", "check_new", "next_layout", "opened", "places"]
 
 _FIXED = {"backend": "backend", "n_shards": "shards", "durability": "durability"}
-"""The settings that only a new database can have otherwise, each with its name in the manifest."""
+"""The settings that are fixed when a database is created, with their names in the manifest."""
 
 
 @contextmanager
 def opened(settings: ServerSettings, path: Path) -> Iterator[Mapping[str, ts.Database]]:
-    """Open the databases of all storages, that of the messages in ``path``, and close them when the context ends.
+    """Open the databases of all storages, the database of the messages in ``path``; the context closes them.
 
-    Raises `SettingsError` for what can't be had or can't be changed any more, and the errors of `topicstore.open`.
+    Raises `SettingsError` for unknown plugins and settings that are fixed, and the errors of `topicstore.open`.
     """
     with ExitStack() as open_ones:
         yield {
@@ -38,7 +38,7 @@ def opened(settings: ServerSettings, path: Path) -> Iterator[Mapping[str, ts.Dat
 
 
 def places(settings: ServerSettings, path: Path) -> list[tuple[str, StorageSettings, Path]]:
-    """Return all storages with their directories, that of the messages, in ``path``, first.
+    """Return all storages with their directories; the storage of the messages, in ``path``, comes first.
 
     Raises `SettingsError` if two of them have the same directory.
     """
@@ -56,7 +56,7 @@ def places(settings: ServerSettings, path: Path) -> list[tuple[str, StorageSetti
 
 
 def _opened(name: str, settings: StorageSettings, path: Path) -> ts.Database:
-    """Open the database of a storage, or create it, and begin a new generation if it is to have another layout."""
+    """Open or create the database of a storage; begin a new generation if the settings name another layout."""
     manifest = read_manifest(path)
     wanted: dict[str, Any] = {"durability": settings.durability}
     options = dict(settings.options)
@@ -84,7 +84,7 @@ def check_new(name: str, settings: StorageSettings) -> None:
 
 
 def _full_options(name: str, backend: str, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a layout. Raises `SettingsError` if it isn't there, or not for the backend, or has none."""
+    """Return all options of a layout. Raises `SettingsError` for an unknown layout, backend or option."""
     with _placed(name, "layout"):
         check_pair(registry().backend(backend), registry().layout(layout))
         return options_dict(registry().full_options(layout, options))
@@ -92,7 +92,7 @@ def _full_options(name: str, backend: str, layout: str, options: Mapping[str, An
 
 @contextmanager
 def _placed(name: str, key: str) -> Iterator[None]:
-    """Let errors of plugins say which setting of a storage is meant."""
+    """Convert errors of plugins to `SettingsError` with the name of the storage's setting."""
     try:
         yield
     except (IncompatibleError, InvalidOptionError, UnknownPluginError) as bad:
@@ -100,7 +100,7 @@ def _placed(name: str, key: str) -> Iterator[None]:
 
 
 def check_fixed(name: str, settings: StorageSettings, manifest: Manifest) -> None:
-    """Raise `SettingsError` if settings contradict what a database was created with."""
+    """Raise `SettingsError` if settings contradict the fixed properties of a database."""
     for key, field in _FIXED.items():
         wanted, has = getattr(settings, key), getattr(manifest, field)
         if wanted is not None and wanted != has:
@@ -114,9 +114,9 @@ def check_fixed(name: str, settings: StorageSettings, manifest: Manifest) -> Non
 def next_layout(
     name: str, settings: StorageSettings, manifest: Manifest, current: GenerationInfo
 ) -> tuple[str, dict[str, Any] | None] | None:
-    """Return the layout and options of the generation that settings ask for; None if the current one has them.
+    """Return the layout and options of the generation that the settings require; None if the current one has them.
 
-    Options that the settings don't name stay as they are. Raises `SettingsError`.
+    Options that the settings don't name keep their values. Raises `SettingsError`.
     """
     layout, given = settings.layout.get("type", current.layout), settings.layout_options
     full = _full_options(name, manifest.backend, layout, given)

@@ -1,7 +1,7 @@
-"""What happens in the thread of the store: many clients' requests are served together, with few commits.
+"""The store's thread: serves many clients' requests together, with few commits.
 
-The event loop gathers what clients ask for while a hop is under way, and hands it to the next one. So the more there is
-to do, the more goes into one commit, and a server that has little to do answers at once.
+A hop serves one batch of requests. The event loop gathers requests while a hop is in progress, and passes them to the
+next one. So batches and commits grow with the load, and an idle server answers at once.
 """
 
 from __future__ import annotations
@@ -27,37 +27,40 @@ from .turns import ROWS, SESSION
 __all__ = ["StoreHop"]
 
 _LIMIT = 20_000
-"""Packets that all clients are sent in one hop."""
+"""Most packets that one hop delivers, to all clients together."""
 _BUDGET = 256 << 20
-"""Bytes of payloads that may lie in sockets' buffers, if all clients stopped reading at the same time."""
+"""Most bytes of payloads in socket buffers, if all clients stopped reading at the same time."""
 _LEAST, _MOST = 16 << 10, 256 << 10
-"""The least and the most that one client is sent in one hop, in bytes of payloads."""
+"""Bounds of the bytes of payloads that one hop delivers to one client."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class StoreHop:
-    """Uses the database, in one thread. ``on_end`` is called here when a session ends for a reason of its own."""
+    """Serves batches of requests in the store's thread; the batches share commits.
+
+    ``on_end`` is called in the thread in which a session ends, with the reason.
+    """
 
     def __init__(self, db: ts.Database, on_end: Callable[[Session, Ended], None]) -> None:
         self._db, self._sessions, self._on_end = db, db.sessions, on_end
         self._due = 0.0
-        """When something depends on time again."""
+        """The time at which the sessions' next timer is due (`time.monotonic`)."""
         self._ticked = 0.0
-        """When the last look at that was."""
+        """The time at which timers were last served (`time.monotonic`)."""
         self._told: dict[str, str] = {}
-        """What failed last, by what it was, so that a failure that lasts is one line in the log and not thousands."""
+        """The text of the last failure by kind of work, so that the log has a lasting failure only once."""
         self.thread = 0
-        """The thread in which a hop is under way, by `threading.get_ident`; 0 if none is."""
+        """The identifier (`threading.get_ident`) of the thread in which a hop is in progress; 0 if there is none."""
         self.connected = 0
-        """How many clients are connected; set by the event loop."""
+        """Number of connected clients; set by the event loop."""
         self._resuming: list[tuple[Client, Session, list[str]]] = []
-        """Sessions that are opened and not resumed yet, with the filters that their clients may no longer have."""
+        """Opened sessions whose subscriptions are not resumed yet, with the filters that must be removed from them."""
 
     def serve(self, asked: Asked) -> Answers:
-        """Serve what was asked for.
+        """Serve a batch of requests, and return their answers.
 
-        An answer to a message follows its commit, and a message is delivered after its packet id was committed.
+        A message is acknowledged after its commit, and delivered after its packet id was committed.
         """
         self.thread = threading.get_ident()
         try:
@@ -95,7 +98,7 @@ class StoreHop:
         return answers
 
     def _deliver(self, answers: Answers) -> None:
-        """Do what is due, and take what is to be sent."""
+        """Serve timers that are due, and collect the packets to be sent."""
         now = time.monotonic()
         if self._next() <= now:
             self._ticked, self._due = now, now + self._tick()
@@ -109,7 +112,7 @@ class StoreHop:
         answers.pause = max(self._next() - time.monotonic(), 0.0)
 
     def _next(self) -> float:
-        """Return when to look again at what depends on time, though the longest pause was made shorter meanwhile."""
+        """Return the time at which timers must be checked again; a longest pause that was shortened applies at once."""
         return min(self._due, self._ticked + self._sessions.pace.longest_pause)
 
     # --- connections ---
@@ -142,7 +145,7 @@ class StoreHop:
             self._due = min(self._due, time.monotonic() + 1.5 * min(map(float, silences)))  # type: ignore[arg-type]
 
     def _resume(self, answers: Answers) -> None:
-        """Follow a turn's part of the stored subscriptions of opened sessions; answer the clients that have all."""
+        """Resume a limited number of stored subscriptions; answer the clients whose sessions are complete."""
         turn = self._resuming[: ROWS // SESSION]
         results = self._sessions.resume([session for _, session, _ in turn], ROWS)
         left = []
@@ -156,10 +159,10 @@ class StoreHop:
             else:
                 answers.opened.append((client, self._without(session, forbidden) if forbidden else session))
         self._resuming[: len(turn)] = []
-        self._resuming += left  # behind those that had no part
+        self._resuming += left  # behind sessions that had no turn yet
 
     def _without(self, session: Session, filters: list[str]) -> Session | TopicstoreError:
-        """End subscriptions of a session that was opened, before anything is delivered; if that fails, it is lost."""
+        """Remove subscriptions from a session before its first delivery; if that fails, return the error."""
         try:
             self._sessions.unsubscribe([(session, topic_filter) for topic_filter in filters])
         except TopicstoreError as failed:
@@ -177,7 +180,7 @@ class StoreHop:
             errors = self._departed(how, sessions)
             for row, error in zip(rows, errors, strict=True):
                 answers.departed.append((asked.disconnects[row][0], error))
-        self._due = 0.0  # a will may be due, or a session's end, sooner than anything before
+        self._due = 0.0  # a will or a session expiry may be due sooner than any earlier timer
 
     def _departed(self, how: Departure, sessions: list[Session]) -> Sequence[TopicstoreError | None]:
         try:
@@ -189,7 +192,7 @@ class StoreHop:
             return [failed] * len(sessions)
 
     def _lost(self, sessions: list[Session]) -> None:
-        """End connections that broke; one that can't be ended now is taken over by its client's next CONNECT."""
+        """End the connections of sessions. If that fails, the client's next CONNECT takes the session over."""
 
         def lost() -> None:
             for error in self._sessions.lost(sessions, partial=True):
@@ -200,7 +203,7 @@ class StoreHop:
         self._due = 0.0
 
     def abandon(self, sessions: list[Session]) -> None:
-        """End the connections that are left when the server ends; if the database is closed, it has done so."""
+        """End the remaining connections when the server stops; a closed database has ended them already."""
         left = [*sessions, *(session for _, session, _ in self._resuming)]
         if left:
             with contextlib.suppress(ts.DatabaseClosedError):
@@ -209,7 +212,7 @@ class StoreHop:
     # --- what clients publish ---
 
     def _publish(self, published: Sequence[tuple[Client, Any, list[Row]]], _asked: Asked, answers: Answers) -> None:
-        """Publish everybody's messages with one commit, those of QoS 2 with their packet ids."""
+        """Publish all clients' messages with one commit; messages of QoS 2 with their packet ids."""
         rows: list[Row] = list(chain.from_iterable(part for _, _, part in published))
         matched, refused = self._published(rows) if rows else ([], {})
         at = 0
@@ -233,7 +236,7 @@ class StoreHop:
     def _unstored(
         self, rows: list[Row], failed: TopicstoreError
     ) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
-        """Refuse messages that can't be stored; those of QoS 0 need not be, and go to who listens if that works."""
+        """Refuse messages of QoS 1 and 2 that can't be stored; try to deliver those of QoS 0, which need no storage."""
         light = [row for row in rows if not row[1].qos]
         if light and len(light) < len(rows):
             try:
@@ -277,7 +280,7 @@ class StoreHop:
                     )
 
     def _subscribe(self, asked: Asked, answers: Answers) -> None:
-        """Make everybody's subscriptions; those that begin at the same place with one commit."""
+        """Make all clients' subscriptions; consecutive ones with the same start share a commit."""
         outcome: list[list[SubscribeResult | TopicstoreError]] = [
             [] for _ in asked.subscribes
         ]  # filled below, in the order of each client's filters
@@ -318,7 +321,7 @@ class StoreHop:
             answers.unsubscribed.append((client, results[at : at + len(filters)]))
             at += len(filters)
 
-    # --- what depends on time, and what fails ---
+    # --- timers and failures ---
 
     def _tick(self) -> float:
         pause = min(1.0, self._sessions.pace.longest_pause)
@@ -331,14 +334,14 @@ class StoreHop:
         return pause
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do something that is tried again later if it fails: a full disk must not end the server."""
+        """Do work that a later hop repeats if it fails: a full disk must not end the server."""
         try:
             work()
         except ts.DatabaseClosedError:
             raise
         except TopicstoreError as failed:
             self._tell(what, failed)
-        except ExceptionGroup as failed:  # what a tick raises if several things failed
+        except ExceptionGroup as failed:  # a tick raises a group if several steps failed
             if (closed := failed.subgroup(ts.DatabaseClosedError)) is not None:
                 raise ts.DatabaseClosedError("the database is closed") from closed
             if failed.split(TopicstoreError)[1] is not None:
@@ -348,13 +351,13 @@ class StoreHop:
             self._well(what)
 
     def _tell(self, what: str, failed: BaseException) -> None:
-        """Log a failure, unless the last one of the same work had the same text."""
+        """Log a failure, unless the previous failure of the same work had the same text."""
         text = str(failed)
         if self._told.get(what) != text:
             self._told[what] = text
             _log.warning("%s failed: %s", what, text)
 
     def _well(self, what: str) -> None:
-        """Note that something works; log it if it had failed."""
+        """Log that work succeeds again, if it had failed."""
         if self._told and self._told.pop(what, None) is not None:
             _log.warning("%s works again", what)

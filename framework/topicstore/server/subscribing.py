@@ -1,4 +1,4 @@
-"""What a SUBSCRIBE asks for: filters that are checked, stripped of `$replay`, and allowed or refused one by one."""
+"""The filters of a SUBSCRIBE or UNSUBSCRIBE: checked, stripped of ``$replay``, and granted or refused one by one."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class _Line:
     """One filter of a SUBSCRIBE."""
 
     reason: ReasonCode | None
-    """Why it is refused; None: it isn't, as far as is known."""
+    """The reason code of the refusal; None while the filter is not refused."""
     wanted: Wanted | None
     shown: str = ""
-    """The filter behind ``$share/<group>/``, which says what the client wants to read."""
+    """The topic filter without ``$share/<group>/``."""
 
 
 class Subscribing:
-    """One SUBSCRIBE until its SUBACK."""
+    """The state of one SUBSCRIBE until its SUBACK."""
 
     __slots__ = ("_lines", "_results", "packet_id", "version", "wanted")
 
     def __init__(self, version: int, packet: SubscribePacket, levels: int) -> None:
-        """``levels``: how many levels a filter may have. Raises `PacketError`."""
+        """``levels`` is the most levels of a filter. Raises `PacketError`."""
         self.version, self.packet_id = version, packet.packet_id
         self.wanted: list[Wanted] = []
-        """What the session is asked for, once `limit` was called."""
+        """The subscriptions to request from the session; set by `limit`."""
         self._results: list[SubscribeResult | TopicstoreError] = []
         start = next((value for name, value in packet.user_properties if name == START_PROPERTY), None)
         self._lines = [
@@ -49,18 +49,18 @@ class Subscribing:
 
     @property
     def open(self) -> list[str]:
-        """The filters of which it has to be decided whether the client may subscribe to them."""
+        """The filters that are not refused, without ``$share/<group>/``."""
         return [line.shown for line in self._lines if line.reason is None]
 
     def decide(self, allowed: Sequence[bool | None]) -> None:
-        """Refuse those of the `open` filters that are not allowed."""
+        """Refuse the filters of `open` that are not allowed."""
         lines = [line for line in self._lines if line.reason is None]
         for line, good in zip(lines, allowed, strict=True):
             if not good:
                 line.reason = ReasonCode.NOT_AUTHORIZED
 
     def limit(self, excess: Callable[[list[str]], Collection[str]]) -> None:
-        """Refuse what is too much; ``excess`` returns those of some filters that there is no room for."""
+        """Refuse filters above the limit; ``excess`` returns the filters for which the session has no room."""
         lines = [(line, line.wanted.topic_filter) for line in self._lines if line.reason is None and line.wanted]
         refused = excess([topic_filter for _, topic_filter in lines])
         for line, topic_filter in lines:
@@ -69,17 +69,17 @@ class Subscribing:
         self.wanted = [line.wanted for line in self._lines if line.reason is None and line.wanted is not None]
 
     def done(self, results: Sequence[SubscribeResult | TopicstoreError]) -> bool:
-        """Note what became of the next portion of what is wanted; return whether it was the last."""
+        """Add the results of the next portion of `wanted`; return whether it was the last."""
         self._results += results
         return len(self._results) == len(self.wanted)
 
     @property
     def failure(self) -> TopicstoreError | None:
-        """The first error of the store, which says more than its code."""
+        """The first error of the store, for the reason string; None if there is none."""
         return next((result for result in self._results if isinstance(result, TopicstoreError)), None)
 
     def codes(self, forbidden: ReasonCode) -> list[int]:
-        """Return the codes of the SUBACK, when all was asked for; ``forbidden``: of what the client may not have."""
+        """Return the codes of the SUBACK, once all results are there; ``forbidden`` is the code of denied filters."""
         left = iter(self._results)
         codes: list[int] = []
         for line in self._lines:
@@ -94,12 +94,12 @@ class Subscribing:
         return codes
 
     def granted(self) -> list[str]:
-        """Return the filters that were granted, once `codes` were made."""
+        """Return the granted filters. Must be called after `codes`."""
         return [line.shown for line in self._lines if line.reason is None]
 
 
 class Unsubscribing:
-    """One UNSUBSCRIBE until its UNSUBACK."""
+    """The state of one UNSUBSCRIBE until its UNSUBACK."""
 
     __slots__ = ("_filters", "_results", "filters", "packet_id", "version")
 
@@ -107,16 +107,16 @@ class Unsubscribing:
         self.version, self.packet_id = version, packet.packet_id
         self._filters = [_stripped(text) for text in packet.filters]
         self.filters = [text for text in self._filters if text is not None]
-        """The filters that the session is to give up."""
+        """The filters to remove from the session."""
         self._results: list[bool | TopicstoreError] = []
 
     def done(self, results: Sequence[bool | TopicstoreError]) -> bool:
-        """Note what became of the next portion of the `filters`; return whether it was the last."""
+        """Add the results of the next portion of `filters`; return whether it was the last."""
         self._results += results
         return len(self._results) == len(self.filters)
 
     def codes(self) -> list[int]:
-        """Return the codes of the UNSUBACK, when all portions are done."""
+        """Return the codes of the UNSUBACK, once all results are there."""
         left = iter(self._results)
         codes: list[int] = []
         for text in self._filters:
@@ -144,7 +144,7 @@ def _line(version: int, text: str, option: int, identifier: int, start: str | No
         raise PacketError(ReasonCode.PROTOCOL_ERROR, "a shared subscription can't have No Local [MQTT-3.8.3-4]")
     qos = option & 3
     if is_sys_filter(shown):
-        if group is not None:  # the members of a group are served from what is stored, and figures are not
+        if group is not None:  # shared subscriptions read stored messages, and `$SYS` messages aren't stored
             return _Line(ReasonCode.NOT_AUTHORIZED, None)
         qos = 0
     options = SubscribeOptions(
@@ -158,7 +158,7 @@ def _line(version: int, text: str, option: int, identifier: int, start: str | No
 
 
 def _shared(text: str) -> tuple[str | None, str]:
-    """Return the group of a shared subscription, None if it is none, and the filter that it reads."""
+    """Split a filter into the group of a shared subscription, None if it is not shared, and the topic filter."""
     if not text.startswith(SHARE):
         return None, text
     group, slash, shown = text[len(SHARE) :].partition("/")
@@ -168,7 +168,7 @@ def _shared(text: str) -> tuple[str | None, str]:
 
 
 def _check(shown: str, levels: int) -> None:
-    """Raise `InvalidFilterError` for what is no filter, or has too many levels, or a second special beginning."""
+    """Raise `InvalidFilterError` for an invalid filter, too many levels, or a second special prefix."""
     TopicFilter(shown)
     if shown.count("/") >= levels:
         raise InvalidFilterError(f"filter {shown[:80]!r} has more than {levels} levels")
@@ -186,6 +186,6 @@ def _stripped(text: str) -> str | None:
 
 
 def _reason(error: TopicstoreError) -> ReasonCode:
-    """Return why a subscription could not be made; a start that is none is part of a filter that is none."""
+    """Return the reason code of a failed subscription; an invalid start makes the filter invalid."""
     reason = reason_of(error)
     return ReasonCode.TOPIC_FILTER_INVALID if reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR else reason

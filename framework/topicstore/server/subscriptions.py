@@ -22,13 +22,13 @@ __all__ = ["Subscriber", "Subscriptions"]
 
 
 class Subscriber(Protocol):
-    """The connection. It handles no packet before the one that it has passed on was answered."""
+    """The connection. It passes on the next packet only after the previous one was answered."""
 
     def answer(self, data: bytes, kind: int, reason: int, granted: Sequence[str]) -> None:
         """Send the answer to the packet.
 
-        kind, reason: its type, and the reason code under which it is counted.
-        granted:      the filters of which the client is told what there is now.
+        kind, reason: the answer's packet type, and the reason code under which it is counted.
+        granted:      the granted filters, for which the client receives the current ``$SYS`` messages.
         """
 
     def end(self, reason: ReasonCode, text: str) -> None:
@@ -36,7 +36,7 @@ class Subscriber(Protocol):
 
 
 class Subscriptions:
-    """Used in the event loop only. A packet is passed on when the one before it was answered."""
+    """Handles one client's SUBSCRIBEs and UNSUBSCRIBEs, one packet at a time. Used in the event loop only."""
 
     __slots__ = ("_client", "_count", "_current", "_serving", "_session", "_terms", "_version", "permissions")
 
@@ -49,19 +49,19 @@ class Subscriptions:
         client: Subscriber,
         count: int,
     ) -> None:
-        """Make it for one connection.
+        """Set up the subscriptions of one connection.
 
-        permissions: what the client may do; None: everything.
-        count:       how many filters the session has.
+        permissions: the client's permissions; None: everything is allowed.
+        count:       number of filters of the session.
         """
         self._serving, self._session, self._terms, self._version = serving, session, terms, terms.packet.version
         self.permissions, self._client = permissions, client
         self._count = count
-        """About how many filters the session has, never fewer."""
+        """Upper bound of the number of the session's filters."""
         self._current: Subscribing | Unsubscribing | None = None
 
     def change(self, packet: SubscribePacket | UnsubscribePacket) -> None:
-        """Take a SUBSCRIBE or an UNSUBSCRIBE. Raises `PacketError`."""
+        """Begin to handle a SUBSCRIBE or an UNSUBSCRIBE. Raises `PacketError`."""
         if isinstance(packet, SubscribePacket):
             self._subscribe(packet)
         else:
@@ -100,7 +100,7 @@ class Subscriptions:
             self.subscribed([])
 
     def _excess(self, filters: list[str]) -> set[str]:
-        """Return those of some filters that the session has no room for; there is room for those that it has."""
+        """Return the filters that exceed the session's limit; a filter that the session already has never does."""
         most = self._serving.limits.subscriptions
         if self._count + len(filters) <= most:
             return set()
@@ -113,7 +113,7 @@ class Subscriptions:
         return excess
 
     def subscribed(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
-        """Note what became of a portion of a SUBSCRIBE, and answer it if that was the last."""
+        """Add the results of a portion of a SUBSCRIBE; answer the packet after the last one."""
         subscribing = self._current
         if isinstance(subscribing, Subscribing) and subscribing.done(results):
             told_why = self._serving.settings.authorization.refused_subscription == "not authorized"
@@ -132,7 +132,7 @@ class Subscriptions:
             self.unsubscribed([])
 
     def unsubscribed(self, results: Sequence[bool | TopicstoreError]) -> None:
-        """Note what became of a portion of an UNSUBSCRIBE, and answer it if that was the last."""
+        """Add the results of a portion of an UNSUBSCRIBE; answer the packet after the last one."""
         unsubscribing = self._current
         if isinstance(unsubscribing, Unsubscribing) and unsubscribing.done(results):
             codes = unsubscribing.codes()

@@ -1,8 +1,7 @@
-"""`$SYS/#`: figures of the server that clients may subscribe to. They are stored nowhere, and ``#`` doesn't match them.
+"""``$SYS/#``: statistics of the server as messages, which are not stored and not matched by the filter ``#``.
 
-A client that subscribes is sent all figures at once, as it would be sent retained messages; from then on those that
-have changed come every `ServerSettings.sys_interval` seconds, at QoS 0. The topics are those that other brokers have,
-where they have them.
+A new subscriber receives all statistics at once, like retained messages. Afterwards it receives changed values every
+`ProtocolSettings.sys_interval` seconds, at QoS 0. Where other brokers publish the same value, the topic is the same.
 """
 
 from __future__ import annotations
@@ -25,25 +24,26 @@ SYS = "$SYS/"
 
 
 def is_sys_filter(text: str) -> bool:
-    """Return whether a filter asks for figures, and can match nothing else."""
+    """Return whether a filter can only match ``$SYS`` topics."""
     return text.startswith(SYS) or text == "$SYS"
 
 
 @attrs.define
 class Traffic:
-    """What has gone through a server since it started. Counted in the event loop."""
+    """Counters of a server's connections, packets and bytes since its start. Counted in the event loop."""
 
     connections: int = 0
-    """Connections that were accepted, whatever became of them."""
+    """Accepted connections, with or without a later CONNECT."""
     connected: int = 0
-    """Clients that are connected now."""
+    """Currently connected clients."""
     most_connected: int = 0
     bytes_received: int = 0
     bytes_sent: int = 0
     received: PacketCounts = attrs.field(factory=PacketCounts)
-    """The packets that came; those that could not be taken as ``invalid``, with the reason why the connection ended."""
+    """Received packets. Packets that were refused count as ``invalid``, with the reason code that ended the
+    connection."""
     sent: PacketCounts = attrs.field(factory=PacketCounts)
-    """The packets that were sent. A SUBACK or UNSUBACK counts with the worst of its reason codes."""
+    """Sent packets. A SUBACK or UNSUBACK counts with the worst of its reason codes."""
     publishes_refused: int = 0
 
     def connect(self) -> None:
@@ -53,7 +53,7 @@ class Traffic:
 
 
 class Figures:
-    """The figures of one server, by topic."""
+    """The ``$SYS`` messages of one server."""
 
     def __init__(self, traffic: Traffic, version: str) -> None:
         self._traffic = traffic
@@ -84,16 +84,16 @@ class Figures:
         return {f"{SYS}broker/{name}": str(value) for name, value in figures.items()}
 
     def changed(self, counts: SessionCounts) -> list[Message]:
-        """Return those that have changed since the last call, to be published."""
+        """Return messages for the values that have changed since the last call."""
         now = self._now(counts)
         changed = [Message(topic, value.encode()) for topic, value in now.items() if self._told.get(topic) != value]
         self._told = dict(now)
         return changed
 
     def matching(self, filters: Sequence[str], counts: Callable[[], SessionCounts]) -> list[Publish]:
-        """Return what a client that has just made subscriptions is sent: the figures as they are now.
+        """Return the current values for a client that has just subscribed to filters, as retained messages.
 
-        counts: returns the counts of the connected sessions; called only if it asked for figures.
+        counts: returns the counts of the connected sessions; called only if a filter matches ``$SYS`` topics.
         """
         parsed = [TopicFilter(text) for text in filters if is_sys_filter(text)]
         if not parsed:

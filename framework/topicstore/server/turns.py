@@ -1,9 +1,9 @@
-"""A turn of the store's thread: how much of what clients ask for is served together, and what waits for the next turns.
+"""Limits for the session changes of one batch: a turn, and the requests that wait for the following turns.
 
-Changes of sessions are dear: each opens, closes or follows something. A turn takes a bounded number of them, so that
-publishes, acknowledgements and deliveries, which go with every turn, never wait for longer than that. The bound is
-shared out evenly: every request that waits has its part of a turn, and a SUBSCRIBE of many filters goes on in the
-following turns, behind the requests that had no part in this one.
+Session changes (connections and subscriptions) are expensive. A turn has a bounded number of them, so that publishes,
+acknowledgements and deliveries, which are part of every turn, wait only for a bounded time. The bound is shared evenly
+among waiting requests. A SUBSCRIBE of many filters continues in the following turns, behind requests that had no share
+in this one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .asked import Asked
 __all__ = ["ENDED", "LAST_ROWS", "ROWS", "SESSION", "keep_turn", "put_first"]
 
 ROWS = 100
-"""Filters, or what takes as long, that change in one turn: about 10 ms."""
+"""Number of filters, or of equally expensive changes, in one turn: about 10 ms."""
 LAST_ROWS = 2_000
-"""As many as change in one turn of a server that ends."""
+"""As `ROWS`, for a server that is shutting down."""
 SESSION = 4
-"""Filters that take as long as the beginning or the end of a connection."""
+"""The cost of a connection's beginning or end, in filters."""
 
 ENDED = 8
-"""Number of filters whose end with their connection takes as long as one change."""
+"""Number of a session's filters whose removal at the end of its connection costs as much as one changed filter."""
 
 T = TypeVar("T")
 
 
 def keep_turn(asked: Asked, rows: int) -> Asked:
-    """Leave in ``asked`` the changes of sessions that one turn serves, and return the others, in their order.
+    """Keep in ``asked`` the session changes of one turn, and return the other changes, in their order.
 
-    Each kind of request gets rows in proportion to how many of it wait, and at least one request of each kind is
-    served.
+    Each kind of request gets a part of ``rows`` in proportion to its waiting requests, and at least one request of each
+    kind is served.
     """
     left = Asked()
     waiting = len(asked.connects) + len(asked.disconnects) + len(asked.lost)
@@ -46,7 +46,7 @@ def keep_turn(asked: Asked, rows: int) -> Asked:
 
 
 def _first(requests: list[T], rows: int, waiting: int, filters: Callable[[T], int]) -> tuple[list[T], list[T]]:
-    """Return the requests of connections that a turn serves, and the others; ``filters``: how many a request ends."""
+    """Split requests into those of this turn and the others; ``filters`` returns the filters that a request ends."""
     room = rows * len(requests) // waiting if requests else 0
     for at, request in enumerate(requests):
         room -= SESSION + filters(request) // ENDED
@@ -58,7 +58,7 @@ def _first(requests: list[T], rows: int, waiting: int, filters: Callable[[T], in
 def _shared_out(
     requests: list[tuple[Any, Any, list[T]]], rows: int, waiting: int
 ) -> tuple[list[tuple[Any, Any, list[T]]], list[tuple[Any, Any, list[T]]]]:
-    """Return the portions of requests that a turn serves, and what is left of them, the next to be served first."""
+    """Split requests into the portions of this turn and the rest; the next request to be served comes first."""
     room = max(rows * len(requests) // waiting, 1) if requests else 0
     share = max(room // max(len(requests), 1), 1)
     portions, begun = [], []
@@ -70,7 +70,7 @@ def _shared_out(
 
 
 def put_first(asked: Asked, left: Asked) -> None:
-    """Put what is left of a turn before what was asked for since."""
+    """Insert the requests that are left of a turn before newer requests."""
     for kind in ("connects", "subscribes", "unsubscribes", "disconnects", "lost"):
         rest: Sequence[Any] = getattr(left, kind)
         if rest:

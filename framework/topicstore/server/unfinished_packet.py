@@ -1,4 +1,4 @@
-"""The beginning of a packet that has come from a client, as long as the rest hasn't: what it counts for."""
+"""The memory that a client's incomplete packet occupies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["UnfinishedPacket"]
 
 
 class UnfinishedPacket:
-    """That of one connection, as a `topicstore.server.memory_budget.Holder`. Used in the event loop only."""
+    """The incomplete packet of one connection, as a `topicstore.server.memory_budget.Holder`.
+
+    Used in the event loop only.
+    """
 
     __slots__ = ("_budget", "_channel", "_client", "_reader", "_serving", "size")
 
@@ -20,23 +23,23 @@ class UnfinishedPacket:
         self._serving, self._client, self._reader, self._channel = serving, client, reader, channel
         self._budget = serving.unadmitted
         self.size = 0
-        """Bytes that are kept of it."""
+        """Number of received bytes of the packet."""
 
     def count(self) -> None:
-        """Count what has come now; above the server's bound this may end any connection."""
+        """Update the packet's size in the budget; if the budget is exceeded, this may end any connection."""
         size = self._reader.held + self._channel.beneath
         if size != self.size:
             self.size = size
             self._budget.hold(self, size)
 
     def admit(self) -> None:
-        """Count it among those of clients that were let in."""
+        """Move the packet's bytes to the budget of clients whose CONNECT was accepted."""
         self._budget.hold(self, 0)
         self._budget = self._serving.unfinished
         self._budget.hold(self, self.size)
 
     def drop(self) -> None:
-        """Keep nothing of it."""
+        """Discard the packet, and release its bytes."""
         self._reader.drop()
         self.size = 0
         self._budget.hold(self, 0)
@@ -48,12 +51,12 @@ class UnfinishedPacket:
 
     @property
     def work(self) -> object:
-        """Which packet it is; None while the server reads nothing from the client."""
+        """The number of the packet; None while reading from the client is paused."""
         return None if self._channel.held else self._reader.begun
 
     @property
     def breakable(self) -> bool:
-        """True: the rest is the client's to send."""
+        """Always True: the packet waits for the client."""
         return True
 
     def break_off(self, why: str) -> None:

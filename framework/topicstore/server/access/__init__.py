@@ -1,7 +1,7 @@
-"""Who may connect, and what it may do then.
+"""Authentication and authorization of clients.
 
-`Access` answers for the whole server, `Permissions` for one connection. Both know nothing of MQTT's packets: a refusal
-says why, and whoever asked makes a reason code of it.
+`Access` decides for the whole server, `Permissions` for one connection. Both are independent of MQTT's packets: a
+refusal has a cause, which the caller translates to a reason code.
 """
 
 from __future__ import annotations

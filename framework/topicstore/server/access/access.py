@@ -1,4 +1,4 @@
-"""Who a client is: by its certificate, a plugin, its password, or nobody's name."""
+"""Authentication of clients by a plugin, a certificate or a password, or as anonymous."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .permissions import Permissions
 __all__ = ["Access", "Identity", "Login", "Refusal"]
 
 _CLIENT_IDS = {"any": ("*",), "username": ("%u",)}
-"""The patterns for which `AuthenticationSettings.client_id` has words."""
+"""The patterns for the keywords of `AuthenticationSettings.client_id`."""
 
 _log = logging.getLogger("topicstore.server.access")
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that wants in."""
+    """The credentials and the peer of a client that connects."""
 
     client_id: str
     assigned: bool = False
-    """Whether the server has chosen the client id."""
+    """Whether the server has assigned the client id."""
     user_name: str | None
     password: bytes | None
     peer: Peer
@@ -45,7 +45,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that was let in; an anonymous one has no user."""
+    """The identity of an authenticated client; ``user`` is None for an anonymous client."""
 
     user: str | None
     client_id: str
@@ -53,19 +53,20 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that was not let in.
+    """The refusal of a client.
 
-    ``credentials``: its user name or password is wrong. ``forbidden``: without a name it may not come in from there.
-    ``client id``: its user may not have that client id. ``unavailable``: who it is can't be found out now.
+    ``credentials``: its user name or password is wrong. ``forbidden``: anonymous clients may not connect from its
+    address. ``client id``: its user may not use that client id. ``unavailable``: authentication is not possible at the
+    moment.
     """
 
     why: Literal["credentials", "forbidden", "client id", "unavailable"]
     text: str
-    """What may be said to the client."""
+    """The reason, in words that the client may see."""
 
 
 class Access:
-    """Who may do what on a server. Everything is called in the event loop."""
+    """The authentication and authorization of a server. Used in the event loop, except `reread` and `join`."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Access:
         authenticate: AccessHooks | None = None,
         authorize: AccessHooks | None = None,
     ) -> None:
-        """Read the password file and find the plugins, unless they are given.
+        """Read the password file, and load the plugins that the settings name, unless hooks are given.
 
         Raises `SettingsError`, which names the setting of a pattern or plugin that can't be used, and
         `PasswordFileError`.
@@ -83,7 +84,7 @@ class Access:
         self._anonymous = authentication.anonymous
         hooks = authenticate is not None or authorize is not None
         self.restricts = hooks or authentication.restricts or authorization.restricts
-        """Whether there are users, plugins or rules: whatever is open to this machine without them no longer is."""
+        """Whether there are users, plugins or rules, so that clients on this machine have no implicit rights."""
         self._client_ids = _client_ids(authentication)
         self._list = AccessList(authorization)
         if authenticate is None and authentication.plugins:
@@ -102,7 +103,7 @@ class Access:
         )
 
     async def authenticate(self, login: Login) -> Identity | Refusal:
-        """Say who a client is. Doesn't raise; what fails within is logged, and the client refused."""
+        """Authenticate a client. Failures of plugins and of the password file are logged, and refuse the client."""
         try:
             found = await self._named(login)
         except (BusyError, TooManyWaitingError) as busy:
@@ -121,7 +122,7 @@ class Access:
         return Identity(user=found, client_id=login.client_id, loopback=login.peer.loopback)
 
     async def _named(self, login: Login) -> str | Refusal | None:
-        """Return the user's name, None for nobody's."""
+        """Return the user's name, None for an anonymous client, or the refusal."""
         peer = login.peer
         if self._who is not None:
             [answer] = await self._who.ask([_credentials(login)])
@@ -142,18 +143,18 @@ class Access:
     def reread(self) -> None:
         """Read the password file if it was replaced. May be called in any thread.
 
-        Raises `PasswordFileError` if it can't be read; then what it said before counts.
+        Raises `PasswordFileError` if it can't be read; then its last valid content stays in force.
         """
         if self._passwords is not None:
             self._passwords.reread()
 
     def permissions(self, identity: Identity) -> Permissions:
-        """Return what a client may do; one for each connection."""
+        """Return the permissions of a client, a new object for each connection."""
         rules = self._list.of(identity.user, identity.client_id, loopback=identity.loopback)
         return Permissions(identity.user, identity.client_id, rules, self._what)
 
     def end(self) -> None:
-        """Have the threads end. Whoever waits for an answer gets `asyncio.CancelledError`."""
+        """End the threads. Pending calls raise `asyncio.CancelledError`."""
         for threads in (self._passwords, self._who, self._what):
             if threads is not None:
                 threads.end()
@@ -165,7 +166,7 @@ class Access:
                 threads.join()
 
     def close(self) -> None:
-        """`end`, then `join`, which takes as long as a plugin takes."""
+        """Call `end`, then `join`, which waits for running calls of plugins."""
         self.end()
         self.join()
 

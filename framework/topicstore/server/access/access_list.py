@@ -1,4 +1,4 @@
-"""The access list: rules in their order, the first that speaks of something counts."""
+"""The access list: ordered rules, of which the first that matches a request decides."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .topic_patterns import TopicPattern
 __all__ = ["AccessList", "ClientRules"]
 
 _UNSAFE = frozenset("+#/")
-"""Characters with which a client's name could widen a rule in which it is put."""
+"""Characters with which a client's name could widen a topic filter into which it is inserted."""
 
 
 @attrs.frozen
 class _ClientRule:
-    """A rule that speaks of one client, with its names in the topics."""
+    """A rule that applies to one client, with the client's names inserted into its topic filters."""
 
     allow: bool
     actions: tuple[Action, ...]
@@ -30,16 +30,16 @@ class _ClientRule:
 
 
 class ClientRules:
-    """What the list says of one client. Holds no state, so any thread may ask."""
+    """The rules of the access list that apply to one client. Immutable, so thread-safe."""
 
     __slots__ = ("_rules", "_unlisted", "everything", "reads_everything")
 
     def __init__(self, rules: Sequence[_ClientRule], *, unlisted: bool) -> None:
         self._rules, self._unlisted = tuple(rules), unlisted
         self.everything = unlisted and all(rule.allow for rule in rules)
-        """Whether the client may do whatever it wants."""
+        """Whether the client may do everything."""
         self.reads_everything = unlisted and all(rule.allow for rule in rules if "subscribe" in rule.actions)
-        """Whether the client may be sent every message."""
+        """Whether the client may receive every message."""
 
     def may_publish(self, topic: str) -> bool:
         """Return whether the client may publish to a topic."""
@@ -49,10 +49,9 @@ class ClientRules:
         return self._unlisted
 
     def may_subscribe(self, topic_filter: TopicFilter) -> bool:
-        """Return whether the client may subscribe to a filter: by the first rule within which it lies wholly.
+        """Return whether the client may subscribe to a filter: the first rule that covers the whole filter decides.
 
-        A rule that denies a part of what the filter matches doesn't deny the filter; `may_receive` keeps that part
-        back.
+        A rule that denies some topics of the filter doesn't deny the filter; `may_receive` withholds their messages.
         """
         for rule in self._rules:
             if "subscribe" in rule.actions and any(pattern.covers(topic_filter) for pattern in rule.topics):
@@ -60,9 +59,9 @@ class ClientRules:
         return self._unlisted
 
     def may_receive(self, topic: str) -> bool:
-        """Return whether the client may be sent messages of a topic, whatever filter once brought them to it.
+        """Return whether the client may receive messages of a topic, through any of its filters.
 
-        It is never false for all topics of a filter to which the client may subscribe by a rule.
+        If a rule allows a filter, some topic of the filter is always allowed.
         """
         for rule in self._rules:
             if "subscribe" in rule.actions and any(pattern.matches(topic) for pattern in rule.topics):
@@ -74,7 +73,7 @@ class AccessList:
     """The rules of a server's settings."""
 
     def __init__(self, settings: AuthorizationSettings) -> None:
-        """Check the topics and client ids. Raises `SettingsError`."""
+        """Check the rules' topics and client ids. Raises `SettingsError`."""
         self._settings = settings
         self._rules = [
             (rule, [NamePattern(text) for text in rule.users], _client_ids(rule, number), _checked(rule, number))
@@ -82,7 +81,7 @@ class AccessList:
         ]
 
     def of(self, user: str | None, client_id: str, *, loopback: bool) -> ClientRules:
-        """Return what the list says of a client; ``user`` is None for an anonymous one."""
+        """Return the rules that apply to a client; ``user`` is None for an anonymous client."""
         rules = []
         for rule, users, clients, topics in self._rules:
             allow = rule.permission == "allow"
@@ -119,10 +118,10 @@ def _speaks_of(names: Sequence[NamePattern], texts: Sequence[str], user: str | N
 
 
 def _usable(text: str, user: str | None, client_id: str, *, allow: bool) -> bool:
-    """Return whether a rule's topic says something of a client whose names would be put in it.
+    """Return whether a rule's topic filter can be used for a client whose names are inserted into it.
 
-    Names that contain ``/``, ``+`` or ``#`` would reach into what is others', and those that begin a topic with ``$``
-    into ``$SYS``, so no topic with them is allowed.
+    Names with ``/``, ``+`` or ``#`` could match other clients' topics, and names with a leading ``$`` topics such as
+    ``$SYS``. So a rule that allows is not used with such names.
     """
     if "%u" in text and not user:
         return False

@@ -1,4 +1,4 @@
-"""Questions that are answered in a thread, many at a time."""
+"""Calls of a function in a thread, for batches of questions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ A = TypeVar("A")
 
 
 class TooManyWaitingError(Exception):
-    """More questions wait for their answer than are kept."""
+    """The queue of waiting questions is full."""
 
 
 class Batches(Generic[Q, A]):
-    """A function that answers many questions at once, called in a thread of its own.
+    """Calls a function that answers many questions at once, in one separate thread.
 
-    What is asked while a call runs goes with the next one, unless nobody waits for the answer any more. At most
-    ``most`` questions go with one call, and at most ``waiting`` wait.
+    Questions that arrive during a call form the next batch, except cancelled ones. A batch has at most ``most``
+    questions, and at most ``waiting`` questions wait.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Batches(Generic[Q, A]):
         return await asyncio.gather(*futures)
 
     def _wanted(self) -> bool:
-        """Forget the questions whose askers have gone; return whether there are others."""
+        """Drop cancelled questions; return whether others are left."""
         self._questions = [one for one in self._questions if not one[1].cancelled()]
         return bool(self._questions)
 
@@ -59,7 +59,7 @@ class Batches(Generic[Q, A]):
                 taken, self._questions = self._questions[: self._most], self._questions[self._most :]
                 try:
                     answers = await loop.run_in_executor(self._thread, self._answer, [one for one, _ in taken])
-                except Exception as error:  # noqa: BLE001 - it goes to those who asked
+                except Exception as error:  # noqa: BLE001 - it is raised in the callers
                     for _, future in taken:
                         if not future.done():
                             future.set_exception(error)
@@ -70,11 +70,11 @@ class Batches(Generic[Q, A]):
         finally:
             self._task = None
             for _, future in taken + self._questions:
-                future.cancel()  # does nothing to those that were answered
+                future.cancel()  # no effect on answered questions
             self._questions = []
 
     def end(self) -> None:
-        """Cancel the questions that wait; the thread ends when its call is over."""
+        """Cancel waiting questions; the thread ends after its current call."""
         if self._task is not None:
             self._task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -84,6 +84,6 @@ class Batches(Generic[Q, A]):
         self._thread.shutdown(wait=True)
 
     def close(self) -> None:
-        """`end`, then `join`."""
+        """Call `end`, then `join`."""
         self.end()
         self.join()

@@ -1,8 +1,8 @@
-"""How long whoever has shown wrong passwords has to wait before another one of its is checked.
+"""Pauses between password checks after failed logins, against guessing.
 
-An address that guesses has to pause, longer from one wrong password to the next, and so does each address that has
-failed lately and tries a user at whom many have failed. A user at whom others guess gets in without a pause from an
-address that hasn't failed. Failures are forgotten with time, and at once by a right password.
+An address with many failures has to pause, longer after each one. An address with a recent failure also has to pause if
+the user has many failures. From an address without failures a user can always log in without a pause, even while other
+addresses guess the user's password. Failures decay with time, and a correct password clears them.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from collections.abc import Callable
 __all__ = ["FailedLogins"]
 
 _FREE = 10
-"""Failures without a pause."""
+"""Number of failures that cause no pause."""
 _FIRST, _LONGEST = 0.05, 1.0
-"""Seconds of the pause after the first failure that isn't free, and of the longest pause; each is twice the one before.
-Others may come from the same address, so no pause is long."""
+"""Seconds of the first and of the longest pause; each pause is twice the previous one. Other users may share the
+address, so no pause is long."""
 _HALVED = 60.0
-"""Seconds in which half of the failures are forgotten."""
+"""The half-life of the number of failures, in seconds."""
 _KEPT = 10_000
-"""Addresses, and users, whose failures are remembered; those that failed least lately are forgotten."""
+"""Most addresses, and most users, whose failures are stored; the one with the oldest last failure is evicted."""
 
 
 class _Failures:
-    """The failures by key, of a bounded number of keys, which are short."""
+    """The numbers of failures by key, for a bounded number of short keys."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._found: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """How many failures there were at the time of the last one, and that time."""
+        """The decayed number of failures at the time of the last failure, and that time."""
 
     def count(self, key: str) -> float:
-        """Return how many failures are not forgotten."""
+        """Return the decayed number of failures."""
         number, last = self._found.get(key, (0.0, 0.0))
         return number * math.exp2((last - self._now()) / _HALVED) if number else 0.0
 
     def pause(self, key: str) -> float:
-        """Return the seconds that are left of the pause after the last failure; 0 or less: none."""
+        """Return the remaining seconds of the pause after the last failure; 0 or less: none."""
         number, last = self._found.get(key, (0.0, 0.0))
         if number <= _FREE:
             return 0.0
@@ -57,20 +57,20 @@ class _Failures:
 
 
 class FailedLogins:
-    """What is remembered of wrong passwords, by texts of a bounded size that stand for users. Used in one thread."""
+    """The failed logins by address and user. Not thread-safe; users are given by strings of bounded size."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """``now`` returns seconds that never go back."""
+        """``now`` returns a monotonic time in seconds."""
         self._addresses, self._users = _Failures(now), _Failures(now)
 
     def pause(self, address: str, user: str) -> float:
-        """Return for how many seconds no password for a user may be checked for an address; 0 or less: for none."""
+        """Return the seconds for which an address may not check a user's password; 0 or less: none."""
         if self._addresses.count(address) < 0.5:
             return 0.0
         return max(self._addresses.pause(address), self._users.pause(user))
 
     def note(self, address: str, user: str, *, right: bool) -> None:
-        """Note whether a password was right."""
+        """Record whether a password was correct."""
         for failures, key in ((self._addresses, address), (self._users, user)):
             if right:
                 failures.forget(key)

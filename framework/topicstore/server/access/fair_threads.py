@@ -1,8 +1,8 @@
-"""Threads that work for many addresses by turns, so that no address can keep the others waiting.
+"""A thread pool that serves addresses by turns, so that no address can starve others.
 
-Each address has a queue of its own, within which each user has a turn, too. So a call of an address that asks for
-nothing else waits for one call of each other address at most, besides those that are under way. Queues are bounded, for
-an address and in all; where all are full, a call of the longest queue gives way to one of a shorter one.
+Each address has its own queue, in which users have turns, too. So the only call of an address waits at most for one
+call of each other address, besides running calls. Queues are bounded, for each address and in total. If the total is
+reached, a new call of a shorter queue replaces the last call of the longest queue.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """More calls wait than are kept, of the address or in all."""
+    """The queue of the address, or all queues together, are full."""
 
 
 class _Job(Generic[T]):
-    """A call that waits for its turn."""
+    """A waiting call."""
 
     __slots__ = ("call", "done")
 
@@ -43,7 +43,7 @@ class _Queue:
 
 
 class FairThreads:
-    """Threads that make calls by turns. Used in one event loop."""
+    """A thread pool with a queue for each address. Used in one event loop."""
 
     def __init__(
         self,
@@ -54,28 +54,28 @@ class FairThreads:
         each: int,
         most: int,
     ) -> None:
-        """Take the bounds of the queues. Users are told by texts of a bounded size.
+        """Create a pool of ``threads`` threads. Users are given by strings of bounded size.
 
-        paused: returns for how many seconds no call of an address for a user may begin, 0 for none.
-        each:   how many calls of an address may wait.
-        most:   how many calls may wait in all.
+        paused: returns the seconds for which no call of an address for a user may begin, 0 for none.
+        each:   most waiting calls of an address.
+        most:   most waiting calls in total.
         """
         self._threads = ThreadPoolExecutor(threads, name)
         self._free, self._paused, self._each, self._most = threads, paused, each, most
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
-        """The addresses for which calls wait, in the order of their turns."""
+        """The addresses with waiting calls, in the order of their turns."""
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
     async def run(self, address: str, user: str, call: Callable[[], T]) -> T:
-        """Make a call in a thread when it is its turn, and return what it returns, or raise what it raises.
+        """Run a function in a thread when its turn comes; return its result, or raise its exception.
 
-        If the caller is cancelled, a call that waits isn't made. Raises `BusyError`, also after `end`.
+        If the caller is cancelled while it waits, the function isn't called. Raises `BusyError`, also after `end`.
         """
         job: _Job[T] = _Job(call, asyncio.get_running_loop().create_future())
         self._put(address, user, job)
-        if self._timer is None or self._paused(address, user) <= 0:  # else all that waits pauses until then
+        if self._timer is None or self._paused(address, user) <= 0:  # else all waiting calls pause until the timer
             self._begin()
         try:
             return await job.done
@@ -97,7 +97,7 @@ class FairThreads:
         self._waiting += 1
 
     def _make_room(self, length: int) -> None:
-        """Refuse the call that came last of those of the address that has most, if it has more than another has."""
+        """Refuse the last call of the longest queue, or the new call if its queue would be as long."""
         address, longest = max(self._queues.items(), key=lambda item: item[1].length)
         if longest.length <= length + 1:
             raise BusyError(f"{self._waiting:,} calls wait")
@@ -108,7 +108,7 @@ class FairThreads:
             job.done.set_exception(BusyError(f"{longest.length:,} calls of {address} wait"))
 
     def _remove(self, address: str, user: str, job: _Job[Any]) -> None:
-        """Remove a call, if it waits."""
+        """Remove a call if it is still waiting."""
         queue = self._queues.get(address)
         jobs = None if queue is None else queue.users.get(user)
         if queue is None or jobs is None or job not in jobs:
@@ -122,7 +122,7 @@ class FairThreads:
             del self._queues[address]
 
     def _begin(self) -> None:
-        """Begin as many calls as there are free threads, except those of addresses and users that pause."""
+        """Begin calls while there are free threads, except calls of addresses and users that pause."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,7 +141,7 @@ class FairThreads:
             made.add_done_callback(partial(self._over, job))
 
     def _next(self) -> tuple[str, str, float]:
-        """Return the address and user whose turn it is, with the seconds until then: 0, unless all of them pause."""
+        """Return the address and user that are next, and the seconds until then: 0, unless all of them pause."""
         best = ("", "", float("inf"))
         for address, queue in self._queues.items():
             for user in queue.users:
@@ -152,7 +152,7 @@ class FairThreads:
         return best
 
     def _over(self, job: _Job[Any], made: asyncio.Future[Any]) -> None:
-        """Hand on what a call returned or raised; whoever asked may have gone meanwhile. The thread is free again."""
+        """Pass on a call's result or exception, unless its caller was cancelled, and release the thread."""
         self._free += 1
         if made.cancelled():
             job.done.cancel()
@@ -165,7 +165,7 @@ class FairThreads:
             self._begin()
 
     def end(self) -> None:
-        """Cancel the calls that wait; the threads end when theirs are over."""
+        """Cancel waiting calls; the threads end after their current calls."""
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The hooks of plugins that say who a client is and what it may do."""
+"""The plugin hooks for authentication and authorization."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["AccessHooks"]
 
 
 class AccessHooks:
-    """The plugins that a server's settings name, the first asked first. Called in threads of their own."""
+    """The plugins that a server's settings name, called in that order. Called in separate threads."""
 
     def __init__(self, plugins: Sequence[tuple[str, Any]], hook: str) -> None:
-        """Take plugins by name and object. Raises `PluginError` if one of them hasn't the hook."""
+        """Register plugins, given by name and object. Raises `PluginError` if a plugin doesn't implement the hook."""
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self._names = ", ".join(name for name, _ in plugins)
-        for name, plugin in reversed(plugins):  # pluggy calls the plugin that was registered last first
+        for name, plugin in reversed(plugins):  # pluggy calls plugins in the reverse order
             self._manager.register(plugin, name)
         implemented = {one.plugin_name for one in getattr(self._manager.hook, hook).get_hookimpls()}
         for name, _ in plugins:
@@ -32,17 +32,17 @@ class AccessHooks:
 
     @classmethod
     def installed(cls, names: Sequence[str], hook: str) -> AccessHooks:
-        """Take installed plugins. Raises `UnknownPluginError` and `PluginError`."""
+        """Load installed plugins by name. Raises `UnknownPluginError` and `PluginError`."""
         return cls([(name, registry().wrapper(name)) for name in names], hook)
 
     def authenticate(self, clients: Sequence[Credentials]) -> list[str | bool | None]:
-        """Return for each client the name that a plugin gave it, False if one refused it, None if none spoke of it."""
+        """Return for each client the first plugin's answer: a user name, or False to refuse; None without an answer."""
         request = AuthenticationRequest(clients=tuple(clients))
         answers = self._manager.hook.topicstore_authenticate(request=request)
         return [_first(row, (str,)) for row in self._rows(answers, len(clients), "topicstore_authenticate")]
 
     def authorize(self, questions: Sequence[Question]) -> list[bool | None]:
-        """Return for each question what the first plugin says that speaks of it, None if none does."""
+        """Return for each question the first plugin's answer: allowed or not; None without an answer."""
         request = AuthorizationRequest(questions=tuple(questions))
         answers = self._manager.hook.topicstore_authorize(request=request)
         return [_first(row, (bool,)) for row in self._rows(answers, len(questions), "topicstore_authorize")]
@@ -55,7 +55,7 @@ class AccessHooks:
 
 
 def _first(row: tuple[Any, ...], kinds: tuple[type, ...]) -> Any:
-    """Return the first answer that says something. A wrong kind is an error: it must not count as a yes."""
+    """Return the first answer that is not None. A wrong type is an error, so that it can't allow anything."""
     for answer in row:
         if answer is None:
             continue

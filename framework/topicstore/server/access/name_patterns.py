@@ -1,7 +1,7 @@
 """Patterns of user names and client ids: ``*`` stands for any text, and in client ids ``%u`` for the user's name.
 
-A name is matched in linear time, because clients choose it: the texts between ``*`` are looked for in their order, each
-at the first place where it stands. No later place can do better, and so nothing is tried twice.
+Names are matched in linear time, because clients choose them: the texts between ``*`` are searched in order, each at
+its first occurrence. A later occurrence can't match better, so there is no backtracking.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class NamePattern:
         self._parts = tuple(text.split("*"))
 
     def matches(self, name: str) -> bool:
-        """Return whether the whole of a name matches."""
+        """Return whether the whole name matches."""
         return _match(self._parts, name)
 
 
 class ClientIdPatterns:
-    """Patterns of client ids, which may bind a client id to a user by ``%u``.
+    """Patterns of client ids, in which ``%u`` can bind a client id to a user.
 
-    A client id is bound to one user at most. Therefore ``%u`` isn't followed by ``*``, and a user whose name contains
-    the character that follows it in one of the patterns is in none: by ``%u-*`` the client id ``ann-b-1`` would be of
-    both ``ann`` and ``ann-b``. A ``*`` in a user's name is a character like any other.
+    A client id is bound to at most one user. Therefore ``*`` may not follow ``%u``. Patterns with ``%u`` also don't
+    apply to users whose names contain the character after ``%u`` in a pattern: with ``%u-*`` the client id ``ann-b-1``
+    would belong to both ``ann`` and ``ann-b``. A ``*`` in a user's name has no special meaning.
     """
 
     __slots__ = ("_delimiters", "_free", "_named")
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Raise ValueError for a pattern whose ``%u`` could mean two users."""
+        """Parse patterns. Raises ValueError if a client id could be bound to two users."""
         named = [text.split(_USER) for text in texts if _USER in text]
         for before, after, *more in named:
             text = _USER.join((before, after, *more))
@@ -50,9 +50,9 @@ class ClientIdPatterns:
         self._delimiters = frozenset(after[:1] for _, after in named) - {""}
 
     def match(self, client_id: str, user: str | None, *, mistakable: bool = False) -> bool:
-        """Return whether a client id is one of a user's, or matches a pattern without ``%u``; None is anonymous.
+        """Return whether a client id is allowed to a user, or matches a pattern without ``%u``; None is anonymous.
 
-        ``mistakable``: also if the user's name is such that the client id could be another user's.
+        ``mistakable``: also match users whose names make the client id ambiguous, as rules that deny must.
         """
         if any(pattern.matches(client_id) for pattern in self._free):
             return True
@@ -62,14 +62,14 @@ class ClientIdPatterns:
 
 
 def _check_apart(beginnings: Iterable[str]) -> None:
-    """Raise ValueError if one of the texts before ``%u`` begins with another one."""
+    """Raise ValueError if a text before ``%u`` is a prefix of another one."""
     for one, following in itertools.pairwise(sorted(beginnings)):
         if following.startswith(one):
             raise ValueError(f"'{one}%u' and '{following}%u' can mean two users by the same client id")
 
 
 def _match(parts: Sequence[str], name: str) -> bool:
-    """Return whether a name consists of parts with any text between each two of them."""
+    """Return whether a name consists of the parts in order, with any text between two parts."""
     first, *between = parts
     if not between:
         return name == first

@@ -1,4 +1,4 @@
-"""Checking passwords for many clients: by turns in threads, and those that were right lately without hashing again."""
+"""Password checks for many clients, in threads by turns, with a cache of recent correct passwords."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ __all__ = ["PasswordCheck"]
 
 _REMEMBERED = 10_000
 _EACH, _MOST = 500, 2_000
-"""How many passwords of an address, and in all, wait to be checked. Behind a proxy all clients have one address."""
+"""Most waiting checks of an address, and in total. Behind a proxy all clients have the same address."""
 _THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 Users = dict[str, str]
 
 
 class PasswordCheck:
-    """The passwords of a file, which may be changed at any time. Called in the event loop.
+    """Checks passwords against a file, which may be replaced at any time. Used in the event loop.
 
-    What is remembered of a password that was right is its hash under a key that only this process has ever had.
+    The cache stores a correct password only as a keyed hash, whose random key exists only in this process.
     """
 
     def __init__(self, file: PasswordFile, failed: FailedLogins | None = None) -> None:
-        """Read the file. Raises `PasswordFileError`. ``failed`` is what is remembered of wrong passwords."""
+        """Read the file. Raises `PasswordFileError`. ``failed`` has the failed logins; by default none."""
         self._file = file
         self._users = Watched(file, file.read)
         self._users.reread()
         self._key = os.urandom(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._right_of: Users | None = None
-        """The users of whom `_right` remembers passwords."""
+        """The file's content for which `_right` is valid."""
         self._failed = failed if failed is not None else FailedLogins()
         self._threads = FairThreads(_THREADS, "topicstore-passwords", paused=self._failed.pause, each=_EACH, most=_MOST)
 
     async def matches(self, name: str, password: bytes, address: str = "") -> bool:
-        """Return whether a user has a password. ``address`` is of whoever asks: addresses have turns.
+        """Return whether a user's password is correct. Addresses of clients have turns.
 
-        A file that can't be read any more, or is damaged, is logged, and what it said before counts. Raises
-        `PasswordFileError` if the file has gone, and `BusyError` if too many passwords of the address, or in all, wait
-        to be checked.
+        If the file can't be read or is invalid, that is logged, and its last valid content stays in force. Raises
+        `PasswordFileError` if the file doesn't exist, and `BusyError` if too many checks of the address, or in total,
+        wait.
         """
         mark = self._mark(name, password)
-        if mark in self._right and self._right_of is self._users.unchanged():  # a look at the file takes microseconds
+        if mark in self._right and self._right_of is self._users.unchanged():  # checking the file takes microseconds
             self._right.move_to_end(mark)
             return True
-        user = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()  # the name itself may have 64 kB
+        user = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()  # a name can have 64 KiB
         users, right = await self._threads.run(address, user, partial(self._check, name, password))
         self._failed.note(address, user, right=right)
         if right and users is self._users.last:
@@ -65,12 +65,12 @@ class PasswordCheck:
         return right
 
     def _check(self, name: str, password: bytes) -> tuple[Users, bool]:
-        """Return what the file says, and whether the password is right by it. Runs in a thread."""
+        """Return the file's users, and whether the password is correct. Runs in a thread."""
         users = self._users.now()
         return users, self._file.matches(users.get(name), password)
 
     def reread(self) -> None:
-        """Read the file if it was replaced. Raises `PasswordFileError`; then what it said before counts."""
+        """Read the file again. Raises `PasswordFileError`; then its last valid content stays in force."""
         self._users.reread()
 
     def _mark(self, name: str, password: bytes) -> bytes:
@@ -78,7 +78,7 @@ class PasswordCheck:
         return hashlib.blake2b(len(text).to_bytes(4) + text + password, key=self._key, digest_size=32).digest()
 
     def end(self) -> None:
-        """Cancel the checks that wait; the threads end when theirs are over."""
+        """Cancel waiting checks; the threads end after their current checks."""
         self._threads.end()
 
     def join(self) -> None:
@@ -86,6 +86,6 @@ class PasswordCheck:
         self._threads.join()
 
     def close(self) -> None:
-        """`end`, then `join`."""
+        """Call `end`, then `join`."""
         self.end()
         self.join()

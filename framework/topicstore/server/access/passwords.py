@@ -1,7 +1,7 @@
-"""The file of users and their passwords' hashes.
+"""The file of users and password hashes.
 
-A line a user, ``name:hash``, the hash by argon2id (RFC 9106) in the form that says its own parameters; empty lines and
-lines that begin with ``#`` are passed over. The file is replaced as a whole, so whoever reads it sees one state of it.
+Each line has one user, ``name:hash``, with an argon2id hash (RFC 9106) in the PHC string format, which includes the
+parameters. Empty lines and lines that begin with ``#`` are ignored. The file is replaced atomically.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topicstore.server.replaced_file import ReplacedFile, Signature
 __all__ = ["PasswordFile", "PasswordFileError"]
 
 _LONGEST_PASSWORD = 65_535
-"""Bytes of a password that MQTT can carry (MQTT 5, section 1.5.6)."""
+"""Most bytes of a password in MQTT (MQTT 5, section 1.5.6)."""
 
 
 class PasswordFileError(InvalidArgumentError):
@@ -25,7 +25,7 @@ class PasswordFileError(InvalidArgumentError):
 
 
 class PasswordFile:
-    """The file. Everything here waits for the disk or computes for tens of milliseconds; call it in a thread."""
+    """The file of users. All methods use the disk or compute for tens of milliseconds: call them in a thread."""
 
     def __init__(self, path: Path, hasher: argon2.PasswordHasher | None = None) -> None:
         self.path = path
@@ -34,11 +34,11 @@ class PasswordFile:
         self._nobody: str | None = None
 
     def signature(self) -> Signature:
-        """Return what changes when the file is replaced. Raises `PasswordFileError`."""
+        """Return values that differ after any change of the file. Raises `PasswordFileError`."""
         return self._file.signature()
 
     def read(self) -> dict[str, str]:
-        """Return the hashes by user name. Raises `PasswordFileError`, with the number of a line that is wrong."""
+        """Return the hashes by user name. Raises `PasswordFileError`, with the number of an invalid line."""
         users: dict[str, str] = {}
         for number, line in self._file.lines():
             name, colon, stored = line.rpartition(":")
@@ -54,7 +54,7 @@ class PasswordFile:
         return sorted(self.read())
 
     def matches(self, stored: str | None, password: bytes) -> bool:
-        """Return whether a password is the one of a hash. None, for nobody's hash, takes as long and is False."""
+        """Return whether a password matches a hash. For an unknown user (None), return False after the same time."""
         if stored is None:
             if self._nobody is None:
                 self._nobody = self._hasher.hash(os.urandom(16))
@@ -69,7 +69,7 @@ class PasswordFile:
             raise PasswordFileError(f"{self.path}: a hash can't be verified: {bad}") from bad
 
     def put(self, name: str, password: bytes) -> bool:
-        """Set a user's password; make the file if there is none. Return whether the user is new.
+        """Set a user's password; create the file if there is none. Return whether the user is new.
 
         Raises `PasswordFileError`.
         """
@@ -101,7 +101,7 @@ class PasswordFile:
         self._file.change(change, missing_ok=False)
 
     def _check(self, lines: list[str]) -> None:
-        """Leave a file alone that is no file of users."""
+        """Raise `PasswordFileError` if the existing file is not a file of users."""
         if lines:
             self.read()
 

@@ -1,4 +1,4 @@
-"""What one connection may do; what was decided is kept as long as it lasts."""
+"""The permissions of one connection, with a cache of decisions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .batches import Batches
 __all__ = ["Permissions"]
 
 _REMEMBERED, _BYTES = 256, 256 << 10
-"""Decisions that a connection keeps of each action."""
+"""Most cached decisions of each action, and most characters of their topics."""
 _UNUSED = 256
-"""Answers of plugins about messages that are kept until they are used: twice what is asked for at a time."""
+"""Answers of plugins about messages that are kept until used: twice the number in one call."""
 _TOPICS = 1_024
-"""Decisions that a connection keeps of what the client may be sent."""
+"""Most cached decisions about messages to the client."""
 
 _log = logging.getLogger("topicstore.server.access")
 
@@ -50,19 +50,19 @@ class Permissions:
         self._subscribe: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
         self._unanswered: set[str] = set()
         self.unrestricted = plugins is None and rules.everything
-        """Whether nothing has to be asked."""
+        """Whether the client may do everything, so that no checks are needed."""
         self.reads_everything = plugins is None and rules.reads_everything
-        """Whether every message may go to the client."""
+        """Whether the client may receive every message."""
         self._received: BoundedCache[str, bool] = BoundedCache(_TOPICS, _BYTES)
-        """By topic, whether its messages may go to the client. Used in any thread."""
+        """By topic, whether the client may receive its messages. Thread-safe."""
         self._answered: dict[str, bool] = {}
-        """Answers of plugins about messages, until all that belong together are there: `_received` may not keep them.
-        There are at most `_UNUSED`, and those of one call more."""
+        """Answers of plugins about messages, until all answers for one delivery are there: `_received` may evict them.
+        There are at most `_UNUSED`, plus those of one call."""
 
     def decided(self, action: Action, topic: str) -> bool | None:
         """Return whether the client may publish to a topic or subscribe to a filter; None if plugins must be asked.
 
-        Never waits. A filter that is none is not allowed.
+        Never blocks. An invalid filter is not allowed.
         """
         if self.unrestricted:
             return True
@@ -77,10 +77,10 @@ class Permissions:
         return found
 
     async def decide(self, action: Action, topics: Sequence[str]) -> list[bool | None]:
-        """Return `decided` for each topic, after asking plugins where that says None.
+        """Return for each topic whether the action is allowed, after asking plugins if necessary.
 
-        If a plugin fails, that is logged, and the answer is still None: nothing is allowed by it. It is not kept, but
-        for a topic to publish to, the next `decided` says no.
+        If a plugin fails, that is logged, and the answer is None, which allows nothing and is not cached. For
+        publishes, only the next `decided` of the topic is False.
         """
         found = {topic: self.decided(action, topic) for topic in topics}
         asked = [topic for topic, decision in found.items() if decision is None]
@@ -104,9 +104,9 @@ class Permissions:
         return [found[topic] for topic in topics]
 
     def received(self, topics: Sequence[str]) -> list[bool | None]:
-        """Return for each topic whether its messages may go to the client; None if plugins must be asked.
+        """Return for each topic whether the client may receive its messages; None if plugins must be asked.
 
-        Never waits. May be called in any thread, though in one at a time.
+        Never blocks. May be called in any thread, but not in several at the same time.
         """
         found = list(map(self._received.get, topics))
         if None in found:
@@ -122,9 +122,9 @@ class Permissions:
         return found
 
     async def ask_received(self, topics: Sequence[str]) -> None:
-        """Ask plugins what `received` says None of. Raises what they raise, and `TooManyWaitingError`.
+        """Ask plugins about topics for which `received` returned None.
 
-        They are asked as about a subscription of just that topic.
+        Plugins are asked about a subscription to exactly that topic. Raises what they raise, and `TooManyWaitingError`.
         """
         if self._plugins is not None:
             answers = await self._plugins.ask(
@@ -135,7 +135,7 @@ class Permissions:
                 for topic, answer in zip(topics, answers, strict=True)
             }
             before = self._answered if len(self._answered) <= _UNUSED else {}
-            self._answered = before | found  # messages that are sent together may need the answers of several calls
+            self._answered = before | found  # one delivery may need the answers of several calls
 
     def _listed(self, action: Action, topic: str) -> bool:
         if action == "publish":

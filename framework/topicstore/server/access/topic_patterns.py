@@ -1,7 +1,7 @@
-"""Topic filters of access rules: which topics one matches, and which filters lie wholly within it.
+"""Topic filters of access rules: matching of topics, and coverage of other filters.
 
-``+`` and ``#`` mean what they mean in subscriptions (MQTT 5, section 4.7), also that they don't match a first level
-that begins with ``$``. Names that were put in place of ``%u`` and ``%c`` are literal, whatever they contain.
+``+`` and ``#`` match as in subscriptions (MQTT 5, section 4.7), so they don't match a first level that begins with
+``$``. Names inserted for ``%u`` and ``%c`` are literal, also if they contain wildcards.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ __all__ = ["TopicPattern"]
 
 
 class TopicPattern:
-    """A topic filter of a rule, with a client's names in it."""
+    """A topic filter of a rule, with a client's names inserted."""
 
     __slots__ = ("_levels", "_open_ended")
 
     def __init__(self, text: str, user: str | None, client_id: str) -> None:
-        """Put names in place of ``%u`` and ``%c``. ``text`` is a valid filter; without a user it has no ``%u``."""
+        """Replace ``%u`` and ``%c`` by names. ``text`` is a valid filter; without a user it has no ``%u``."""
         levels = text.split("/")
         self._open_ended = levels[-1] == "#"
         if self._open_ended:
@@ -31,7 +31,7 @@ class TopicPattern:
                 self._levels += named.split("/")
 
     def matches(self, topic: str) -> bool:
-        """Return whether a topic to which somebody publishes, or of a message, matches."""
+        """Return whether a topic name matches."""
         mine, theirs = self._levels, topic.split("/")
         if len(theirs) != len(mine) and not (self._open_ended and len(theirs) > len(mine)):
             return False
@@ -40,7 +40,7 @@ class TopicPattern:
         return all(a is None or a == b for a, b in zip(mine, theirs, strict=False))
 
     def covers(self, topic_filter: TopicFilter) -> bool:
-        """Return whether every topic that a filter matches matches this one."""
+        """Return whether this filter matches every topic that another filter matches."""
         theirs = topic_filter.levels
         their_end = theirs[-1] == "#"
         if their_end:
@@ -53,11 +53,11 @@ class TopicPattern:
             return False
         if theirs and theirs[0][:1] == "$" and (not mine or mine[0] is None):
             return False
-        # A wildcard of theirs isn't in `mine` as a literal but by a client's name, and then no topic matches it.
+        # A literal wildcard in `mine` can only come from a client's name, and must not equal a wildcard in `theirs`.
         return all(a is None or (a == b and b != "+") for a, b in zip(mine, theirs, strict=False))
 
 
 def _with_names(level: str, user: str, client_id: str) -> str:
-    """Replace each placeholder once: a name may itself contain ``%c``."""
+    """Replace placeholders; placeholders within the inserted names are not replaced."""
     parts = level.split("%u")
     return user.join(part.replace("%c", client_id) for part in parts)

@@ -1,1 +1,1 @@
-"""The server's commands, which the program ``topicstore`` finds by its entry-point group ``topicstore.commands``."""
+"""The server's commands, which the program ``topicstore`` loads by the entry-point group ``topicstore.commands``."""

@@ -57,7 +57,7 @@ def check(file: Path | None, path: Path | None) -> None:
 
 
 def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:
-    """Yield what a start changes in the database of a storage. Raises `SettingsError` for what it can't change."""
+    """Yield a line for each change of a storage's database at a start. Raises `SettingsError` for fixed settings."""
     import topicstore
     from topicstore.server.retaining import changed_limits, missing_rules
     from topicstore.server.settings import MESSAGES
@@ -89,7 +89,7 @@ def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path:
 
 
 def _written(limit: Any) -> str:
-    """Return a limit of retention as the settings write it."""
+    """Return a retention limit in the notation of the settings."""
     from topicstore.server.quantities import Duration, Size
 
     if limit is None:

@@ -1,4 +1,4 @@
-"""Whether what the server needs is installed: it is an extra of the distribution, its commands are always there."""
+"""A check that the server's libraries are installed: they are an optional extra, but the commands always exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS = (
 
 
 def check_installed() -> None:
-    """Raise `click.UsageError`, with the command that helps, if a library is missing."""
+    """Raise `click.UsageError`, with the command that installs them, if libraries are missing."""
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise click.UsageError(f'the server needs {", ".join(missing)}: pip install "topicstore[server]"')

@@ -84,7 +84,7 @@ def serve(
 
 
 def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tuple[str, ...]) -> ServerSettings:
-    """Return settings with what the command line says in its place."""
+    """Return settings in which the options of the command line override the file."""
     from topicstore.server.settings import HttpSettings
 
     if listen:
@@ -150,10 +150,10 @@ def _run(
 
     with ExitStack() as entered:
         entered.enter_context(logging_to(settings.log))
-        raise_limit()  # before engines have files open
+        raise_limit()  # before engines open files
         reserved = entered.enter_context(Reserved(settings))
         if any(read_manifest(directory) is None for _, _, directory in places(settings, path)):
-            check_files(settings)  # before a database is created that the server can't serve
+            check_files(settings)  # before a database is created for a server that can't start
         if signals.ended:
             return
         storages = entered.enter_context(opened(settings, path))
@@ -178,7 +178,7 @@ def _run(
                 )
             try:
                 click.echo(text)
-            except BrokenPipeError:  # no reason to end: clients are served all the same
+            except BrokenPipeError:  # the server still serves clients
                 _log.warning("what is said to whoever started the server can't be written: nobody reads it")
             readiness.notify("READY=1")
 
@@ -191,7 +191,7 @@ def _run(
 
 
 def _loop_factory() -> Any:
-    """Return what makes the quickest event loop that is installed; None for asyncio's own."""
+    """Return uvloop's loop factory if uvloop is installed; None for asyncio's event loop."""
     try:
         import uvloop
     except ImportError:

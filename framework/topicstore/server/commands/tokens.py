@@ -84,5 +84,5 @@ def _tokens(path: Path | None, config: Path | None) -> Tokens:
         directory = directory or settings.messages.data_dir
     directory = directory or _DIRECTORY
     if named is None:
-        existing_manifest(directory)  # a file in an empty directory would keep a database from being made there
+        existing_manifest(directory)  # a file in an empty directory would prevent creating a database there
     return Tokens(token_file(named, directory))

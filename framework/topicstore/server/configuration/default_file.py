@@ -1,4 +1,4 @@
-"""The commented file of all settings."""
+"""The generator of the commented default settings file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["default_file"]
 
 _WIDTH = 100
 _EXAMPLES: dict[type, str] = {Path: "FILE", Duration: "1h", Period: "30d", Size: "8MB", Quota: "100GB"}
-"""What stands in the default file for a setting that has no default."""
+"""Example values, by type, for settings without a default."""
 _OWN_EXAMPLES: dict[str, Any] = {
     "backend": "rocksdb",
     "batch_size": 500,
@@ -34,14 +34,14 @@ _OWN_EXAMPLES: dict[str, Any] = {
     "topics": ["sensors/%u/#"],
     "zone": "NAME",
 }
-"""The same for some settings, whatever their types."""
+"""Example values for single settings, which take precedence."""
 
 
 def default_file() -> str:
-    """Return the commented file of the settings that a server without a file has.
+    """Return a settings file with the settings of a server without a file, and with comments.
 
-    Comments begin with ``# ``. A ``#`` without a space stands before a setting that isn't set, with an example. Without
-    all of these the file could be read too.
+    Comments begin with ``# ``. Settings without a default are commented out by ``#`` without a space, with an example
+    value. The file stays valid if each such ``#`` is removed.
     """
     settings = read_settings(None, {})
     lines = [
@@ -57,7 +57,7 @@ def default_file() -> str:
 
 
 def _table(cls: type, value: Any, place: tuple[str, ...], *, active: bool, header: str = "[{}]") -> Iterator[str]:
-    """Yield the lines of a table; one that isn't ``active`` is commented out."""
+    """Yield the lines of a table; unless ``active``, they are commented out."""
     mark, docs = "" if active else "#", about_settings(cls)
     if place:
         yield ""
@@ -83,7 +83,7 @@ def _table(cls: type, value: Any, place: tuple[str, ...], *, active: bool, heade
 def _tables_of(
     field: msgspec.structs.FieldInfo, found: Any, place: tuple[str, ...]
 ) -> list[tuple[type, Any, tuple[str, ...], str]] | None:
-    """Return the tables of a field, each with its class, value, place and form of header; None if it has none."""
+    """Return the tables of a field, each with class, value, keys and header format; None if it has none."""
     at = (*place, field.name)
     for kind in _kinds(field.type):
         if isinstance(kind, inspect.StructType):

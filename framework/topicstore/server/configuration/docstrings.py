@@ -1,4 +1,4 @@
-"""What the docstrings of the settings' classes say of each table and each setting."""
+"""Descriptions of the settings' tables and keys, read from docstrings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["about_settings", "about_table"]
 
 
 def about_table(cls: type) -> str:
-    """Return what a class says of its table, without the name of the table, which follows."""
+    """Return a class's docstring without the leading name of the table."""
     text = re.sub(r"^(Section|Table|One of) ``[^`]+``[^:;.]*[:;.] *", "", inspect.getdoc(cls) or "")
     return text[:1].upper() + text[1:]
 
 
 @functools.cache
 def about_settings(cls: type) -> Mapping[str, str]:
-    """Return the docstrings of a class's fields."""
+    """Return the docstrings of a class's fields, by field name."""
     [body] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     found = {}
     statements = body.body if isinstance(body, ast.ClassDef) else []

@@ -1,6 +1,7 @@
-"""The JSON Schema of the file of settings, by which editors complete and check it.
+"""The JSON Schema of the settings file, for completion and checks in editors.
 
-It is not msgspec's own, which can't write the defaults of durations and sizes, and allows null, which TOML lacks.
+msgspec's own schema is not used: it can't encode the defaults of durations and sizes, and allows null, which TOML
+lacks.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _TEXTS: dict[type, dict[str, Any]] = {
     Size: {"pattern": _BYTES},
     Quota: {"pattern": f"{_BYTES}|^infinity$"},
 }
-"""How values that TOML doesn't know are written."""
+"""The schemas of types that TOML doesn't have."""
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the file, with what each setting means."""
+    """Return the JSON Schema of the settings file, with a description of each setting."""
     tables: dict[str, Any] = {}
     whole = _schema(inspect.type_info(ServerSettings), tables)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "$defs": tables}
 
 
 def _schema(kind: inspect.Type, tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a type; those of tables are added to ``tables``."""
+    """Return the schema of a type; schemas of tables are added to ``tables``."""
     match kind:
         case inspect.UnionType(types=types):
             found = [_schema(one, tables) for one in types if not isinstance(one, inspect.NoneType)]

@@ -1,4 +1,4 @@
-"""The settings in force, as plain values and as TOML, with where each comes from."""
+"""The settings in force, as plain values and as TOML, with their origins."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _HIDDEN = "***"
 
 
 def shown(settings: ServerSettings) -> dict[str, Any]:
-    """Return settings as plain values, table by table as the file has them; secrets are ``***``."""
+    """Return settings as nested dicts of TOML values; secrets are ``***``."""
     found: dict[str, Any] = plain(settings)
     return found
 
 
 def plain(settings: Any) -> Any:
-    """Return a setting, or a table of them, as plain values, as the file has them; secrets are ``***``."""
+    """Return a setting, or a table of settings, as TOML values; secrets are ``***``."""
     if isinstance(settings, msgspec.Struct):
         settings = msgspec.structs.asdict(settings)
     if isinstance(settings, Mapping):
@@ -45,7 +45,7 @@ def _is_secret(key: str, value: Any) -> bool:
 
 
 def leaves(table: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the places and values of all settings of a document; an empty table is a value too."""
+    """Yield the keys and the value of each setting of a document; an empty table counts as a value."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, (*place, key))
@@ -54,7 +54,7 @@ def leaves(table: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def shown_as_toml(configuration: Configuration) -> str:
-    """Return the settings in force as TOML, each with where it comes from; those that are not set as comments."""
+    """Return the settings in force as TOML, with their origins as comments; unset ones are only comments."""
     document = tomlkit.document()
     _fill(document, shown(configuration.settings), (), configuration)
     return tomlkit.dumps(document)
@@ -78,7 +78,7 @@ def _fill(table: Any, found: Mapping[str, Any], place: tuple[str, ...], configur
 
 
 def _inline(value: Any) -> Any:
-    """Return a value without what is not set, whose tables stand within a line."""
+    """Return a TOML value in which tables are inline, and None values are omitted."""
     if isinstance(value, list):
         array = tomlkit.array()
         for one in value:
@@ -94,6 +94,6 @@ def _inline(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """Return a plain value as TOML, within a line."""
+    """Return a value as TOML in one line."""
     text: str = tomlkit.item(_inline(value)).as_string()
     return text

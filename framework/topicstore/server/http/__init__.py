@@ -1,1 +1,1 @@
-"""The HTTP interface of a server: an ASGI application of Litestar, which uvicorn serves in a thread of its own."""
+"""The HTTP interface of a server: a Litestar application, which uvicorn serves in a separate thread."""

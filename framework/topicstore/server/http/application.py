@@ -1,4 +1,4 @@
-"""The ASGI application: which routes there are, and what all of them have in common."""
+"""The ASGI application: its routes, guards and error handlers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .segments import decoding_names
 __all__ = ["PREFIX", "application"]
 
 PREFIX = "/api/v5"
-"""The beginning of the paths of the interface for programs."""
+"""The path prefix of the API."""
 
 
 def application(context: Context) -> ASGIApp:

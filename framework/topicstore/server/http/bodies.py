@@ -1,4 +1,4 @@
-"""Requests whose bodies are decoded before their handler is called."""
+"""Decoding of request bodies."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["DecodedRequest"]
 
 
 class DecodedRequest(Request[Any, Any, Any]):
-    """A request. JSON and MessagePack that are nested more deeply than can be decoded are the client's mistake."""
+    """A request. A body that is nested too deeply for its decoder is a client error (400)."""
 
     async def body(self) -> bytes:
-        """Return the body without a byte order mark, which RFC 8259 lets readers of JSON ignore; Arrow has none."""
+        """Return the body without a byte order mark, as RFC 8259 permits for JSON; Arrow never begins with one."""
         return without_mark(await super().body())
 
     async def json(self) -> Any:
-        """Return the body, which is JSON. Raises `ClientException`."""
+        """Decode the body as JSON. Raises `ClientException`."""
         try:
             return await super().json()
         except RecursionError as bad:
             raise ClientException(f"the body is nested too deeply: {bad}") from bad
 
     async def msgpack(self) -> Any:
-        """Return the body, which is MessagePack. Raises `ClientException`."""
+        """Decode the body as MessagePack. Raises `ClientException`."""
         try:
             return await super().msgpack()
         except RecursionError as bad:

@@ -1,4 +1,4 @@
-"""The TLS of the HTTP interface, whose certificate can be changed while it serves."""
+"""The TLS certificate of the HTTP interface, which can be replaced while the server runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PEM = re.compile(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----.*?-----END [A-Z0-9 ]*
 
 
 class Certificate:
-    """The files of ``[http.tls]`` as they are now. Raises `ListenError` if they can't be used."""
+    """The certificate and key of ``[http.tls]``, read from their files. Raises `ListenError` if they can't be used."""
 
     def __init__(self, settings: HttpTlsSettings) -> None:
         files = TlsSettings(certificate=settings.certificate, key=settings.key)
@@ -25,15 +25,15 @@ class Certificate:
         except (OSError, ValueError) as bad:
             raise ListenError(f"http: {unusable_files(files, bad)}") from bad
         self.pem: str = own.decode()
-        """The certificate itself as text, without those between it and the authority, which vouch for others too."""
+        """The certificate as PEM, without intermediate certificates, because those also sign other certificates."""
         self.context = self._now
-        """What listens; each connection then gets the certificate that this one has become."""
+        """The context for the listening socket; each new connection uses the current certificate."""
         self.context.sni_callback = self._choose
 
     def become(self, other: Certificate) -> None:
-        """Be another certificate, for connections from now on."""
+        """Use another certificate for new connections."""
         self._now, self.pem = other._now, other.pem
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Give a connection that begins the certificate of now; called with no name too."""
+        """Set the current certificate for a new connection; also called without SNI."""
         connection.context = self._now

@@ -1,4 +1,4 @@
-"""Connections of HTTP clients: uvicorn's, with bounds on their number, on slow clients, and on what all hold."""
+"""HTTP connections of uvicorn, with limits for their number, for slow clients, and for their memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from topicstore.server.memory_budget import MemoryBudget
 __all__ = ["Connection", "connection_of", "connections"]
 
 _CONNECTION = "topicstore.connection"
-"""The extension of a request's scope that has its connection."""
+"""The key of the ASGI scope's extensions under which a request's connection is stored."""
 
 _LEAST = 16 << 10
-"""Bytes of a body that a client sends in each period at least."""
+"""Fewest bytes of a body that a client must send in each period."""
 _STALLED = 10
-"""Periods in which a client may take nothing of a response."""
+"""Number of periods in which a client may read nothing of a response."""
 _MOST_DISCARDED = 16 << 20
-"""Bytes of a body that are still read, and thrown away, after the response; so that the client can read why."""
+"""Most bytes of a body that are read and discarded after an early response, so that the client can read it."""
 
 _log = logging.getLogger("topicstore.server.http")
 
 
 class _Flow(FlowControl):
-    """Counts how often the server has stopped reading: then it isn't the client that is slow."""
+    """Flow control that counts the server's read pauses, in which a client isn't slow."""
 
     pauses = 0
 
@@ -40,9 +40,10 @@ class _Flow(FlowControl):
 
 
 class Connection(H11Protocol):
-    """One connection. Every ``period`` seconds it is looked at, and one whose client makes no progress is broken off.
+    """One HTTP connection. A check every ``period`` seconds closes the connection if its client makes no progress.
 
-    In a period a client must begin a request, or send `_LEAST` bytes of its body, if the server waits for that.
+    While the server waits for the client, the client must begin a request, or send `_LEAST` bytes of its body, in each
+    period.
     """
 
     def __init__(self, *args: Any, most: int, period: float, memory: MemoryBudget, **named: Any) -> None:
@@ -50,21 +51,21 @@ class Connection(H11Protocol):
         self._most, self._period = most, period
         self._memory = memory
         self._body = self._response = 0
-        """Bytes of the request's body that have come, and those that are kept to go on with the response."""
+        """Bytes of the request's body in memory, and bytes that are held for the response."""
         self._counted: object = None
-        """The request to which these belong."""
+        """The request to which `_body` belongs."""
         self.refused = False
-        """Whether a body takes too much memory, so that the request is to be answered with 503."""
+        """Whether the request is to be answered with 503, because its body takes too much memory."""
         self._arrived = self._discarded = self._stalled = 0
         self._discarding: object = None
-        """The request whose body is thrown away; `_discarded` counts the bytes of it."""
+        """The request whose body is discarded; `_discarded` counts the bytes."""
         self._before: tuple[object, ...] = ()
-        """What was seen when the connection was looked at the last time."""
+        """The connection's state at the last check."""
         self._arrived_before = self._waiting_before = 0
         self._look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection, or refuse it if there are too many."""
+        """Accept a new connection, or refuse it with 503 if there are too many."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
         if len(self.connections) > self._most:
@@ -74,14 +75,14 @@ class Connection(H11Protocol):
             self._look = self.loop.call_later(self._period, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Cancel the check, and release the connection's memory."""
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)
         self._hold(0, 0)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came from the client."""
+        """Handle received bytes, and count those of a body in the memory budget."""
         if self.transport.is_closing():
             return
         self._arrived += len(data)
@@ -99,23 +100,23 @@ class Connection(H11Protocol):
             self._hold(self._body + len(data), self._response)
 
     def handle_events(self) -> None:
-        """Have each request know its connection."""
+        """Store this connection in the scope of each new request."""
         super().handle_events()
         if self.cycle is not None:
             extensions: Any = self.cycle.scope.setdefault("extensions", {})
             extensions[_CONNECTION] = self
 
     def on_response_complete(self) -> None:
-        """Release what was held for a request."""
+        """Release the memory of the request."""
         self._hold(0, 0)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Wait for the client to take more; above the bound of memory a connection that waits has to go."""
+        """Wait until the client reads; if the memory budget is exceeded, a waiting connection is ended."""
         super().pause_writing()
         self._memory.make_room()
 
-    # --- the memory that it holds ---
+    # --- the memory budget ---
 
     @property
     def host(self) -> str:
@@ -124,12 +125,12 @@ class Connection(H11Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether the client has gone. May be asked in any thread."""
+        """Whether the client has disconnected. Thread-safe."""
         return self.transport.is_closing()
 
     @property
     def work(self) -> object:
-        """None: how slow a client may be is looked at for each period, by `_check`."""
+        """Always None: `_check` ends slow clients, not the memory budget."""
         return None
 
     @property
@@ -138,16 +139,16 @@ class Connection(H11Protocol):
 
     @property
     def breakable(self) -> bool:
-        """Whether what is held waits for the client: to send the rest of a body, or to take more of a response."""
+        """Whether the server waits for the client to send the rest of a body, or to read more of a response."""
         return self.flow.write_paused or (self._waits_for_body and not self.refused)
 
     def hold_response(self, size: int) -> None:
-        """Note how many bytes are kept to go on with a response. If all hold too much, that may end any connection."""
+        """Set the number of bytes held for a response. If the budget is exceeded, this may end any connection."""
         if not self.gone:
             self._hold(self._body, size)
 
     def break_off(self, why: str) -> None:
-        """Have a request without a whole body answered with 503; end the connection of a client that takes nothing."""
+        """Answer a request with an incomplete body with 503; end the connection of a client that doesn't read."""
         if self.flow.write_paused:
             _log.warning("the connection of %s was ended: %s", self.host, why)
             self.transport.abort()
@@ -162,7 +163,7 @@ class Connection(H11Protocol):
             self._memory.hold(self, body + response)
 
     def _check(self) -> None:
-        """Break the connection off if its client made no progress since the last time; else look again later."""
+        """Close the connection if its client made no progress since the last check; else schedule the next one."""
         if self._too_slow() or self._takes_nothing():
             self.transport.abort()
         else:
@@ -187,16 +188,17 @@ class Connection(H11Protocol):
 
 
 def connection_of(scope: Scope) -> Connection:
-    """Return the connection on which a request has come."""
+    """Return the connection of a request."""
     extensions: Any = scope["extensions"]
     found: Connection = extensions[_CONNECTION]
     return found
 
 
 def connections(most: int, period: float, memory: MemoryBudget) -> type[asyncio.Protocol]:
-    """Return what uvicorn makes connections with.
+    """Return the protocol class for uvicorn.
 
-    There are ``most`` at the same time, each is looked at every ``period`` seconds, and ``memory`` is what all hold.
+    ``most`` is the most connections at the same time, ``period`` the seconds between checks of a connection, and
+    ``memory`` the budget of all connections.
     """
     made: Any = partial(Connection, most=most, period=period, memory=memory)
     return made  # type: ignore[no-any-return]

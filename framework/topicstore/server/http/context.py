@@ -1,4 +1,4 @@
-"""What the handlers of requests share."""
+"""The objects that all request handlers share."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ __all__ = ["Context", "Mqtt", "TheContext"]
 
 
 class Mqtt(Protocol):
-    """The MQTT server beside the HTTP interface, as far as requests ask for it. Called in any thread."""
+    """The part of the MQTT server that request handlers use. Called in any thread."""
 
     @property
     def settings(self) -> ServerSettings:
-        """The settings with which it runs."""
+        """The settings in force."""
 
     @property
     def restricts(self) -> bool:
-        """Whether it has users, plugins or rules, by the settings that hold now."""
+        """Whether the settings in force restrict access by users, plugins or rules."""
 
     @property
     def storages(self) -> Mapping[str, ts.Database]:
-        """The open databases by name; ``messages`` is that of the MQTT clients."""
+        """The open databases by name; ``messages`` is the database of the MQTT clients."""
 
     def reread_soon(self) -> Future[Reloaded]:
-        """Have it read its settings again, and return what changed once it is done."""
+        """Begin to read the settings again; return a future of the changes."""
 
     @property
     def traffic(self) -> Traffic:
-        """What has gone through it."""
+        """Counters of the server's packets and bytes."""
 
     @property
     def budgets(self) -> Mapping[str, MemoryBudget]:
-        """What clients hold of its memory, by what it is."""
+        """The budgets of memory that clients occupy, by purpose."""
 
     @property
     def addresses(self) -> Sequence[str]:
-        """The addresses on which it accepts clients."""
+        """The addresses on which the server accepts clients."""
 
 
 @attrs.frozen(kw_only=True)
 class Context:
-    """Handed to each handler that has a parameter ``context: TheContext``."""
+    """The shared objects, passed to each handler that has a parameter ``context: TheContext``."""
 
     db: ts.Database
     mqtt: Mqtt
     settings: HttpSettings
     tokens: Tokens
     jobs: Jobs
-    """The long work that requests have asked for."""
+    """The long-running jobs that requests have started."""
     sites: Sites
     metrics: Metrics
     threads: FairThreads
     """The threads in which handlers call the database."""
     memory: MemoryBudget
-    """What bodies and responses hold. Used in the event loop of HTTP only."""
+    """The memory of bodies and responses. Used in the event loop of HTTP only."""
     stopping: threading.Event
-    """Set when the server ends; who streams without an end looks at it."""
+    """Set when the server begins to stop; handlers with endless responses check it."""
     on_stop: list[Callable[[], object]] = attrs.field(factory=list)
-    """Called in any thread when the server begins to end, to wake those who wait."""
+    """Functions that are called in any thread when the server begins to stop, to wake waiting handlers."""
     told: dict[str, str] = attrs.field(factory=dict)
-    """By kind, the trouble of the server that was logged last."""
+    """By kind of error, the text that was logged last."""
 
 
 TheContext = NamedDependency[Context]
-"""How a handler writes the type of its parameter ``context``."""
+"""The type of a handler's parameter ``context``."""

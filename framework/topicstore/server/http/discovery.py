@@ -1,10 +1,10 @@
-"""Finding the server that has a database open, from the database's directory.
+"""Discovery of the server that has a database open, by a file in the database's directory.
 
-A server keeps the file ``server.json`` in that directory while it runs: its process id and, if it serves HTTP, its URL
-and a token that was made for this run and may do everything. Only the owner of the file can read it, so whoever may
-read the messages on disk may ask the server too. The server holds a lock (flock) on the file, which ends with the
-process however it ends: a file that isn't locked was left by a server that was killed, and says nothing. Nor does one
-that tells of another directory: a copy made of hard links has the very file of the database that it was made of.
+A running server keeps the file ``server.json`` in that directory: its process id and, if it serves HTTP, its URL and an
+admin token that is valid for this run. Only the file's owner can read it, who can also read the messages on disk. The
+server holds a lock (flock) on the file, which the system releases when the process ends: an unlocked file was left by a
+killed server, and is ignored. A file that names another directory is ignored, too: a copy made of hard links shares the
+file of the original database.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _DRAFT = f"{_FILE}.new"
 
 @attrs.frozen(kw_only=True)
 class FoundServer:
-    """A server that runs, as a command on the same machine reaches it."""
+    """A running server, with the data that a command on the same machine needs to connect."""
 
     pid: int
-    """Its process id."""
+    """The server's process id."""
     url: str | None = None
-    """The beginning of the URLs of its HTTP interface, without a slash at the end, such as
-    ``http://127.0.0.1:18083``; None if it serves no HTTP."""
+    """The base URL of the HTTP interface, without a trailing slash, such as ``http://127.0.0.1:18083``; None if the
+    server doesn't serve HTTP."""
     token: str = attrs.field(default="", repr=False)
-    """A token of the scope ``admin``, valid as long as the server runs; empty if it serves no HTTP."""
+    """A token of the scope ``admin``, valid while the server runs; empty if the server doesn't serve HTTP."""
     certificate: str | None = None
-    """With ``https``, its certificate in PEM; else None."""
+    """With ``https``, the server's certificate in PEM; else None."""
     directory: tuple[int, int] | None = None
-    """The device and the inode of the database's directory; `Announcement` knows it."""
+    """The device and the inode of the database's directory; set by `Announcement`."""
 
     def trust(self) -> ssl.SSLContext | bool:
-        """Return what ``httpx`` takes as ``verify``: with TLS, this very certificate is trusted and no other.
+        """Return the argument ``verify`` for ``httpx``: with TLS, a context that trusts only the server's certificate.
 
-        The certificate names the host that other machines know, so the name isn't compared.
+        The certificate has the host name for other machines, so the name isn't checked.
         """
         if self.certificate is None:
             return True
@@ -62,9 +62,8 @@ class FoundServer:
 def find_server(directory: Path) -> FoundServer | None:
     """Return the server that has the database in ``directory`` open; None if there is none.
 
-    Raises `OSError`, as `PermissionError` if the server belongs to another user, `DatabaseLockedError` if the server's
-    file can't be understood, and the errors of a file that isn't topicstore's
-    (`topicstore.storage.directory.files.open_own`).
+    Raises `OSError`, such as `PermissionError` if the server belongs to another user, and `DatabaseLockedError` if the
+    server's file can't be decoded. Also raises the errors of `topicstore.storage.directory.files.open_own`.
     """
     try:
         file = open_own(directory / _FILE, os.O_RDONLY)
@@ -77,11 +76,11 @@ def find_server(directory: Path) -> FoundServer | None:
             found = _decoded(directory / _FILE, opened.read())
             return found if found.directory == _identity(directory) else None
         left = _is(directory / _FILE, opened.fileno())
-    return None if left else find_server(directory)  # a server that runs has just replaced it
+    return None if left else find_server(directory)  # a running server has just replaced the file
 
 
 def _is(path: Path, file: int) -> bool:
-    """Return whether an open file is the one of this path."""
+    """Return whether an open file is still the file at a path."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file))
     except FileNotFoundError:
@@ -103,7 +102,7 @@ def _identity(directory: Path) -> tuple[int, int]:
 
 
 class Announcement:
-    """The file of one server, from its construction until `withdraw`. Raises `OSError`."""
+    """The discovery file of one server, which exists from construction until `withdraw`. Raises `OSError`."""
 
     def __init__(self, directory: Path, server: FoundServer) -> None:
         self._directory = directory
@@ -111,18 +110,18 @@ class Announcement:
 
     @classmethod
     def of(cls, db: Database, server: FoundServer) -> Announcement | None:
-        """Announce the server of a database; None if nobody could open the database beside it."""
+        """Announce a database's server; None for a database in memory or opened read-only."""
         if "persistent" not in db.storage.capabilities or db.read_only:
             return None
         return cls(db.path, server)
 
     def replace(self, server: FoundServer) -> None:
-        """Say something else, as after a change of the certificate."""
+        """Replace the file, such as after a change of the certificate."""
         before, self._file = self._file, self._written(server)
         os.close(before)
 
     def withdraw(self) -> None:
-        """Remove the file, unless another server of the same program has replaced it. May be called again."""
+        """Remove the file, unless another server of the same program has replaced it. Idempotent."""
         file, self._file = self._file, -1
         if file < 0:
             return
@@ -135,17 +134,17 @@ class Announcement:
             os.close(file)
 
     def _written(self, server: FoundServer) -> int:
-        """Put a new file in the place of what is there; return its descriptor, which holds the lock."""
+        """Write and lock a new file, and replace the old one; return the descriptor, which holds the lock."""
         server = attrs.evolve(server, directory=_identity(self._directory))
         path, draft = self._directory / _FILE, self._directory / _DRAFT
         try:
-            draft.unlink(missing_ok=True)  # of a server that was killed while it wrote
+            draft.unlink(missing_ok=True)  # left by a server that was killed while writing
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with Taken() as taken:
                 taken.add(lambda: os.close(file))
                 taken.add(lambda: draft.unlink(missing_ok=True))
                 lock_file(file, fcntl.LOCK_EX, draft)
-                with os.fdopen(file, "wb", closefd=False) as out:  # which writes all of it, or fails
+                with os.fdopen(file, "wb", closefd=False) as out:  # writes everything, or fails
                     out.write(msgspec.json.format(msgspec.json.encode(server), indent=2) + b"\n")
                 draft.replace(path)
                 return file

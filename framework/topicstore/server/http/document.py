@@ -1,4 +1,4 @@
-"""The OpenAPI document of the interface."""
+"""The OpenAPI document of the HTTP interface."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _MESSAGE = Schema(
     },
 )
 _MESSAGES = {JSON: OpenAPIMediaType(schema=Schema(one_of=[_MESSAGE, Schema(type=OpenAPIType.ARRAY, items=_MESSAGE)]))}
-"""What is in the bodies of those who read them themselves, where the document can say it."""
+"""The schemas of request bodies that handlers decode themselves, for media types that a schema can describe."""
 _FAILURE = OpenAPIResponse(
     description="The request failed.",
     content={PROBLEM: OpenAPIMediaType(schema=Reference(ref="#/components/schemas/Problem"))},
@@ -77,7 +77,7 @@ _FAILURE = OpenAPIResponse(
 
 
 def document_settings() -> OpenAPIConfig:
-    """Return what Litestar makes the document with."""
+    """Return Litestar's configuration of the document."""
     return OpenAPIConfig(
         title="topicstore",
         version=ts.__version__,
@@ -96,18 +96,19 @@ def document_settings() -> OpenAPIConfig:
 
 
 def complete(application: Litestar) -> None:
-    """Add to the document what Litestar doesn't know.
+    """Complete the document that Litestar generates.
 
-    All operations fail with problems. A handler whose responses have other media types than JSON names all of them as
-    the option ``produces``; one that reads the body itself names those of requests as ``consumes``.
+    All operations fail with problem documents. A handler's option ``produces`` lists the media types of its responses,
+    if there are others than JSON. The option ``consumes`` lists those of request bodies that the handler decodes
+    itself.
     """
     document = application.openapi_schema
-    assert document.components.schemas is not None  # noqa: S101 - Litestar has made them
+    assert document.components.schemas is not None  # noqa: S101 - Litestar has created them
     document.components.schemas["Problem"] = _PROBLEM
     for path in (document.paths or {}).values():
         for operation in _operations(path):
             responses = operation.responses = operation.responses or {}
-            responses.pop("400", None)  # Litestar's own form of mistakes in parameters
+            responses.pop("400", None)  # Litestar's own format of parameter errors
             responses["default"] = _FAILURE
     for route in application.routes:
         if isinstance(route, HTTPRoute):
@@ -120,12 +121,12 @@ def complete(application: Litestar) -> None:
 
 
 def _name_media_types(operation: Operation, handler: HTTPRouteHandler) -> None:
-    """Write the media types of a handler's requests and responses; where Litestar knows what is in them, that stays."""
+    """Set the media types of a handler's requests and responses; schemas that Litestar knows are kept."""
     if kinds := handler.opt.get("consumes"):
         operation.request_body = RequestBody(content=_contents(kinds, _MESSAGES), required=True)
     if kinds := handler.opt.get("produces"):
         response = (operation.responses or {})[str(handler.status_code)]
-        assert isinstance(response, OpenAPIResponse)  # noqa: S101 - Litestar makes no references of responses
+        assert isinstance(response, OpenAPIResponse)  # noqa: S101 - Litestar doesn't use references for responses
         response.content = _contents(kinds, response.content or {})
 
 

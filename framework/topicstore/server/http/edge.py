@@ -1,4 +1,4 @@
-"""What holds for every request and response, whatever answers it: stands around the application."""
+"""ASGI middleware around the whole application: security headers, HEAD, and checks of requests."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _HEADERS = {
     b"form-action 'none'; frame-ancestors 'none'",
     b"cache-control": b"no-store",
 }
-"""Added to each response that hasn't a header of that name. Pages load nothing from elsewhere, and have no scripts and
-styles within themselves."""
+"""Headers added to each response that lacks them. Pages load nothing from other origins, and have no inline scripts and
+styles."""
 
 
 def _with_head(allowed: bytes) -> bytes:
-    """Return the methods that a route allows, with HEAD where GET is."""
+    """Add HEAD to a list of allowed methods that contains GET."""
     return allowed.replace(b"GET", b"GET, HEAD") if b"HEAD" not in allowed else allowed
 
 
 class Edge:
-    """An ASGI application that hands requests to another one."""
+    """An ASGI middleware that checks requests and completes responses of another application."""
 
     def __init__(self, application: ASGIApp, stopping: threading.Event) -> None:
         self._application, self._stopping = application, stopping
@@ -62,7 +62,7 @@ class Edge:
                 there = {name.lower() for name, _ in headers}
                 headers.extend(item for item in _HEADERS.items() if item[0] not in there)
                 message["headers"] = headers
-            elif head:  # the body is not sent, and the rest of it not made: receiving says that the client has gone
+            elif head:  # HEAD has no body, so the rest of it is dropped
                 message, done = _NO_BODY, True
             await send(message)
 
@@ -77,16 +77,15 @@ class Edge:
 
         reads = scope["method"] in _READING
         if head:
-            scope = {**scope, "method": "GET"}  # HEAD is answered as GET is
+            scope = {**scope, "method": "GET"}  # HEAD is routed as GET
         asking.set(Asking(host=connection.host, reads=reads, gone=lambda: connection.gone))
         application = self._refusal(scope) or self._application
         await application(scope, receive_bounded, send_with_headers)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        """Return what answers instead of the application, if the request can't be served as it is.
+        """Return an application that refuses the request; None if the request can be served.
 
-        What a proxy may understand in another way is refused: it could be let through as one request, and come in here
-        as another one, or as two.
+        Requests that a proxy may parse differently are refused, against request smuggling.
         """
         if self._stopping.is_set() and not scope["raw_path"].startswith(_HEALTH):
             refused = problem(503, "the server is stopping", headers={"Connection": "close"})

@@ -1,6 +1,6 @@
-"""Where requests may have files written: below the directory that the settings allow.
+"""The directories to which requests may write files: those below the directory that the settings allow.
 
-The user who runs the server may write wherever that user may, and needs no server for it (`is_owner`).
+The user who runs the server may write to any directory, because this user can do so without the server (`is_owner`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["place_below", "place_of_owner"]
 
 
 def place_below(allowed: Path | None, name: str) -> Path:
-    """Return the path of a target that a request names, relative to the directory that is allowed.
+    """Return the path of a target that a request names, relative to the allowed directory.
 
-    It may also be absolute, if it lies there. Raises `PermissionDeniedException` if no directory is allowed,
-    `ClientException` for a name that leads elsewhere, by ``..`` or by a link.
+    An absolute name must lie below the allowed directory. Raises `PermissionDeniedException` if no directory is
+    allowed, and `ClientException` for a name that leads outside, by ``..`` or by a link.
     """
     if allowed is None:
         raise PermissionDeniedException(
@@ -34,8 +34,8 @@ def place_below(allowed: Path | None, name: str) -> Path:
 
 
 def place_of_owner(database: Path, name: str) -> Path:
-    """Return the path of a target that who runs the server names: absolute, or relative to the database's directory.
+    """Return the path of a target that the server's owner names: absolute, or relative to the database's directory.
 
-    A relative one stays relative, so that an archive is noted as it lies from the database.
+    A relative name stays relative, so that the database records an archive relative to itself.
     """
     return Path(name) if Path(name).is_absolute() else Path(os.path.relpath(database / name))

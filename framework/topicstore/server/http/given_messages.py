@@ -1,6 +1,6 @@
-"""Messages that clients give as JSON objects, with the names that the lines of ``topicstore import`` have.
+"""Messages that clients send as JSON objects, with the same keys as the lines of ``topicstore import``.
 
-What they are given has the same form (`topicstore.files.formats.JsonMessage`).
+Responses have the same keys (`topicstore.files.formats.JsonMessage`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["GivenMessage", "message_of"]
 
 
 class GivenMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message; it has a ``payload`` that is text, or a ``payload_base64``, which may be any bytes."""
+    """A message with either a text ``payload``, or a ``payload_base64`` for any bytes."""
 
     topic: str
     payload: str | UnsetType = UNSET
@@ -29,7 +29,7 @@ class GivenMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def message_of(given: GivenMessage) -> ts.Message:
-    """Return the message that a JSON object is. Raises `InvalidMessageError`."""
+    """Convert a decoded JSON object to a message. Raises `InvalidMessageError`."""
     text, payload = given.payload, given.payload_base64
     if isinstance(text, str) and payload is UNSET:
         payload = text.encode()

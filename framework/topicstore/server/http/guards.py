@@ -1,4 +1,4 @@
-"""Who may do what: each handler says which scope it needs."""
+"""Authorization of requests: each handler declares the scope that it requires."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Guard = Callable[[Connection, BaseRouteHandler], None]
 
 _log = logging.getLogger("topicstore.server.http")
 _OWN_PAGES = ("same-origin", "none")
-"""What browsers say (Sec-Fetch-Site) of requests that no page of another site has caused."""
+"""Values of the header Sec-Fetch-Site for requests that were not caused by another site's page."""
 
 
 def needs(scope: Scope) -> Guard:
-    """Return a guard that lets in those who may do what ``scope`` says, and ask for what the route knows."""
+    """Return a guard that requires a scope, and refuses query parameters that the route doesn't have."""
 
     def guard(connection: Connection, _: BaseRouteHandler) -> None:
         granted = _granted(connection)
@@ -42,16 +42,16 @@ def needs(scope: Scope) -> Guard:
 
 
 def takes_way(_: Connection, route: BaseRouteHandler) -> None:
-    """Have a request come to a thread as its route says: ``opt={"way": "heavy"}``."""
+    """Set the class of threads that serve a request, from the route's option such as ``opt={"way": "heavy"}``."""
     current = asking.get()
     if current is not None:
         current.way = route.opt.get("way", current.way)
 
 
 def is_owner(connection: Connection) -> bool:
-    """Return whether a request comes from who runs the server: it has the token that only that user can read.
+    """Return whether a request is from the user who runs the server, by the token that only this user can read.
 
-    Whoever has it may do with the files of this machine what the server may, without asking it.
+    This user can access the same files as the server, even without the server.
     """
     context: Context = connection.app.state.context
     return context.tokens.is_own(_token(connection) or "")
@@ -72,7 +72,7 @@ def _granted(connection: Connection) -> Scope | None:
 
 
 def _token(connection: Connection) -> str | None:
-    """Return the token that a request shows: None if it shows nothing, an empty one if that is no token."""
+    """Return the request's token: None without an Authorization header, empty if the header has no bearer token."""
     authorization = connection.headers.get("authorization")
     if authorization is None:
         return None
@@ -81,7 +81,7 @@ def _token(connection: Connection) -> str | None:
 
 
 def _is_open(context: Context) -> bool:
-    """Return whether this machine needs no token: whoever has settled who may do what doesn't mean that, too.
+    """Return whether requests from this machine need no token, which is only so without any access settings.
 
     Raises `TokenFileError`.
     """
@@ -92,17 +92,17 @@ def _is_open(context: Context) -> bool:
 
 
 def _is_local(connection: Connection) -> bool:
-    """Return whether a person or program on this machine asks, and nobody else by means of them.
+    """Return whether a request comes from this machine, and not from another site's page or through a proxy.
 
-    A page of a site elsewhere can have a browser on this machine ask; then the origin is the site's. It can give its
-    own name the address of this machine (DNS rebinding); then the host is the site's.
+    A page of another site can make a browser on this machine send a request; then the origin is that site. The site's
+    name can also resolve to this machine (DNS rebinding); then the Host header has that name.
     """
     headers = connection.headers
     if connection.client is None or not is_loopback(connection.client.host):
         return False
     if is_forwarded(headers) or headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
         return False
-    if connection.scope["http_version"] == "1.0":  # as nginx asks if it isn't told otherwise, and names nobody
+    if connection.scope["http_version"] == "1.0":  # nginx's default, without a header that shows the proxy
         return False
     host = headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

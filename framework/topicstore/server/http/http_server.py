@@ -1,6 +1,6 @@
-"""The HTTP interface, served by uvicorn in a thread with an event loop of its own.
+"""The HTTP interface, served by uvicorn in a thread with its own event loop.
 
-So a request never holds up the event loop of the MQTT clients.
+So a request never blocks the event loop of the MQTT clients.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from .tokens import Tokens, token_file
 __all__ = ["HttpServer"]
 
 _THREADS = 8
-"""How many calls of the database run at the same time; others wait."""
+"""Most calls of the database that run at the same time; others wait."""
 _FAREWELL = 5.0
-"""Seconds that requests have to end, if whoever ends the server doesn't say."""
+"""The default time that requests have to end, in seconds."""
 _BACKLOG = 1_024
-_LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - nothing is bound by this
-"""Where this machine reaches what listens on all addresses."""
+_LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not used for binding
+"""By wildcard address, the address by which this machine reaches the listener."""
 
 _log = logging.getLogger("topicstore.server")
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn in a thread: signals are the program's, and whoever started it is told when it serves."""
+    """uvicorn in a thread: it doesn't handle signals, and sets the future ``serving`` when it serves."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Leave signal handlers unchanged."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve, and say so. A TLS handshake has as long as a request's head."""
+        """Begin to serve, and set ``serving``. A TLS handshake has the time limit of a request's head."""
         await self.lifespan.startup()
         config, loop = self.config, asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
@@ -97,7 +97,7 @@ class _Uvicorn(uvicorn.Server):
         self.serving.set_result(None)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, give requests time to end, and break off what is left."""
+        """Stop accepting, wait for requests for a limited time, and close the remaining connections."""
         await super().shutdown(sockets)
         unsent = [size for one in self.server_state.connections if (size := one.transport.get_write_buffer_size())]
         if unsent:
@@ -108,10 +108,10 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP interface of one database, from `start` to `stop`, which may be called in any thread."""
+    """The HTTP interface of one database. `start`, `reload` and `stop` may be called in any thread."""
 
     def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt, descriptors: Descriptors) -> None:
-        """Make the site's id if this is its first server. Raises what `topicstore.server.sites.Sites.this` raises."""
+        """Set up the interface; generates the site's id if there is none. Raises what `Sites.this` raises."""
         self._settings, self._descriptors = settings, descriptors
         sites, memory = Sites(db, mqtt.storages), MemoryBudget(max(settings.memory, settings.body_size))
         self.context = Context(
@@ -127,18 +127,18 @@ class HttpServer:
             stopping=threading.Event(),
         )
         self.addresses: Sequence[str] = ()
-        """The addresses on which it listens, with the ports that were taken."""
+        """The addresses of the listening sockets, with the ports that were bound."""
         self.connections: Collection[Any] = ()
-        """The connections that are there, each a `Connection`."""
+        """The open connections, each a `Connection`."""
         self._ending = threading.Lock()
-        """Held while all is released, so that whoever else calls `stop` returns after that."""
+        """Held while resources are released, so that every call of `stop` returns after that."""
         self._changing = threading.Lock()
-        """Guards the attributes below. Not held while requests end: one of them may wait for `reload`."""
+        """Guards the following attributes. Not held while requests end, because a request may wait for `reload`."""
         self._taken = Taken()
         self._taken.add(self.context.threads.shutdown)
         self._taken.add(self.context.jobs.join)
         self._patience = _FAREWELL
-        """Seconds that requests have to end."""
+        """Seconds that requests have to end when the server stops."""
         self._certificate: Certificate | None = None
         self._announcement: Announcement | None = None
 
@@ -148,12 +148,12 @@ class HttpServer:
         return "http" if self._settings.tls is None else "https"
 
     def start(self, bound: Sequence[socket.socket] | None = None) -> None:
-        """Serve; return when requests are answered. It is called once.
+        """Begin to serve; return when requests are accepted. May be called once only.
 
-        ``bound`` are the sockets to serve on, which are its own from now on; by default its addresses are bound.
+        ``bound`` are the sockets to serve on, which `stop` closes; by default the addresses of the settings are bound.
 
-        Raises `ListenError`, and `OSError` if commands can't be told where it is; then nothing is left open, and it
-        can't be started again.
+        Raises `ListenError`, and `OSError` if the discovery file can't be written; then nothing is left open, and the
+        object can't be started again.
         """
         with Taken() as begun:
             begun.add(self.stop)
@@ -165,7 +165,7 @@ class HttpServer:
                 if self._settings.tls is not None:
                     self._certificate = Certificate(self._settings.tls)
                 if self._settings.export_dir is not None:
-                    sweep_drafts_below(self._settings.export_dir)  # of a server that was killed
+                    sweep_drafts_below(self._settings.export_dir)  # left by a server that was killed
                 for address in self._settings.listen.all if bound is None else ():
                     sockets += bind(address, places_of(address, " for HTTP"), " for HTTP")
                 self.addresses = [written_address(one.getsockname()) for one in sockets]
@@ -200,7 +200,7 @@ class HttpServer:
         server.serving.result()
 
     def _announce(self, certificate: Certificate | None) -> None:
-        """Let commands on this machine find the server. Raises `OSError`."""
+        """Write the discovery file, by which commands on this machine find the server. Raises `OSError`."""
         found = FoundServer(
             url=f"{self.scheme}://{_local(self.addresses[0])}",
             pid=os.getpid(),
@@ -215,10 +215,10 @@ class HttpServer:
             self._taken.add(self._announcement.withdraw)
 
     def reload(self) -> None:
-        """Read the certificate and the tokens again; connections that are there keep the certificate that they have.
+        """Read the certificate and the tokens again; open connections keep their certificate.
 
-        Raises `ListenError`, `TokenFileError` and `OSError`; then nothing is changed. Nor is it before the start and
-        after the stop.
+        Raises `ListenError`, `TokenFileError` and `OSError`; then the certificate is not changed. Nor is it changed
+        before `start` and after `stop`.
         """
         self.context.tokens.reread()
         with self._changing:
@@ -228,18 +228,18 @@ class HttpServer:
                 self._certificate.become(renewed)
 
     def begin_stop(self) -> None:
-        """Begin no request any more but those for health, which says so, and wake those who wait. May be called again.
+        """Refuse new requests except health checks, which report the stop, and wake waiting handlers. Idempotent.
 
-        Whoever sends clients here then knows that the server will end.
+        So a load balancer learns that the server will end.
         """
         if not self.context.stopping.is_set():
             self.context.stopping.set()
-            release_all((self.context.jobs.stop, *self.context.on_stop))  # who is woken takes itself off the list
+            release_all((self.context.jobs.stop, *self.context.on_stop))  # callbacks may remove themselves
 
     def stop(self, patience: float = _FAREWELL) -> None:
-        """Give requests that are there ``patience`` seconds to end, and return when all is released.
+        """Give running requests ``patience`` seconds to end, and release all resources.
 
-        May be called again.
+        Idempotent; returns after the release, also in concurrent calls.
         """
         self._patience = patience
         try:

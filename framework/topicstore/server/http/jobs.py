@@ -1,7 +1,7 @@
-"""Jobs: long work that a request asks for and doesn't wait for, such as a verification or an export.
+"""Jobs: long-running work that a request starts without waiting for it, such as a verification or an export.
 
-One job of a kind runs at a time. When the server ends, those that can be cancelled are; the others end first, since a
-database isn't closed in the middle of them.
+One job of each kind runs at a time. A stopping server cancels the jobs that can be cancelled, and waits for the others,
+because the database must not be closed during them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ Kind = Literal["verify", "compact", "export", "checkpoint", "retention"]
 State = Literal["running", "done", "failed", "cancelled"]
 
 CANCELLABLE: frozenset[Kind] = frozenset(("verify", "compact", "export"))
-"""The kinds of work that can be cancelled between two of their steps. A checkpoint is one step of the engine, and a run
-of retention leaves nothing half done only at its end."""
+"""The kinds of work that can be cancelled between two steps. A checkpoint is a single step of the engine, and a run of
+retention must complete to leave a consistent state."""
 _REMEMBERED = 100
-"""How many jobs that have ended are remembered."""
+"""Number of ended jobs that are kept in memory."""
 
 _log = logging.getLogger("topicstore.server.http")
 
 
 class JobRunningError(HTTPException):
-    """A job of that kind is running, and a second one has to wait. Nothing was begun."""
+    """A job of the same kind is running. No job was started."""
 
     status_code = 409
 
 
 class JobCancelledError(Exception):
-    """Raised within a job's work when it is to end."""
+    """Raised within a job's work when the job was cancelled."""
 
 
 class Progress:
-    """How far a job is, as its work tells. Written by its thread; reading needs no lock."""
+    """The progress of a job, reported by its work. Written by the job's thread; reading needs no lock."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -53,48 +53,48 @@ class Progress:
         self.cancelled = threading.Event()
 
     def tell(self, done: int, total: int | None = None) -> None:
-        """Note how far the work is. Raises `JobCancelledError` if it is to end here."""
+        """Set the progress. Raises `JobCancelledError` if the job was cancelled."""
         self.done, self.total = done, total
         if self.cancelled.is_set():
             raise JobCancelledError
 
     def stop(self) -> bool:
-        """Say whether the work is to end, for work that asks before each of its steps."""
+        """Count a step, and return whether the job was cancelled. Called before each step."""
         self.done += 1
         return self.cancelled.is_set()
 
 
 Work = Callable[[Progress], Any]
-"""Does what a job is for, and returns its result."""
+"""A function that does the work of a job, and returns its result."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """A job at one moment. Times are microseconds since the epoch."""
+    """A snapshot of a job. Times are microseconds since the epoch."""
 
     id: int
     kind: Kind
     request: dict[str, Any]
-    """What was asked for."""
+    """The parameters of the request that started the job."""
     state: State
     cancellable: bool
-    """Whether it can be cancelled; otherwise it goes on to its end."""
+    """Whether the job can be cancelled."""
     cancelling: bool
-    """Whether it was asked to end, and hasn't yet."""
+    """Whether the job was cancelled and has not ended yet."""
     started: int
     ended: int | None
     done: int
-    """What was done, in what the kind counts: messages of a verification, steps of a compaction, parts of an export."""
+    """Completed units, depending on the kind: messages of a verification, steps of a compaction, parts of an export."""
     total: int | None
-    """Of how many; None if that isn't known before."""
+    """Total number of units; None if it is unknown."""
     progress: float | None
-    """From 0 to 1; None if it isn't known."""
+    """The completed share, from 0 to 1; None if it is unknown."""
     result: Any
-    """What the work returned; None before its end."""
+    """The result of the work; None before its end."""
     error: str | None
-    """Why it failed."""
+    """The text of the error, if the job failed."""
     title: str | None
-    """The name of the error, as the problem of a request has it."""
+    """The name of the error, as in the ``title`` of a problem document."""
 
 
 @attrs.define(eq=False)
@@ -132,11 +132,11 @@ class _Running:
 
 
 class Jobs:
-    """The jobs of one server. All methods may be called from any thread."""
+    """The jobs of one server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Guards the attributes below, and the state of each job."""
+        """Guards the following attributes, and the state of each job."""
         self._running: dict[Kind, _Running] = {}
         self._ended: deque[_Running] = deque(maxlen=_REMEMBERED)
         self._ids = itertools.count(1)
@@ -144,9 +144,10 @@ class Jobs:
         self._threads = ThreadPoolExecutor(len(get_args(Kind)), "topicstore-job")
 
     def start(self, kind: Kind, request: dict[str, Any], work: Work) -> Job:
-        """Begin a job.
+        """Start a job in a thread.
 
-        Raises `JobRunningError` if one of that kind is running, `ServiceUnavailableException` if the server ends.
+        Raises `JobRunningError` if a job of the same kind is running, `ServiceUnavailableException` if the server
+        stops.
         """
         with self._lock:
             if self._stopped:
@@ -167,7 +168,7 @@ class Jobs:
             state = "cancelled"
         except (TopicstoreError, OSError, Warning) as bad:
             error, title = str(bad), type(bad).__name__
-        except BaseException:  # noqa: BLE001 - it is logged, and shown as the job's error
+        except BaseException:  # noqa: BLE001 - it is logged, and becomes the job's error
             _log.exception("job %d, a %s, failed", job.id, job.kind)
             error, title = "the server failed; its log says why", "InternalServerError"
         with self._lock:
@@ -176,19 +177,19 @@ class Jobs:
             self._ended.append(job)
 
     def __iter__(self) -> Any:
-        """Iterate over the jobs that run and those that are remembered, the newest first."""
+        """Iterate over snapshots of running jobs and of the last ended jobs, the newest first."""
         with self._lock:
             jobs = [*self._running.values(), *self._ended]
             return iter([job.shown() for job in sorted(jobs, key=lambda job: -job.id)])
 
     def find(self, number: int) -> Job | None:
-        """Return a job; None if there was none of that number, or it isn't remembered any more."""
+        """Return a snapshot of a job; None if there is no such job, or it ended too long ago."""
         return next((job for job in self if job.id == number), None)
 
     def cancel(self, number: int) -> Job | None:
-        """Ask a job to end at its next step, and return it; one that can't be cancelled, or has ended, stays as it is.
+        """Cancel a job at its next step, and return its snapshot; no effect if it can't be cancelled or has ended.
 
-        None as in `find`.
+        Returns None as `find` does.
         """
         with self._lock:
             for job in self._running.values():
@@ -197,7 +198,7 @@ class Jobs:
         return self.find(number)
 
     def stop(self) -> None:
-        """Begin no more jobs, and cancel those that can be. May be called twice."""
+        """Refuse new jobs, and cancel running jobs that can be cancelled. Idempotent."""
         with self._lock:
             self._stopped = True
             for job in self._running.values():

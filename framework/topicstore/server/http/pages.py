@@ -1,4 +1,4 @@
-"""Pages: how a list that may be long is answered, a part at a time."""
+"""Pagination of long lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 MOST = 10_000
 """The most items of a page."""
 PAGE_BYTES = 16 << 20
-"""The bytes of payloads of a page of messages, unless its first message has more."""
+"""Most bytes of payloads in a page of messages, unless its first message has more."""
 Limit = Annotated[int, QueryParameter(ge=1, le=MOST, description="The most items of the page.")]
 """The type of the parameter ``limit``; its default is 100."""
 After = Annotated[str | None, QueryParameter(description="The `next` of the page before; left out for the first.")]
@@ -24,13 +24,13 @@ After = Annotated[str | None, QueryParameter(description="The `next` of the page
 
 
 def fitting(payloads: Iterable[bytes], room: int = PAGE_BYTES, *, least: int = 1) -> int:
-    """Return how many payloads, from the first on, have together at most ``room`` bytes; at ``least`` so many."""
+    """Return the number of first payloads that have at most ``room`` bytes in total, but at least ``least``."""
     return max(sum(end <= room for end in accumulate(map(len, payloads))), least)
 
 
 class Page(msgspec.Struct, Generic[T], kw_only=True):
-    """Some items of a list, in its order."""
+    """One page of a list."""
 
     items: list[T]
     next: str | None = None
-    """What the parameter ``after`` is for the next page; None after the last one."""
+    """The parameter ``after`` of the next page; None on the last page."""

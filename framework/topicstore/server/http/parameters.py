@@ -1,7 +1,7 @@
-"""Query parameters that can't be meant so are refused: a misspelled ``until`` must not delete what was to stay.
+"""Checks of query parameters, so that a misspelled ``until`` can't delete messages that were to be kept.
 
-So are those that are given twice, of which one would not count, and filters with a ``+`` that a URL turns into a space:
-``a/+`` would be another filter, which matches nothing.
+Unknown parameters are refused. So are parameters that are given twice, of which one would be ignored, and filters with
+an unescaped ``+``, which a URL decodes as a space: ``a/+`` would become another filter, which matches nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from litestar.openapi.spec import OpenAPIType, Operation, Parameter, Reference, 
 __all__ = ["Known", "check_query", "known_parameters"]
 
 _EXPLAINED = 10
-"""For how many unknown names of a request likely ones are looked for: a query may have tens of thousands."""
+"""Most unknown names for which an error has suggestions, because a query may have tens of thousands."""
 _OF_TOPICS = ("filter", "topic", "prefix")
 
 
@@ -33,11 +33,11 @@ class Known:
 
     names: AbstractSet[str]
     repeated: AbstractSet[str]
-    """Those that may be given several times."""
+    """Names of parameters that may be given several times."""
 
 
 def known_parameters(application: Litestar) -> Mapping[tuple[str, str], Known]:
-    """Return the query parameters of all routes that the OpenAPI document has, by path and method."""
+    """Return the query parameters of all routes in the OpenAPI document, by path and method."""
     found: dict[tuple[str, str], Known] = {}
     for path, item in (application.openapi_schema.paths or {}).items():
         for method, operation in vars(item).items():
@@ -58,9 +58,9 @@ def _is_list(schema: Schema | Reference | None) -> bool:
 
 
 def check_query(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
-    """Raise `ClientException` for query parameters that the route of a request doesn't have, or not in this way.
+    """Raise `ClientException` for query parameters that are unknown, repeated or wrongly escaped.
 
-    A route that isn't in the document takes any.
+    For routes outside of the OpenAPI document, nothing is checked.
     """
     query = connection.scope["query_string"]
     if not query:
@@ -82,7 +82,7 @@ def check_query(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
 
 
 def _plus(pair: str) -> dict[str, str] | None:
-    """Return what is wrong with a topic or filter in which a level is blank because ``+`` was written."""
+    """Return the error for a topic or filter with a blank level, which an unescaped ``+`` causes; None if valid."""
     name, _, value = pair.partition("=")
     name = unquote_plus(name)
     levels = re.split("/|%2F", value, flags=re.IGNORECASE)

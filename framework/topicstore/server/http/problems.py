@@ -1,7 +1,7 @@
-"""Errors as problem documents (RFC 9457).
+"""Conversion of errors to problem documents (RFC 9457).
 
-``status`` and ``detail`` are always there. An error of the library has its name as ``title``, and a ``type`` made of
-it; a client's mistake in parameters or body has ``errors``, each with the place (``key``, ``source``) and a message.
+``status`` and ``detail`` are always present. An error of the library has its class name in ``title`` and in ``type``.
+Invalid parameters or bodies have ``errors``, each with the place (``key``, ``source``) and a message.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _FAULT = "the server failed; its log says why"
 _log = logging.getLogger("topicstore.server.http")
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
-    # not there
+    # not found
     (errors.SessionNotFoundError, 404),
     (errors.DatabaseNotFoundError, 404),
     (UnknownSiteError, 404),
     (UnknownStorageError, 404),
     (errors.GenerationDroppedError, 410),
-    # the request
+    # an invalid request
     (errors.MessageTooLargeError, 413),
     (errors.InvalidArgumentError, 400),
     (errors.UnknownPluginError, 400),
-    # what there is doesn't allow it
+    # a conflict with the current state
     (errors.SubscriptionClosedError, 409),
     (errors.SessionEndedError, 409),
     (errors.GenerationError, 409),
@@ -50,26 +50,26 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.NewerFormatError, 409),
     (errors.IncompatibleError, 409),
     (errors.UnsupportedError, 409),
-    # the server, now
+    # a temporary failure of the server
     (errors.QuotaExceededError, 507),
     (errors.StorageFullError, 507),
     (errors.RecoverableError, 503),
     (errors.DatabaseClosedError, 503),
-    # the server
+    # a failure of the server
     (errors.EngineError, 500),
     (errors.PluginError, 500),
     (errors.BackendUnavailableError, 500),
     (errors.ForkedProcessError, 500),
 )
-"""Statuses by class: the first that matches counts."""
+"""Statuses by class of error; the first match applies."""
 
 
 _TROUBLES = errors.StorageFullError, errors.TooManyOpenFilesError, errors.ShardReadOnlyError
-"""What keeps the server from its work until somebody sees to it."""
+"""Errors that an operator has to resolve."""
 
 
 def status_of(error: errors.TopicstoreError) -> int:
-    """Return the status of a response to a request that raised an error of the library."""
+    """Return the HTTP status for an error of the library."""
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
@@ -81,13 +81,16 @@ def problem(
     headers: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Response[bytes]:
-    """Return a problem document; ``name`` is that of an error of the library, ``more`` further members of it."""
+    """Return a response with a problem document.
+
+    ``name`` is the class name of an error of the library, ``more`` are further members of the document.
+    """
     text = _document(status, detail, name, more)
     return Response(text, status_code=status, media_type=PROBLEM, headers=headers or {})
 
 
 def document_of(error: Exception) -> bytes:
-    """Return the problem document of an error that comes when the response has begun, and so has its status."""
+    """Return the problem document of an error that occurs after the response's status was sent."""
     if isinstance(error, errors.TopicstoreError):
         return _document(status_of(error), str(error), type(error).__name__, None)
     return _document(HTTPStatus.INTERNAL_SERVER_ERROR, _FAULT, None, None)
@@ -116,7 +119,7 @@ def _of_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[
 
 
 def _told(mistake: Any) -> Any:
-    """Say that something is missing; Litestar says its name only."""
+    """Add a message for a missing parameter, of which Litestar only reports the name."""
     if isinstance(mistake, dict) and mistake.get("message") == repr(mistake.get("key")):
         return {**mistake, "message": "it is missing"}
     return mistake
@@ -135,7 +138,7 @@ def _of_topicstore(request: Request[Any, Any, Any], error: errors.TopicstoreErro
 
 
 def _tell(told: dict[str, str], error: errors.TopicstoreError) -> None:
-    """Log why the server can't do its work now, unless the last error of the kind had the same text."""
+    """Log an error that an operator has to resolve, unless the last error of its class had the same text."""
     kind, text = type(error).__name__, str(error)
     if told.get(kind) != text:
         told[kind] = text
@@ -143,7 +146,7 @@ def _tell(told: dict[str, str], error: errors.TopicstoreError) -> None:
 
 
 def _of_unwanted(_: Request[Any, Any, Any], error: UnwantedError) -> Response[bytes]:
-    """Return what nobody reads: the client has gone."""
+    """Return a response that is never read, because the client has disconnected."""
     return problem(503, str(error))
 
 
@@ -158,4 +161,4 @@ HANDLERS: dict[int | type[Exception], Callable[..., Response[bytes]]] = {
     UnwantedError: _of_unwanted,
     Exception: _of_fault,
 }
-"""How each kind of exception becomes a response."""
+"""The exception handlers, which convert exceptions to responses."""

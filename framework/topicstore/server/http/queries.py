@@ -1,4 +1,4 @@
-"""The query parameters that several routes have."""
+"""Query parameters that several routes share."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ TheOrder = Annotated[
 
 
 def time_asked(db: ts.Database, when: str | None) -> int | None:
-    """Return a time of a query in microseconds since the epoch. Raises `InvalidArgumentError`."""
+    """Parse a time of a query to microseconds since the epoch. Raises `InvalidArgumentError`."""
     return None if when is None else instant(when, db.clock, allow_ancient=db.storage.allow_ancient)

@@ -1,6 +1,6 @@
-"""The page of the OpenAPI document, by Swagger UI, whose files the package ``flask-swagger-ui`` brings.
+"""The web page of the OpenAPI document: Swagger UI, with the files of the package ``flask-swagger-ui``.
 
-Only its files are used, no Flask. Nothing is loaded from elsewhere, and the page has no script within itself.
+Flask itself is not used. The page loads nothing from other origins, and has no inline scripts.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SchemaPage(OpenAPIRenderPlugin):
         super().__init__(path="/")
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        """Return the page; it asks for the document itself."""
+        """Return the page's HTML, which loads the document in the browser."""
         return _PAGE
 
     def receive_router(self, router: Router) -> None:
-        """Add the files to the routes."""
+        """Register the route of the page's files."""
         router.register(_asset)
 
 

@@ -1,7 +1,7 @@
-"""Names within paths: a client id or a queue may be any text, also with slashes, if it is percent-encoded.
+"""Percent-encoded names in paths: a client id or a queue name may be any text, also with slashes.
 
-ASGI servers decode the path before it is routed, and then ``a%2Fb`` can't be told from ``a/b``. So routes are found by
-the path as it was sent, and the names in it are decoded after that.
+ASGI servers decode the path before routing, after which ``a%2Fb`` and ``a/b`` are the same. So routes are matched with
+the raw path, and the names in it are decoded afterwards.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["by_sent_path", "decoding_names"]
 
 
 def by_sent_path(app: ASGIApp) -> ASGIApp:
-    """Return an application that is given each path as it was sent, still percent-encoded."""
+    """Wrap an application so that its scope's path is the raw, percent-encoded path."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":  # type: ignore[comparison-overlap] # litestar's type of it is an enumeration
+        if scope["type"] == "http":  # type: ignore[comparison-overlap] # Litestar's type is an enumeration
             scope["path"] = scope["raw_path"].decode("latin-1")
         await app(scope, receive, send)
 
@@ -26,7 +26,7 @@ def by_sent_path(app: ASGIApp) -> ASGIApp:
 
 
 def decoding_names(app: ASGIApp) -> ASGIApp:
-    """Return a middleware of Litestar that decodes the names in a path which has found its route."""
+    """Wrap an application so that path parameters are percent-decoded after routing."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         try:

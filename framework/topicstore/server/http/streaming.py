@@ -1,4 +1,4 @@
-"""Responses that are sent piece by piece, as fast as the client reads them."""
+"""Streamed responses, which are generated as fast as the client reads."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ __all__ = ["Measured", "Pieces", "Streamed", "ThreadedPieces"]
 _SENT = 1 << 20
 """Small pieces are joined up to this many bytes before they are sent."""
 _ROW = 100
-"""Bytes that a message has in memory besides its payload, about."""
+"""About the bytes of a message in memory besides its payload."""
 _Piece = bytes | memoryview
 
 
 class Pieces(Protocol):
-    """The pieces of a body. Whoever asks for them closes them."""
+    """The pieces of a response body. The consumer must close them."""
 
     @property
     def held(self) -> int:
-        """About how many bytes are kept to make the next pieces, besides the one that was made last."""
+        """About the bytes in memory for the next pieces, besides the last piece."""
 
     def __aiter__(self) -> AsyncIterator[_Piece]: ...
 
     async def __anext__(self) -> _Piece: ...
 
     async def aclose(self) -> None:
-        """Give back what they hold. May be called before the first and after the last piece."""
+        """Release all resources. May be called before the first and after the last piece."""
 
 
 class ThreadedPieces:
-    """The pieces that an iterator yields in threads. One is made when it is asked for, and not kept after that.
+    """Pieces that an iterator generates in threads, each on demand.
 
-    What was made before an error is sent, unless the error came before the first piece was full.
+    Data generated before an error is sent, unless the error occurs within the first piece.
     """
 
     def __init__(self, threads: FairThreads, pieces: Iterator[_Piece], measured: Measured) -> None:
-        """Make the first piece at once, in the thread of the caller. Raises what making it raises.
+        """Generate the first piece at once, in the caller's thread. Raises what the iterator raises.
 
-        ``measured``: the batches of which the pieces are made.
+        ``measured``: the batches from which the pieces are generated.
         """
         self._threads, self._measured = threads, measured
         self._pieces = _joined(pieces)
         self._first: _Piece | None = next(self._pieces, b"")
         self._making: Future[_Piece] | None = None
-        """Makes a piece; whoever asked for it may have been cancelled."""
+        """The future of the next piece, whose consumer may have been cancelled."""
 
     @property
     def held(self) -> int:
-        """The bytes of the batch that was read last."""
+        """Bytes of the last batch."""
         return self._measured.size
 
     def __aiter__(self) -> AsyncIterator[_Piece]:
@@ -79,21 +79,21 @@ class ThreadedPieces:
         return piece
 
     async def aclose(self) -> None:
-        """Close the iterator in a thread, after the piece that is being made."""
+        """Close the iterator in a thread, after the piece in progress."""
         if self._making is not None:
             made = asyncio.wrap_future(self._making)
             await asyncio.wait((made,))
-            _ = made.cancelled() or made.exception()  # the client that asked for the piece has gone
+            _ = made.cancelled() or made.exception()  # retrieves the exception: the client has disconnected
         await asyncio.wrap_future(self._threads.at_once(self._pieces.close))
 
 
 class Measured:
-    """Batches, of which it is known how many bytes the one has that was yielded last."""
+    """An iterable of batches that records the size of the last batch."""
 
     def __init__(self, batches: Generator[MessageBatch, None, None]) -> None:
         self._batches = batches
         self.size = 0
-        """About the bytes of the batch that was yielded last."""
+        """About the bytes of the last batch in memory."""
 
     def __iter__(self) -> Generator[MessageBatch, None, None]:
         with closing(self._batches):
@@ -103,14 +103,14 @@ class Measured:
 
 
 def _joined(pieces: Iterator[_Piece]) -> Generator[_Piece]:
-    """Yield pieces, small ones as larger ones; those before an error too, but for the first. Close them at the end."""
+    """Join small pieces to larger ones. After an error, yield the rest before raising, unless it is the first piece."""
     held: list[_Piece] = []
     size, first = 0, True
     try:
         for piece in pieces:
             held.append(piece)
             size += len(piece)
-            del piece  # what was sent is not to be kept here
+            del piece  # releases the memory of sent pieces
             if size >= _SENT:
                 yield _taken(held)
                 size, first = 0, False
@@ -127,18 +127,18 @@ def _joined(pieces: Iterator[_Piece]) -> Generator[_Piece]:
 
 
 def _taken(held: list[_Piece]) -> _Piece:
-    """Return pieces as one, and empty their list."""
+    """Join pieces, and clear their list."""
     joined = held[0] if len(held) == 1 else b"".join(held)
     held.clear()
     return joined
 
 
 class _Sending(ASGIStreamingResponse):
-    """Sends pieces, the next one when the last one is on its way, and closes them at the end or when the client goes.
+    """Sends pieces one after the other, and closes them at the end or when the client disconnects.
 
-    What is kept of the response counts for the memory of its connection.
+    The bytes held for the response count for the memory of its connection.
 
-    If a piece can't be made, the connection is closed before the end of the body, by which a client sees it.
+    If generating a piece fails, the connection is closed before the end of the body, so that the client notices.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,7 +160,7 @@ class _Sending(ASGIStreamingResponse):
             self._connection.hold_response(pieces.held + len(piece))
             event: HTTPResponseBodyEvent = {
                 "type": "http.response.body",
-                "body": cast("bytes", piece),  # any buffer is written
+                "body": cast("bytes", piece),  # uvicorn accepts any buffer
                 "more_body": True,
             }
             await send(event)
@@ -168,14 +168,14 @@ class _Sending(ASGIStreamingResponse):
 
 
 class Streamed(Response[Any]):
-    """A response whose body is sent piece by piece."""
+    """A response whose body is streamed."""
 
     def __init__(self, pieces: Pieces, media_type: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(b"", media_type=media_type, headers=headers or {})
         self._pieces = pieces
 
     def to_asgi_response(self, app: Any, request: Any, **options: Any) -> ASGIResponse:
-        """Return what sends the response."""
+        """Return the ASGI application that sends the response."""
         headers = {**(options.get("headers") or {}), **self.headers}
         return _Sending(
             iterator=self._pieces,

@@ -1,8 +1,8 @@
-"""The threads in which requests call the database: whose turn it is, and what is not done any more.
+"""The thread pool in which requests call the database: fair among addresses, and without abandoned work.
 
-A few threads serve all clients, so one client must not have all of them, and requests that take long must not have all
-of them either. What waits is queued by address, and addresses take turns. Health and metrics have threads of their own:
-they are asked for when everything else is stuck.
+A few threads serve all clients, so that neither one client nor long-running requests may occupy all of them. Waiting
+work is queued by address, and addresses take turns. Health and metrics have separate threads, because they must respond
+even if all other threads are blocked.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ __all__ = ["Asking", "FairThreads", "Way", "asking"]
 T = TypeVar("T")
 
 Way = Literal["ordinary", "heavy", "health"]
-"""How a request comes to a thread: those of heavy ones have a share of the threads, those of health have their own."""
+"""The class of a request: heavy requests are limited to a part of the threads, health requests have separate
+threads."""
 
 _HEALTH_THREADS = 2
 _WAITING = {"heavy": 32, "ordinary": 256}
-"""How many requests of an address may wait, by their way."""
+"""Most waiting requests of an address, by class."""
 _RETRY_AFTER = "1"
-"""Seconds after which a client may ask again that was refused because too many of its requests wait."""
+"""The header Retry-After, in seconds, for a client with too many waiting requests."""
 
 
 @attrs.define(eq=False)
 class Asking:
-    """One request, as far as its turn depends on it."""
+    """The properties of a request that determine its scheduling."""
 
     host: str
     reads: bool
-    """Whether it only asks, so that it need not be answered once its client has gone."""
+    """Whether the request only reads, so that it can be dropped when its client disconnects."""
     gone: Callable[[], bool]
-    """Says in any thread whether its client has gone."""
+    """Returns whether the client has disconnected. Thread-safe."""
     way: Way = "ordinary"
     begun: bool = False
-    """Whether the response has begun; what it needs then is neither refused nor heavy, since it is a step of it."""
+    """Whether the response has begun; then further work for it is neither refused nor heavy."""
 
     def unwanted(self) -> bool:
-        """Return whether nothing more is to be done for it."""
+        """Return whether the request can be dropped."""
         return self.reads and self.gone()
 
 
 asking: ContextVar[Asking | None] = ContextVar("topicstore_asking", default=None)
-"""The request that the running task serves."""
+"""The request that the current task serves."""
 
 
 @attrs.define(eq=False)
@@ -68,7 +69,7 @@ class _Work:
         return "" if self.of is None else self.of.host
 
     def do(self) -> None:
-        """Do it, unless its client has gone, or goes meanwhile."""
+        """Run the call, unless the request's client has disconnected; cancel it if the client disconnects meanwhile."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -77,7 +78,7 @@ class _Work:
             reads = self.of is not None and self.of.reads
             with while_wanted(self._wanted) if reads else nullcontext():
                 result = self.call()
-        except BaseException as failed:  # noqa: BLE001 - it is raised where the result is awaited
+        except BaseException as failed:  # noqa: BLE001 - it is raised by the future
             self.future.set_exception(failed)
         else:
             self.future.set_result(result)
@@ -87,27 +88,27 @@ class _Work:
 
 
 class FairThreads(ThreadPoolExecutor):
-    """An executor for requests. What is submitted belongs to the request that the running task serves (`asking`)."""
+    """An executor for requests. A submitted call belongs to the request that the current task serves (`asking`)."""
 
     def __init__(self, threads: int) -> None:
-        """``threads``: how many calls run at the same time, besides those of health.
+        """``threads``: most calls that run at the same time, besides health requests.
 
-        Three in four are for heavy requests at most, half of them for those of one address. An address has all threads
-        but one at most.
+        Heavy requests occupy at most three quarters of the threads, and those of one address at most half. An address
+        occupies at most all threads but one.
         """
         self._most, self._heavy = threads, max(threads * 3 // 4, 1)
         self._heavy_of_host, self._of_host = max(threads // 2, 1), max(threads - 1, 1)
         super().__init__(threads + 1, "topicstore-http")  # one more for `at_once`
         self._health = ThreadPoolExecutor(_HEALTH_THREADS, "topicstore-http-health")
         self._turns = threading.Lock()
-        """Guards the attributes below."""
+        """Guards the following attributes."""
         self._waiting: dict[tuple[str, bool], deque[_Work]] = {}
-        """By address and whether it is heavy; the one whose turn is next comes first."""
+        """The queues by address and whether they are heavy; the next one to be served comes first."""
         self._running: Counter[tuple[str, bool]] = Counter()
         self._ended = False
 
     def submit(self, call: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        """Have something done, and return its result to come: `UnwantedError` if the request's client has gone.
+        """Submit a call, and return its future, which raises `UnwantedError` if the request's client has disconnected.
 
         Raises `ServiceUnavailableException` if too many requests of the address wait, and RuntimeError after
         `shutdown`.
@@ -135,11 +136,11 @@ class FairThreads(ThreadPoolExecutor):
         return work.future
 
     def at_once(self, call: Callable[[], T]) -> Future[T]:
-        """Have something short done for nobody: what releases things needs no turn."""
+        """Submit a short call that is not queued, such as one that releases resources."""
         return super().submit(call)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more, and end when all that was submitted is done."""
+        """Refuse new calls, and end after all submitted calls are done or, with ``cancel_futures``, cancelled."""
         with self._turns:
             self._ended = True
             left = [work for queue in self._waiting.values() for work in queue]
@@ -153,7 +154,7 @@ class FairThreads(ThreadPoolExecutor):
         self._health.shutdown(wait, cancel_futures=cancel_futures)
 
     def _take_unwanted_locked(self) -> list[_Work]:
-        """Take what waits for clients that have gone out of the queues, and return it."""
+        """Remove work of disconnected clients from the queues, and return it."""
         found = []
         for key, queue in list(self._waiting.items()):
             gone = [work for work in queue if work.of is not None and work.of.unwanted()]
@@ -163,7 +164,7 @@ class FairThreads(ThreadPoolExecutor):
         return found
 
     def _begin_locked(self) -> None:
-        """Begin what may run now, one of each address in turn."""
+        """Begin work while threads are available; addresses take turns."""
         while (work := self._next_locked()) is not None:
             self._running[work.host, work.heavy] += 1
             super().submit(self._do, work)
@@ -186,7 +187,7 @@ class FairThreads(ThreadPoolExecutor):
             work = queue.popleft()
             del self._waiting[key]
             if queue:
-                self._waiting[key] = queue  # its next turn comes after those of all others
+                self._waiting[key] = queue  # moves the queue to the end
             return work
         return None
 

@@ -1,7 +1,7 @@
-"""The file of tokens, by which programs are let in, and what each may do.
+"""The file of API tokens, with the scope of each.
 
-A line a token, ``name scope sha256``. A token is random, 32 bytes, so a quick hash is enough: nobody can guess what
-gave it.
+Each line has one token, ``name scope sha256``. A token has 32 random bytes, so a fast hash is sufficient: guessing the
+token is infeasible.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ __all__ = ["SCOPES", "Scope", "Token", "TokenFileError", "Tokens", "token_file"]
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "write", "admin")
-"""What tokens may do, each also all before it: see what is there; publish, and change messages, sessions and queues;
-change how the server runs and what is kept."""
+"""The scopes of tokens; each includes those before it. ``read``: read data. ``write``: publish, and change messages,
+sessions and queues. ``admin``: change the server's settings and retention."""
 _FILE = "http-tokens"
 """The file's name in the database's directory, unless the settings name another."""
 _BYTES = 32
-"""Random bytes of a token."""
+"""Number of random bytes of a token."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class TokenFileError(InvalidArgumentError):
-    """The file of tokens can't be read or changed, or a name can't be used."""
+    """The file of tokens can't be read or changed, or a token's name is invalid."""
 
 
 @attrs.frozen
 class Token:
-    """A token that the file has."""
+    """A token of the file."""
 
     name: str
     scope: Scope
     digest: str
-    """The SHA-256 of its text, in hexadecimal digits."""
+    """The SHA-256 of the token's text, in hexadecimal."""
 
 
 def token_file(named: Path | None, directory: Path) -> Path:
-    """Return the path of the file: the one that the settings name, by default one in the database's directory."""
+    """Return the path of the token file: the one in the settings, by default a file in the database's directory."""
     return named if named is not None else directory / _FILE
 
 
 class Tokens:
-    """The tokens of a file, which is read again when it was replaced. May be used in any thread."""
+    """The tokens of a file, which is read again when it was replaced. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.own = secrets.token_urlsafe(_BYTES)
-        """A token that no file has, which may do everything; `topicstore.server.http.discovery` tells commands here."""
+        """An admin token that is not in the file; commands on this machine read it by
+        `topicstore.server.http.discovery`."""
         self._file = ReplacedFile(path, "tokens", TokenFileError)
         self._watched = Watched[list[Token]](self._file, self.read, missing=[])
 
@@ -71,7 +72,7 @@ class Tokens:
             raise
 
     def reread(self) -> None:
-        """Read the file again. Raises `TokenFileError`; the tokens that it had before then count on."""
+        """Read the file again. Raises `TokenFileError`; then its last valid content stays in force."""
         self._watched.reread()
 
     def any(self) -> bool:
@@ -79,7 +80,7 @@ class Tokens:
         return bool(self._watched.now())
 
     def add(self, name: str, scope: Scope) -> str:
-        """Make a token, and the file if there is none. Return the token's text, which nobody can find out later.
+        """Create a token, and the file if there is none. Return the token's text, which is not stored.
 
         Raises `TokenFileError`, also if there is a token of that name.
         """
@@ -113,16 +114,15 @@ class Tokens:
         return hmac.compare_digest(_digest(self.own), _digest(text))
 
     def scope_of(self, text: str) -> Scope | None:
-        """Return what whoever shows a token may do; None if there is no such token.
+        """Return the scope of a token; None if there is no such token.
 
-        Raises `TokenFileError` if the file can't be read, nor could be before, but not for the token `own`, which needs
-        no file.
+        Raises `TokenFileError` if the file can't be read and was never valid; but not for `own`, which needs no file.
         """
         if self.is_own(text):
             return "admin"
         digest = _digest(text)
         scope: Scope | None = None
-        for token in self._watched.now():  # all, so that the time tells nothing
+        for token in self._watched.now():  # compares all tokens, so that the time reveals nothing
             if hmac.compare_digest(token.digest, digest):
                 scope = token.scope
         return scope

@@ -1,7 +1,7 @@
-"""Where clients come in: TCP, TLS and WebSocket, all of which hand on one kind of connection.
+"""Listeners for MQTT clients over TCP, TLS and WebSocket.
 
-`listen` opens a listener. Each of its connections becomes an `asyncio.Protocol` of the server's, with an asyncio
-transport, whatever lies between that and the socket.
+`listen` opens a listener. Each of its connections becomes an `asyncio.Protocol` of the server with an asyncio
+transport, independent of the layers between the transport and the socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Accepting connections, of which those that there are no descriptors for are closed at once.
+"""Accepts connections, and closes those at once that exceed the limit of file descriptors.
 
-Event loops accept by themselves as long as there are descriptors, and take the last one too. Here a connection is
-closed if its descriptor's number is too high (`topicstore.server.descriptors`), before anything is made for it.
+An event loop's own server would accept until the last descriptor is used. Here a connection whose descriptor number is
+too high (`topicstore.server.descriptors`) is closed before any object is created for it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .failed_handshakes import FailedHandshakes
 __all__ = ["Acceptor"]
 
 _AT_ONCE = 64
-"""Connections that are accepted in one turn of the event loop."""
+"""Most connections that are accepted in one round of the event loop."""
 _PAUSE = 1.0
-"""Seconds in which nothing is accepted after the system had no descriptor, or no memory, for a connection."""
+"""Seconds without accepting after the system has run out of descriptors or memory for a connection."""
 _TOLD = 60.0
-"""Seconds between two lines of the log that say that connections are refused."""
+"""Seconds between two log lines about refused connections."""
 _SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 _log = logging.getLogger("topicstore.server")
 
 
 class Acceptor:
-    """A listening socket in the running event loop, which it accepts on until `close`.
+    """Accepts connections of a listening socket in the running event loop, until `close`.
 
     name:    the listener's name, for the log.
-    make:    makes the protocol of a connection.
-    below:   the number below which the descriptors of connections must lie.
-    context, handshake: what TLS needs, and the seconds that its handshake may take; None without TLS.
+    make:    returns the protocol for a new connection.
+    below:   connections whose descriptor has this number or a higher one are closed.
+    context, handshake: the TLS context, and the handshake's time limit in seconds; None without TLS.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Acceptor:
         self._beginning: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self._refused = 0
-        """Connections that were closed since the last line about it."""
+        """Number of connections refused since the last log line about them."""
         self._told = float("-inf")
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
-        """The socket on which it listens; none after `close`."""
+        """The listening socket; empty after `close`."""
         return (self._listening,) if self._listening.fileno() >= 0 else ()
 
     def close(self) -> None:
-        """Accept no more. May be called twice; connections that are there stay."""
+        """Stop accepting; open connections stay. Idempotent."""
         if self._listening.fileno() >= 0:
             self._loop.remove_reader(self._listening)
             self._listening.close()
@@ -76,7 +76,7 @@ class Acceptor:
             self._resume.cancel()
 
     async def wait_closed(self) -> None:
-        """Return at once: `close` leaves nothing to wait for."""
+        """Return at once, because `close` leaves nothing to wait for."""
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -94,19 +94,19 @@ class Acceptor:
                 self._refuse()
                 continue
             accepted.setblocking(False)
-            with contextlib.suppress(OSError):  # it is gone already
+            with contextlib.suppress(OSError):  # the client has disconnected
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._begin(accepted, peer))
             self._beginning.add(task)
             task.add_done_callback(self._beginning.discard)
 
     async def _begin(self, accepted: socket.socket, peer: Any) -> None:
-        """Have a protocol take a connection, after its handshake."""
+        """Create the protocol of a connection, after the TLS handshake."""
         try:
             await self._loop.connect_accepted_socket(
                 self._make, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake
             )
-        except (OSError, EOFError) as bad:  # of its client, such as a failed handshake: `ssl.SSLError` is an OSError
+        except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
                 self._failed.note(written_address(peer), str(bad) or "the client closed the connection")
@@ -120,7 +120,7 @@ class Acceptor:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Count a connection that isn't served, and log how many there were, once a minute."""
+        """Count a refused connection, and log the count at most once a minute."""
         self._refused += 1
         now = self._loop.time()
         if now >= self._told + _TOLD:

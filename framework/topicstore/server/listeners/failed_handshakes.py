@@ -1,4 +1,4 @@
-"""The lines in the log of TLS handshakes that fail. asyncio says nothing of them by itself."""
+"""Logging of failed TLS handshakes, which asyncio itself doesn't log."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 __all__ = ["FailedHandshakes"]
 
 _SECONDS, _LINES = 10.0, 10
-"""So many lines of failures are written in so many seconds; the first line after them says how many were left out."""
+"""The limit of log lines in a period of seconds; the first line after the period reports the number of omitted ones."""
 
 _log = logging.getLogger("topicstore.server.connections")
 
 
 class FailedHandshakes:
-    """Logs the handshakes of one listener that fail, a bounded number of them."""
+    """Logs failed handshakes of one listener, at a limited rate."""
 
     __slots__ = ("_began", "_listener", "_omitted", "_written")
 
@@ -24,7 +24,7 @@ class FailedHandshakes:
         self._written = self._omitted = 0
 
     def note(self, address: str, reason: str) -> None:
-        """Write the line of a handshake that has failed, unless there were many of late."""
+        """Log a failed handshake, unless the rate limit is exceeded."""
         now = time.monotonic()
         if now - self._began >= _SECONDS:
             self._began, self._written = now, 0

@@ -1,4 +1,4 @@
-"""One listener: its sockets, who accepts on them, and changing certificates while it serves."""
+"""One listener: its sockets, and replacing its certificates while it serves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BACKLOG = 4_096
 
 
 def read_tls(name: str, settings: ListenerSettings) -> ssl.SSLContext | None:
-    """Return what a listener needs for TLS, read from its files; None if it speaks none. Raises `ListenError`."""
+    """Read a listener's certificate files, and return the TLS context; None without TLS. Raises `ListenError`."""
     tls = settings.tls
     if tls is None:
         return None
@@ -35,7 +35,7 @@ def read_tls(name: str, settings: ListenerSettings) -> ssl.SSLContext | None:
 
 
 class Listener:
-    """Sockets that accept connections. Made by `listen`; everything is called in the event loop."""
+    """The sockets that accept connections for one listener. Created by `listen`; used in the event loop only."""
 
     def __init__(
         self, name: str, settings: ListenerSettings, limits: Limits, connect: ConnectionFactory, below: int
@@ -45,9 +45,9 @@ class Listener:
         self.via = _via(name, settings)
         self._factory = self._factory_for(connect)
         self._servers: list[Acceptor] = []
-        """One for each socket."""
+        """The acceptors, one for each socket."""
         self._closed: list[Place] = []
-        """Where it doesn't accept until `reopen`."""
+        """The addresses that were closed until `reopen`."""
         self._stopped = False
         self._reloading = asyncio.Lock()
 
@@ -58,39 +58,39 @@ class Listener:
         return lambda: connect(via)
 
     def same(self, settings: ListenerSettings, limits: Limits) -> bool:
-        """Return whether settings say nothing new: neither they nor files that they name."""
+        """Return whether settings are unchanged and name no certificate files, which may have changed."""
         return (settings, limits) == (self._settings, self._limits) and settings.tls is None
 
     @property
     def address(self) -> Address:
-        """The address that its settings say."""
+        """The address in the settings."""
         return self._settings.listen
 
     @property
     def places(self) -> list[Place]:
-        """Where its sockets are bound."""
+        """The addresses to which the sockets are bound."""
         return [Place.of(one) for server in self._servers for one in server.sockets]
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses on which it listens, with the ports that were taken."""
+        """The bound addresses as text, with the ports that were bound."""
         return [str(place) for place in self.places]
 
     @property
     def urls(self) -> list[str]:
-        """Its addresses as URLs."""
+        """The bound addresses as URLs."""
         path = self._settings.path if self._settings.protocol == "websocket" else ""
         return [f"{self.via.scheme}://{address}{path}" for address in self.addresses]
 
     def _serve(self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None) -> list[Acceptor]:
-        """Accept on bound sockets, which belong to the acceptors from now on. Raises `ListenError`."""
+        """Accept on bound sockets, which the acceptors then own. Raises `ListenError`; then the sockets are closed."""
         handshake = None if context is None else max(self._limits.connect_timeout, 0.001)
         now: list[Acceptor] = []
         try:
             for one in sockets:
                 one.listen(_BACKLOG)
                 now.append(Acceptor(self.via.name, one, self._factory, self._below, context, handshake))
-        except BaseException as bad:  # those that accept are closed if one can't
+        except BaseException as bad:  # closes all sockets if one fails
             _close(now)
             for one in sockets:
                 one.close()
@@ -100,15 +100,15 @@ class Listener:
         return now
 
     def read_files(self) -> ssl.SSLContext | None:
-        """Return what it needs for TLS, read from its files; None if it speaks none. Raises `ListenError`."""
+        """Read the certificate files, and return the TLS context; None without TLS. Raises `ListenError`."""
         return read_tls(self.via.name, self._settings)
 
     async def start(self, context: ssl.SSLContext | None, bound: Sequence[socket.socket]) -> None:
-        """Accept on bound sockets, which are its own from now on. Raises `ListenError`; then they are closed."""
+        """Accept on bound sockets, which the listener then owns. Raises `ListenError`; then the sockets are closed."""
         self._servers = self._serve(bound, context)
 
     def duplicate(self, place: Place) -> socket.socket:
-        """Return a socket of the caller's that is the one that it has at a place. Raises `ListenError`."""
+        """Duplicate the socket that is bound to an address; the caller owns the duplicate. Raises `ListenError`."""
         numbers = [one.fileno() for server in self._servers for one in server.sockets if Place.of(one) == place]
         if not numbers:
             raise ListenError(f"listener {self.via.name}: it was stopped meanwhile")
@@ -118,7 +118,7 @@ class Listener:
             raise ListenError(f"listener {self.via.name}: its sockets can't be taken over: {bad}") from bad
 
     def close(self, place: Place) -> None:
-        """Accept no more at a place, so that its address is free, until `reopen`."""
+        """Stop accepting on an address and release it, until `reopen`."""
         for server in list(self._servers):
             if [Place.of(one) for one in server.sockets] == [place]:
                 self._servers.remove(server)
@@ -126,15 +126,15 @@ class Listener:
                 self._closed.append(place)
 
     async def reopen(self) -> None:
-        """Accept again at the places that were closed, unless it was stopped. Raises `ListenError`."""
+        """Accept again on the addresses that `close` has closed, unless it was stopped. Raises `ListenError`."""
         closed, self._closed = self._closed, []
         if closed and not self._stopped:
             self._servers += self._serve(bind(self._settings.listen, closed), self.read_files())
 
     async def reload(self) -> None:
-        """Read the TLS files again; connections from now on get what is in them, those that are there keep theirs.
+        """Read the certificate files again, for new connections; open connections keep their certificate.
 
-        The sockets stay bound, and no client is refused meanwhile. Raises `ListenError`; then nothing is changed.
+        The sockets stay bound, so no client is refused meanwhile. Raises `ListenError`; then nothing is changed.
         """
         async with self._reloading:
             await self._reload()
@@ -152,7 +152,7 @@ class Listener:
         _close(before)
 
     def stop(self) -> None:
-        """Accept no more; connections that are there stay."""
+        """Stop accepting; open connections stay."""
         self._stopped = True
         _close(self._servers)
         self._servers, self._closed = [], []
@@ -182,9 +182,10 @@ async def listen(
     below: int,
     bound: Sequence[socket.socket] | None = None,
 ) -> Listener:
-    """Open a listener; ``connect`` is called for every connection, and ``below`` is that of `Acceptor`.
+    """Open a listener; ``connect`` is called for each connection, and ``below`` is the argument of `Acceptor`.
 
-    ``bound`` are its sockets, which are its own from now on; by default its address is bound. Raises `ListenError`.
+    ``bound`` are bound sockets, which the listener then owns; by default the address of the settings is bound. Raises
+    `ListenError`.
     """
     listener = Listener(name, settings, limits, connect, below)
     try:

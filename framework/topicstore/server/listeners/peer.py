@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as far as the connection tells."""
+"""The peer of a connection: its address, its certificate's name, and whether it is on this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from topicstore.server.addresses import is_loopback, site_of, written_address
 __all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Scheme", "Via", "peer_of"]
 
 FROM_ELSEWHERE = "topicstore_from_elsewhere"
-"""The extra information of a transport whose client is on another machine, though its socket is of this one."""
+"""The key of a transport's extra information that marks a client from another machine behind a local socket."""
 
 
 Scheme = Literal["mqtt", "mqtts", "ws", "wss"]
 
 
 class Via(msgspec.Struct, frozen=True, kw_only=True):
-    """What all connections of a listener have in common."""
+    """The properties that all connections of a listener share."""
 
     name: str
     """The listener's name in logs."""
@@ -29,34 +29,34 @@ class Via(msgspec.Struct, frozen=True, kw_only=True):
     certificate_users: bool
     """Whether the common name of a client's certificate is its user name."""
     zone: str | None = None
-    """The zone whose settings its clients have."""
+    """The zone whose settings apply to the listener's clients; None if there is none."""
     behind_proxy: bool = False
-    """Whether the other end of a socket is a proxy, and clients may be anywhere."""
+    """Whether clients connect through a proxy, so that a socket's peer address is not the client's."""
 
 
 ConnectionFactory = Callable[[Via], asyncio.Protocol]
-"""Makes what a new connection of a listener talks to."""
+"""Returns the protocol for a new connection of a listener."""
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """The other end of a connection."""
+    """The peer of a connection."""
 
     via: Via
     address: str
-    """Its address and port."""
+    """The peer's address and port."""
     loopback: bool
-    """Whether it is on this machine, and nothing says that it speaks for somebody elsewhere."""
+    """Whether the peer is on this machine, and no proxy or foreign web page is involved."""
     certificate_name: str | None
-    """The common name of its certificate if that is a user name here; None without one."""
+    """The common name of the peer's certificate, if the listener uses certificates' names as user names; else None."""
 
     @property
     def site(self) -> str:
-        """What it has in common with others at the same place: the address without the port; of IPv6 the network."""
+        """The IPv4 address or the IPv6 /64 network, by which clients of one site are counted together."""
         return site_of(self.address.rpartition(":")[0].strip("[]"))
 
 
 def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:
-    """Return who is at the other end. Call it when the connection is made, before the other end may have gone."""
+    """Return the peer of a connection. Must be called when the connection is made, before the peer may disconnect."""
     address = transport.get_extra_info("peername")
     host = address[0] if isinstance(address, (tuple, list)) else ""
     elsewhere = via.behind_proxy or transport.get_extra_info(FROM_ELSEWHERE, False)
@@ -69,7 +69,7 @@ def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:
 
 
 def _common_name(transport: asyncio.BaseTransport) -> str | None:
-    """Return the common name of the certificate of a client, which was verified; None if it has not exactly one."""
+    """Return the common name of a client's verified certificate; None unless it has exactly one."""
     certificate = transport.get_extra_info("peercert") or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else None

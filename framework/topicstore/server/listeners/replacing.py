@@ -1,4 +1,4 @@
-"""Other listeners for a server that runs, on the sockets of those that are there as far as these have the addresses."""
+"""Replacement of a running server's listeners, which reuses sockets whose addresses stay the same."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _log = logging.getLogger("topicstore.server")
 
 
 class Replacement:
-    """Listeners that replace those that run: `open` them, and then either `finish` or `undo`.
+    """A replacement of running listeners: `open` the new ones, and then either `finish` or `undo`.
 
-    Sockets stay where they are, whatever the names of their listeners, so that no client is refused: until `finish`,
-    both listeners accept. Where an address can only be bound once another one is closed, such as ``0.0.0.0`` beside
-    ``127.0.0.1``, that one is closed first; clients that come in between are refused.
+    Sockets stay bound, even under another listener's name, so that no client is refused: until `finish`, both the old
+    and the new listener accept. If an address can only be bound after another one is closed, such as ``0.0.0.0`` and
+    ``127.0.0.1``, the old one is closed first; clients that connect in between are refused.
     """
 
     def __init__(self, running: Sequence[Listener]) -> None:
         self._running = running
         self.listeners: list[Listener] = []
-        """All listeners of the new settings, in their order, also those that stay as they are."""
+        """All listeners of the new settings, in their order, including unchanged ones."""
         self._free: list[tuple[Listener, Place]] = []
-        """Sockets that none of the new listeners has."""
+        """The sockets of replaced listeners that no new listener has taken over."""
         self._sockets: dict[str, list[socket.socket]] = {}
-        """Sockets of the new listeners that they don't accept on yet, by name."""
+        """The bound sockets of new listeners before they accept, by name."""
 
     async def open(self, settings: ServerSettings, connect: ConnectionFactory, below: int) -> None:
-        """Open the listeners of new settings; files of TLS are read again. Raises `ListenError`: then call `undo`.
+        """Open the listeners of new settings; certificate files are read again. Raises `ListenError`: then call `undo`.
 
-        ``below`` is that of `Acceptor`.
+        ``below`` is the argument of `Acceptor`.
         """
         running = {listener.via.name: listener for listener in self._running}
         new: dict[str, tuple[Listener, ssl.SSLContext | None]] = {}
@@ -54,7 +54,7 @@ class Replacement:
         check_apart((f"the listener {name}", place) for name, places in wanted.items() for place in places)
         self._free = [(one, place) for one in self._running if one not in self.listeners for place in one.places]
         later: list[tuple[Listener, Place]] = []
-        for name in sorted(new, key=lambda name: name not in running):  # ports of its own first, if any will do
+        for name in sorted(new, key=lambda name: name not in running):  # names that stay keep their ports
             self._sockets[name] = []
             later += [(new[name][0], place) for place in wanted[name] if not self._take_over(new[name][0], place)]
         await self._bind(later)
@@ -62,7 +62,7 @@ class Replacement:
             await listener.start(context, self._sockets.pop(name))
 
     def _take_over(self, listener: Listener, place: Place) -> bool:
-        """Take the socket that is bound to a place, for another listener; return whether there is one."""
+        """Take over the socket that is bound to an address, for a new listener; return whether there is one."""
         for one in sorted(self._free, key=lambda one: one[0].via.name != listener.via.name):
             before, bound = one
             if place == bound or (not place.port and before.address == listener.address and place.shares(bound)):
@@ -72,7 +72,7 @@ class Replacement:
         return False
 
     async def _bind(self, wanted: Sequence[tuple[Listener, Place]]) -> None:
-        """Bind places that no listener has; those that need others to be closed come last."""
+        """Bind addresses that no listener has; addresses that conflict with old sockets come last."""
         blocked: list[tuple[Listener, Place]] = []
         for listener, place in wanted:
             sockets = self._sockets[listener.via.name]
@@ -94,13 +94,13 @@ class Replacement:
             self._sockets[listener.via.name] += bind(listener.address, [place])
 
     def finish(self) -> None:
-        """Have the listeners that were replaced accept no more."""
+        """Stop the replaced listeners."""
         for listener in self._running:
             if listener not in self.listeners:
                 listener.stop()
 
     async def undo(self) -> None:
-        """Have the listeners that ran go on as before, and no other accept. What can't be had back is logged."""
+        """Stop the new listeners, and restore the old ones. Failures to restore a listener are logged."""
         for listener in self.listeners:
             if listener not in self._running:
                 listener.stop()

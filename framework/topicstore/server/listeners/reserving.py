@@ -1,6 +1,6 @@
-"""Binding the addresses of a server, before anything accepts on them.
+"""Binds the addresses of a server before any socket accepts.
 
-An IPv6 address is for IPv6 only (IPV6_V6ONLY), also ``[::]``, so that it and ``0.0.0.0`` can have the same port.
+IPv6 sockets are for IPv6 only (IPV6_V6ONLY), so that ``[::]`` and ``0.0.0.0`` can have the same port.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from topicstore.server.settings import ServerSettings
 
 __all__ = ["NOT_HERE", "ListenError", "Place", "Reserved", "bind", "check_apart", "places_of", "unusable"]
 
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound by this
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - not used for binding
 NOT_HERE = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
-"""The errors of a machine without IPv6, of which a name such as ``localhost`` may have an address all the same."""
+"""The errors of a machine without IPv6, where a name such as ``localhost`` may still have an IPv6 address."""
 
 
 class ListenError(InvalidArgumentError):
@@ -32,33 +32,33 @@ class ListenError(InvalidArgumentError):
 
 @attrs.frozen
 class Place:
-    """Where a socket is bound: one of the addresses that a host and a port stand for."""
+    """A socket address: one of the addresses to which a host and a port resolve."""
 
     family: int
-    at: tuple[Any, ...] = attrs.field(eq=lambda at: (at[0], at[1], *at[3:]))  # the flow of IPv6 is no part of it
+    at: tuple[Any, ...] = attrs.field(eq=lambda at: (at[0], at[1], *at[3:]))  # without IPv6's flow information
 
     @classmethod
     def of(cls, bound: socket.socket) -> Self:
-        """Return where a socket is bound."""
+        """Return the address of a bound socket."""
         return cls(int(bound.family), bound.getsockname())
 
     @property
     def port(self) -> int:
-        """The port; 0 for a free one."""
+        """The port; 0 for any free port."""
         return int(self.at[1])
 
     def meets(self, other: Place) -> bool:
-        """Return whether only one socket can listen at both."""
+        """Return whether two addresses conflict, so that only one socket can listen."""
         if self.family != other.family or self.port != other.port or not self.port:
             return False
         return self.at[0] == other.at[0] or self.at[0] in _ANY or other.at[0] in _ANY
 
     def shares(self, other: Place) -> bool:
-        """Return whether they differ in nothing but the port."""
+        """Return whether two addresses are equal apart from the port."""
         return (self.family, self.at[0], self.at[3:]) == (other.family, other.at[0], other.at[3:])
 
     def bind(self) -> socket.socket:
-        """Return a new socket that is bound there, and doesn't listen yet. Raises OSError."""
+        """Return a new socket that is bound to the address, and doesn't listen yet. Raises OSError."""
         with Taken() as taken:
             bound = socket.socket(self.family, socket.SOCK_STREAM)
             taken.add(bound.close)
@@ -74,13 +74,13 @@ class Place:
 
 
 def unusable(address: object, bad: OSError, what: str = "") -> ListenError:
-    """Return the error for an address that can't be had."""
+    """Return the error for an address that can't be bound."""
     reason = os.strerror(bad.errno) if bad.errno and bad.errno > 0 else str(bad)
     return ListenError(f"can't listen on {address}{what}: {reason}")
 
 
 def places_of(address: Address, what: str = "") -> list[Place]:
-    """Return all that an address stands for; it may wait for the name to be found. Raises `ListenError`."""
+    """Resolve an address to all its socket addresses; may block on name resolution. Raises `ListenError`."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as bad:
@@ -89,7 +89,7 @@ def places_of(address: Address, what: str = "") -> list[Place]:
 
 
 def bind(address: Address, places: Iterable[Place], what: str = "") -> list[socket.socket]:
-    """Return sockets that are bound to all places of an address that this machine has. Raises `ListenError`."""
+    """Bind sockets to the socket addresses that this machine has. Raises `ListenError`, also if it has none."""
     missing: OSError | None = None
     with Taken() as taken:
         bound: list[socket.socket] = []
@@ -109,20 +109,20 @@ def bind(address: Address, places: Iterable[Place], what: str = "") -> list[sock
 
 
 def check_apart(wanted: Iterable[tuple[str, Place]]) -> None:
-    """Raise `ListenError` if nobody could listen at two of several places, each given with who is to have it."""
+    """Raise `ListenError` if two addresses conflict; each is given with the name of its owner."""
     for (name, place), (other, there) in combinations(wanted, 2):
         if place.meets(there):
             raise ListenError(f"can't listen on {there} for {other}: {place} is for {name} already")
 
 
 class Reserved:
-    """Sockets that are bound to the addresses of a server's settings, and that nobody listens on yet.
+    """Sockets that are bound to all addresses of a server's settings, and don't listen yet.
 
-    Listeners take theirs. Those that nobody has taken are closed by `close`, or at the end of the ``with`` block.
+    Each listener takes its sockets. The others are closed by `close`, or at the end of the ``with`` block.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Bind all addresses of listeners and of HTTP. Raises `ListenError`; then none is bound."""
+        """Bind all addresses of listeners and of HTTP. Raises `ListenError`; then no socket stays bound."""
         self._sockets: dict[str | None, list[socket.socket]] = {}
         named: dict[str | None, tuple[Address, ...]] = {one: (had.listen,) for one, had in settings.listeners.items()}
         if settings.http is not None:
@@ -138,11 +138,11 @@ class Reserved:
                     self._sockets[name] += bind(address, places, _what(name))
 
     def take(self, name: str | None) -> list[socket.socket]:
-        """Return the sockets of a listener, or of HTTP (None), which are the caller's from now on."""
+        """Return the sockets of a listener, or of HTTP (None), which the caller then owns."""
         return self._sockets.pop(name)
 
     def close(self) -> None:
-        """Close the sockets that nobody has taken. May be called again."""
+        """Close the sockets that were not taken. Idempotent."""
         left, self._sockets = self._sockets, {}
         for sockets in left.values():
             for one in sockets:

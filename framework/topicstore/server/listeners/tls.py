@@ -1,4 +1,4 @@
-"""The TLS of a listener, made from its files."""
+"""The TLS context of a listener, from its certificate files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def tls_context(settings: TlsSettings, *, protocol: str) -> ssl.SSLContext:
-    """Read the files, and return what a listener needs; ``protocol`` is what ALPN calls what is spoken within.
+    """Read the files, and return a listener's TLS context; ``protocol`` is the ALPN name of the application protocol.
 
-    Raises OSError, also if a file isn't what it should be or the key is not the certificate's (`ssl.SSLError`).
+    Raises OSError, also if a file is invalid or the key doesn't match the certificate (`ssl.SSLError`).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[settings.minimum_version]
@@ -29,7 +29,7 @@ def tls_context(settings: TlsSettings, *, protocol: str) -> ssl.SSLContext:
 
 
 def unusable_files(settings: TlsSettings, bad: Exception) -> str:
-    """Return what is wrong with the files of TLS after reading them failed; OpenSSL doesn't say which one it was."""
+    """Return an error text after reading TLS files failed; OpenSSL doesn't report which file caused the error."""
     files = [path for path in (settings.certificate, settings.key, settings.client_authorities) if path is not None]
     missing = [str(path) for path in files if _is_missing(path)]
     if missing:
@@ -43,11 +43,11 @@ def _is_missing(path: Path) -> bool:
         path.stat()
     except FileNotFoundError:
         return True
-    except OSError:  # of which reading it has told already
+    except OSError:  # reading the file has reported this error
         return False
     return False
 
 
 def _no_passphrase() -> str:
-    """Refuse a key with a passphrase, for which OpenSSL would ask on the terminal."""
+    """Refuse a key with a passphrase, for which OpenSSL would prompt on the terminal."""
     raise ssl.SSLError("the private key has a passphrase; a server can't ask for it")

@@ -1,7 +1,8 @@
-"""MQTT within WebSocket (RFC 6455; MQTT 5, section 6), behind the same seam as TCP.
+"""MQTT over WebSocket (RFC 6455; MQTT 5, section 6), with the same interface to the server as TCP.
 
-`WebSocketEdge` speaks to the socket; once the handshake is done, the server's connection gets a `WebSocketTransport`,
-to which it writes as to any other. Packets may be cut into frames anywhere, and are handed on as a stream of bytes.
+`WebSocketEdge` handles the socket. After the handshake, the server's connection gets a `WebSocketTransport`, to which
+it writes as to any asyncio transport. Frames may split packets anywhere, so their data is passed on as a stream of
+bytes.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from .peer import FROM_ELSEWHERE, ConnectionFactory, Via, peer_of
 __all__ = ["WebSocketEdge", "WebSocketTransport"]
 
 _LINGER = 5.0
-"""Seconds that a client has to answer a close frame."""
+"""Seconds that a client has to answer the close frame."""
 _SMALLEST_MESSAGE = 1 << 20
-"""Bytes that a WebSocket message may have though packets may not: it may hold many of them. The first message has no
-more, since no CONNECT is larger."""
+"""Bytes that a WebSocket message may always have, because one message may contain many packets. It is also the limit of
+the first message, because no CONNECT is larger."""
 _SMALLEST_HELD = 256
-"""Bytes of the beginning of a frame that is larger than any close frame."""
+"""An incomplete frame with more bytes than this can't be a close frame."""
 _LARGEST_HANDSHAKE = 64 << 10
-"""Bytes that a client may send before its handshake is whole."""
+"""Most bytes that a client may send before its handshake is complete."""
 
 _log = logging.getLogger("topicstore.server.websocket")
-_log.setLevel(logging.WARNING)  # the library has a line for every connection; so does the server, a better one
+_log.setLevel(logging.WARNING)  # the server has its own log line for each connection
 
 
 class WebSocketEdge(asyncio.Protocol):
-    """One connection of a WebSocket listener: the handshake, then frames on one side and bytes on the other."""
+    """One connection of a WebSocket listener: the handshake, then conversion between frames and bytes."""
 
     def __init__(
         self, connect: ConnectionFactory, via: Via, *, path: str, origins: tuple[str, ...], limits: Limits
@@ -57,20 +58,20 @@ class WebSocketEdge(asyncio.Protocol):
             logger=_log,
         )
         self._largest = max(limits.packet_size, _SMALLEST_MESSAGE)
-        """Bytes of a message, once the first one has come."""
+        """Most bytes of a message after the first one."""
         self._timer: asyncio.TimerHandle | None = None
         self._inner: asyncio.Protocol | None = None
-        self._socket: asyncio.Transport  # from `connection_made` on
-        self._record: ConnectionRecord  # what the log says of it if there is no MQTT within
+        self._socket: asyncio.Transport  # set by `connection_made`
+        self._record: ConnectionRecord  # for connections that fail before MQTT begins
         self._since = 0.0
         self._full = self._holds = self._inner_holds = False
         self._ends = False
-        """Whether what comes is thrown away: a frame that was under way when the connection was closed."""
+        """Whether received bytes are discarded, because a frame was incomplete when the connection was closed."""
 
-    # --- what the event loop calls ---
+    # --- called by the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the handshake, not for ever."""
+        """Begin to wait for the handshake, at most for the connect timeout."""
         self._socket, loop = cast("asyncio.Transport", transport), asyncio.get_running_loop()
         self._since = loop.time()
         self._record = ConnectionRecord(listener=self._via.name, address=peer_of(transport, self._via).address)
@@ -78,7 +79,7 @@ class WebSocketEdge(asyncio.Protocol):
         self._timer = loop.call_later(self._patience, self._socket.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what frames hold; what the library answers by itself is sent first."""
+        """Pass on the data of frames; automatic answers of the library, such as pongs, are sent first."""
         if self._inner is None:
             self._record.bytes_in += len(data)
         if self._ends:
@@ -99,34 +100,34 @@ class WebSocketEdge(asyncio.Protocol):
             if self.unfinished > _SMALLEST_HELD:
                 self._drop()
         elif not events:
-            self._inner.data_received(b"")  # more of a frame has come, of which nothing can be handed on yet
+            self._inner.data_received(b"")  # reports progress within an incomplete frame
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of a frame that isn't whole are kept."""
+        """Number of received bytes of an incomplete frame."""
         return len(self._frames.reader.buffer)
 
     def eof_received(self) -> bool | None:
-        """Close; there is no half-closed WebSocket."""
+        """Close the connection, because a WebSocket can't be half-closed."""
         self._frames.receive_eof()
         self._flush()
         return None
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Pause the server's connection, too."""
         self._full = True
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on, and read on."""
+        """Resume reading, and the server's connection."""
         self._full = False
         self.hold(pings=False)
         if self._inner is not None:
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on; if there is nobody to pass it on to, log it."""
+        """Notify the server's connection; if there is none yet, log the end of the connection."""
         self._stop_timer()
         if self._inner is not None:
             self._inner.connection_lost(exc)
@@ -167,9 +168,9 @@ class WebSocketEdge(asyncio.Protocol):
         return self._frames.state is OPEN and not self._frames.eof_sent
 
     def _take(self, frame: Frame) -> None:
-        """Hand on a frame's bytes. MQTT is in binary frames only [MQTT-6.0.0-1]."""
+        """Pass on a frame's data. MQTT uses binary frames only [MQTT-6.0.0-1]."""
         if frame.opcode is Opcode.PING and self._full:
-            self.hold(pings=True)  # its answer waits in memory, and so would all others
+            self.hold(pings=True)  # pongs would pile up in memory
         if self._inner is None or not self._open:
             return
         if frame.opcode is Opcode.TEXT:
@@ -180,7 +181,7 @@ class WebSocketEdge(asyncio.Protocol):
             self._inner.data_received(bytes(frame.data))
 
     def hold(self, *, pings: bool | None = None, inner: bool | None = None) -> None:
-        """Stop reading, or go on with it if nobody wants it stopped: neither this nor the server's connection."""
+        """Pause reading, or resume it if neither this object nor the server's connection requires the pause."""
         self._holds = self._holds if pings is None else pings
         self._inner_holds = self._inner_holds if inner is None else inner
         if self._socket.is_closing():
@@ -191,18 +192,18 @@ class WebSocketEdge(asyncio.Protocol):
             self._socket.resume_reading()
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes in one frame; after the end of the connection they go nowhere, as with every transport."""
+        """Send bytes in one frame; after the end of the connection they are discarded, as by every transport."""
         if self._open and data:
             self._frames.send_binary(bytes(data))
             self._flush()
 
     def _drop(self) -> None:
-        """Keep nothing of a frame that isn't whole, and take no further one: only a close frame would count."""
+        """Discard an incomplete frame and all further data, because only a close frame would still matter."""
         self._ends = True
         self._frames.reader.buffer.clear()
 
     def close(self) -> None:
-        """Send what was written, and a close frame; the socket is closed when the client has answered."""
+        """Send written bytes and a close frame; the socket is closed when the client has answered."""
         if self._open:
             if self.unfinished > _SMALLEST_HELD:
                 self._drop()
@@ -215,7 +216,7 @@ class WebSocketEdge(asyncio.Protocol):
         for data in self._frames.data_to_send():
             if data:
                 self._socket.write(data)
-            else:  # the end of what is sent
+            else:  # an empty item is the end of the data
                 self._socket.close()
 
     def _stop_timer(self) -> None:
@@ -225,14 +226,14 @@ class WebSocketEdge(asyncio.Protocol):
 
 
 def _first_line(response: Response) -> str:
-    """Return the first line of what a client is told that is refused."""
+    """Return the first line of a refusal's body."""
     return (response.body or b"").decode(errors="replace").partition("\n")[0]
 
 
 def _from_elsewhere(headers: Headers) -> bool:
-    """Return whether a client on this machine speaks for somebody elsewhere: it is a proxy, or a browser with a page.
+    """Return whether a client on this machine acts for another machine, as a proxy or a browser with a page does.
 
-    Else every page that somebody on this machine looks at could do what only this machine may.
+    Otherwise any web page opened on this machine would have the rights of this machine.
     """
     if is_forwarded(headers):
         return True
@@ -250,9 +251,9 @@ def _from_elsewhere(headers: Headers) -> bool:
 
 
 class WebSocketTransport(asyncio.Transport):
-    """What the server's connection writes to: as an asyncio transport, with frames beneath.
+    """The asyncio transport of the server's connection, which sends bytes as WebSocket frames.
 
-    The connection is handed no bytes, ``b""``, whenever more of a frame has come that isn't whole yet.
+    The connection receives ``b""`` whenever an incomplete frame has grown.
     """
 
     def __init__(self, edge: WebSocketEdge, socket: asyncio.Transport, *, from_elsewhere: bool) -> None:
@@ -261,35 +262,35 @@ class WebSocketTransport(asyncio.Transport):
         self._closing = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the socket's transport knows, and whether the client is elsewhere."""
+        """Return the socket transport's information, and whether the client is on another machine."""
         if name == FROM_ELSEWHERE:
             return super().get_extra_info(name, default)
         return self._socket.get_extra_info(name, default)
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of a frame have come that isn't whole, so that they weren't handed on."""
+        """Number of received bytes of an incomplete frame, which were not passed on yet."""
         return self._edge.unfinished
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes in a frame."""
+        """Send bytes in one frame."""
         if not self._closing:
             self._edge.send(data)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send bytes in one frame."""
+        """Join buffers, and send them in one frame."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        """Return False: WebSocket has no half-closed connection."""
+        """Return False, because a WebSocket can't be half-closed."""
         return False
 
     def write_eof(self) -> None:
-        """Raise NotImplementedError, as transports do that can't."""
+        """Raise NotImplementedError, because a WebSocket can't be half-closed."""
         raise NotImplementedError("a WebSocket can't be half-closed")
 
     def close(self) -> None:
-        """Send what was written, then a close frame; what the client still sends is thrown away."""
+        """Send written bytes, then a close frame; data that the client still sends is discarded."""
         self._closing = True
         self._edge.close()
 
@@ -299,21 +300,21 @@ class WebSocketTransport(asyncio.Transport):
         self._socket.abort()
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closing or closed, by whichever side."""
+        """Return whether the connection is closing or closed, by either side."""
         return self._closing or self._socket.is_closing()
 
     def pause_reading(self) -> None:
-        """Read no more from the socket; what was read is handed on."""
+        """Pause reading from the socket; bytes that were read are still passed on."""
         if not self._closing:
             self._edge.hold(inner=True)
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading from the socket."""
         if not self._closing:
             self._edge.hold(inner=False)
 
     def is_reading(self) -> bool:
-        """Return whether the socket is read."""
+        """Return whether reading from the socket is not paused."""
         return not self._closing and self._socket.is_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -321,7 +322,7 @@ class WebSocketTransport(asyncio.Transport):
         self._socket.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes wait to be sent."""
+        """Return the number of unsent bytes."""
         return self._socket.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:

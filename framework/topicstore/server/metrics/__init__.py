@@ -1,5 +1,5 @@
-"""What Prometheus is told of a server, a collector a subject, and the series of the last minutes that a page draws.
+"""Metrics of a server: collectors for Prometheus, and time series of the last minutes for the web page.
 
-Everything is read from counters that are there anyway when somebody asks. What is dear to find out is found out so
-rarely that it takes a small share of the time (`paced`), and how old it is, is told.
+Most values are read from existing counters on request. Expensive values are computed so rarely that they take a small
+share of the time (`paced`); their age is reported, too.
 """

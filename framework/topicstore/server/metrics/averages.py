@@ -1,4 +1,4 @@
-"""How long stores, commits and reads took in the last seconds and minutes, by shard."""
+"""Average latencies of stores, commits and reads over the last seconds and minutes, by shard."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from topicstore.shard.shard import Shard
 __all__ = ["INTERVALS", "Averages", "Kind"]
 
 INTERVALS = {"current": 10.0, "last5m": 300.0}
-"""Names of the intervals, and their seconds."""
+"""The lengths of the intervals in seconds, by name."""
 
 Kind = Literal["store", "commit", "read"]
 _KINDS: tuple[Kind, ...] = ("store", "commit", "read")
 _Totals = tuple[tuple[tuple[int, float], ...], ...]
-"""By kind and shard, how many there were, and the seconds that they took together."""
+"""By kind and shard, the number of operations, and their total duration in seconds."""
 
 
 class Averages:
-    """Remembers totals of the last five minutes. May be used in any thread."""
+    """Rolling averages, computed from samples of totals over the last five minutes. Thread-safe."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self._lock = threading.Lock()
         """Guards the samples."""
         self._samples: deque[tuple[float, _Totals]] = deque()
-        """Times and totals, of which all but the first are in the longest interval."""
+        """Times and totals; all samples but the first are within the longest interval."""
         self.sample()
 
     def sample(self) -> None:
-        """Remember the totals of this moment. To be called about once a second."""
+        """Take a sample of the current totals. To be called about once a second."""
         now, totals = time.monotonic(), self._totals()
         with self._lock:
             self._samples.append((now, totals))
@@ -41,7 +41,7 @@ class Averages:
                 self._samples.popleft()
 
     def microseconds(self, kind: Kind) -> dict[tuple[int, str], float]:
-        """Return averages by shard and interval, in microseconds; 0 where nothing was done."""
+        """Return averages by shard and interval, in microseconds; 0 without operations."""
         now, place, totals = time.monotonic(), _KINDS.index(kind), self._totals()[_KINDS.index(kind)]
         with self._lock:
             samples = list(self._samples)

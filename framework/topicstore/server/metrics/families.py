@@ -1,4 +1,4 @@
-"""Families of samples in few words: a name, what it is, its labels, and the samples."""
+"""Short constructors of Prometheus metric families: name, help text, labels and samples."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from topicstore.shard.writer import BOUNDS, Latencies
 __all__ = ["Rows", "counter", "gauge", "histogram", "summary", "unknown"]
 
 Rows = Iterable[tuple[Sequence[str], float]]
-"""Values of the labels, and the sample's value."""
+"""Samples: the values of the labels, and the sample's value."""
 
 _EDGES = [*map(repr, BOUNDS), "+Inf"]
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    """Return a number that only grows; its sample's name ends in ``_total``."""
+    """Return a counter, whose sample's name ends in ``_total``."""
     return _filled(CounterMetricFamily(name, text, labels=labels), rows)
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    """Return a number that goes up and down."""
+    """Return a gauge."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), rows)
 
 
 def unknown(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    """Return a number whose sample has exactly this name, which a counter's can't have."""
+    """Return an untyped metric, whose sample has exactly this name, without a counter's ``_total``."""
     return _filled(UnknownMetricFamily(name, text, labels=labels), rows)
 
 
 def summary(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], int, float]]) -> Metric:
-    """Return how often something was done (``_count``), and how long that took together (``_sum``)."""
+    """Return a summary: the number of operations (``_count``) and their total seconds (``_sum``)."""
     family = SummaryMetricFamily(name, text, labels=labels)
     for values, times, seconds in rows:
         family.add_metric(values, times, seconds)
@@ -48,7 +48,7 @@ def summary(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Se
 
 
 def histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Latencies]]) -> Metric:
-    """Return durations in classes."""
+    """Return a histogram of durations."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, latencies in rows:
         family.add_metric(values, list(zip(_EDGES, accumulate(latencies.counts), strict=True)), latencies.seconds)

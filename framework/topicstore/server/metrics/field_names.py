@@ -1,8 +1,8 @@
-"""The figures of EMQX's durable storage under its names, so that what was made for it reads ours.
+"""Metrics with the names of EMQX's durable storage, so that dashboards for EMQX can be used.
 
-Its labels are ``db``, ``shard`` and, for rolling averages in microseconds, ``interval``: ``current``, here the last ten
-seconds, or ``last5m``. Here all have a shard, and the ``site`` too. Its counters have no ``_total`` in their names; the
-text formats allow that only to samples without a type.
+EMQX's labels are ``db``, ``shard`` and, for rolling averages in microseconds, ``interval``: ``current``, here the last
+ten seconds, or ``last5m``. Here all metrics have the labels ``shard`` and ``site``. EMQX's counters have no ``_total``
+in their names, which the text formats only allow for untyped samples.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ROLLING: dict[Kind, tuple[str, str]] = {
 
 
 class FieldNamesCollector(Collector):
-    """One database, as the durable storage ``messages`` of a site."""
+    """Collects the metrics of one database as EMQX's durable storage ``messages`` of a site."""
 
     def __init__(self, db: ts.Database, site: str, averages: Averages) -> None:
         self._db, self._site, self._averages = db, site, averages
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         shards = list(self._db.storage.shards)
         for name, text, values in (
             ("batches", "Batches written.", [one.writer.counters.batches for one in shards]),
@@ -75,6 +75,6 @@ class FieldNamesCollector(Collector):
 
 
 def _walked(shard: Shard) -> tuple[int, int]:
-    """Return how many seeks there were, and how many keys were gone on to."""
+    """Return the number of seeks, and the number of keys that were read by iteration."""
     counters = [slab.counters for record, slab in shard.generations.with_slabs() if record.layout == _LAYOUT]
     return sum(one.seeks for one in counters), sum(one.visited + one.skipped for one in counters)

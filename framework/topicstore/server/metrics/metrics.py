@@ -1,4 +1,4 @@
-"""`Metrics`: all collectors of one server, and the text that Prometheus reads."""
+"""`Metrics`: all collectors of one server, and their text for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .store import StoreCollector
 __all__ = ["Metrics"]
 
 _OPENMETRICS = "application/openmetrics-text"
-_PLAIN = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4.removesuffix("; charset=utf-8")  # which the response adds itself
+_PLAIN = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4.removesuffix("; charset=utf-8")  # the response adds the charset
 
 
 class Metrics:
-    """What is told of one server, from `start` to `stop`. May be used in any thread."""
+    """All metrics of one server. Thread-safe."""
 
     def __init__(self, db: ts.Database, server: HasTraffic, *, site: str) -> None:
-        """``site``: the id of the site, as `topicstore ds info` shows it."""
+        """``site`` is the id of the site, as in `topicstore ds info`."""
         averages, lag = Averages(db.storage.shards), SessionLag(db)
         store, sessions = StoreCollector(db), SessionsCollector(db, lag)
         self._db = db
@@ -44,21 +44,21 @@ class Metrics:
         self.recent = Recent(db, server, store=store, sessions=sessions, lag=lag, renew=renew)
 
     def start(self) -> None:
-        """Begin to take the samples of `recent`."""
+        """Begin to take samples for `recent`."""
         self.recent.start()
 
     def stop(self) -> None:
-        """Take no more."""
+        """Stop taking samples."""
         self.recent.stop()
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in the format that is accepted, and its media type.
+        """Return all metrics in an accepted text format, and its media type.
 
-        That is OpenMetrics 1.0 if ``accept``, the header of a request, names it, otherwise Prometheus's own text
-        format. Raises `DatabaseClosedError`.
+        The format is OpenMetrics 1.0 if ``accept``, a request's header, names it, else Prometheus' text format. Raises
+        `DatabaseClosedError`.
         """
         self._db.storage.check_open()
         if _OPENMETRICS in accept:
-            text: bytes = exposition.generate_latest(self.registry)  # type: ignore[no-untyped-call] # it has no types
+            text: bytes = exposition.generate_latest(self.registry)  # type: ignore[no-untyped-call] # untyped
             return text, exposition.CONTENT_TYPE_LATEST
         return prometheus_client.generate_latest(self.registry), _PLAIN

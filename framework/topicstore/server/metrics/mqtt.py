@@ -1,4 +1,4 @@
-"""Clients of MQTT, and what they and the server have sent."""
+"""Metrics of MQTT clients, their packets and bytes, and the memory that they occupy."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _PACKET = ("type", "reason")
 
 
 class HasTraffic(Protocol):
-    """The MQTT server."""
+    """The part of the MQTT server that the metrics read."""
 
     @property
     def traffic(self) -> Traffic:
-        """What has gone through it."""
+        """Counters of the server's packets and bytes."""
 
     @property
     def budgets(self) -> Mapping[str, MemoryBudget]:
-        """What clients hold of its memory, by what it is."""
+        """The budgets of memory that clients occupy, by purpose."""
 
 
 class MqttCollector(Collector):
-    """The connections of one server."""
+    """Collects the metrics of one server's connections."""
 
     def __init__(self, server: HasTraffic) -> None:
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         traffic = self._server.traffic
         yield gauge("topicstore_mqtt_clients", "Clients that are connected.", (), [((), traffic.connected)])
         for name, text, value in (

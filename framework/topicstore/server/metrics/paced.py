@@ -1,4 +1,4 @@
-"""Values that take long to find out, and so are found out rarely."""
+"""Values that are expensive to compute, and are cached in proportion to their cost."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Generic, TypeVar
 __all__ = ["CHEAP", "Paced"]
 
 _SHARE = 0.001
-"""The most of the time that finding out one value takes, however often it is asked for."""
+"""Largest share of the time that computing one value may take, independent of the number of requests."""
 CHEAP = 0.001
-"""Seconds that may be spent on one value while somebody waits for all of them."""
+"""A value that takes fewer seconds than this is computed while a request waits."""
 
 T = TypeVar("T")
 
 
 class Paced(Generic[T]):
-    """A value, found out by a function that is called again only after a thousand times as long as it took.
+    """A cached value, which expires after a thousand times the duration of its computation.
 
-    So what takes microseconds is always fresh, and what takes 10 ms is up to 10 seconds old. Who asks waits for it only
-    if it is cheap; otherwise it is found out by whoever calls `renew` about once a second. For any thread.
+    So a value that takes microseconds is always fresh, and a value that takes 10 ms is up to 10 seconds old. `value`
+    computes the value only if that is cheap; otherwise the caller of `renew`, about once a second, does. Thread-safe.
     """
 
     def __init__(self, find_out: Callable[[], T]) -> None:
         self._find_out = find_out
         self._lock = threading.Lock()
-        """Guards the attributes below."""
+        """Guards the following attributes."""
         self._value: tuple[T] | None = None
         self._took = self._found_out = self._due = 0.0
 
     def value(self) -> T:
-        """Return the value. Raises what the function raises."""
+        """Return the value, computed again if it is due and cheap. Raises what the function raises."""
         with self._lock:
             if self._value is None:
                 return self._renewed_locked()
             return self._renewed_locked() if self._took < CHEAP and self._is_due() else self._value[0]
 
     def renew(self) -> None:
-        """Find the value out again if it is time. Raises what the function raises."""
+        """Compute the value again if it is due. Raises what the function raises."""
         with self._lock:
             if self._is_due():
                 self._renewed_locked()
@@ -56,5 +56,5 @@ class Paced(Generic[T]):
 
     @property
     def age(self) -> float:
-        """How many seconds ago it was found out."""
+        """The age of the value in seconds."""
         return time.monotonic() - self._found_out if self._value is not None else 0.0

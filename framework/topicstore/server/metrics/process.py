@@ -1,4 +1,4 @@
-"""The server's process: memory, CPU time, files; and which database it serves."""
+"""Metrics of the server's process (memory, CPU time, files), and an info metric of its database."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ProcessCollector"]
 
 
 class ProcessCollector(Collector):
-    """The figures that every client of Prometheus has, and a line about the database."""
+    """Collects Prometheus' standard process metrics, and an info metric of the database."""
 
     def __init__(self, db: ts.Database, site: str) -> None:
         standard = Standard(registry=None)
-        self._found: Paced[Iterable[Metric]] = Paced(standard.collect)  # it lists all open files
+        self._found: Paced[Iterable[Metric]] = Paced(standard.collect)  # expensive: it lists all open files
         manifest = db.manifest
         self._about = {
             "version": ts.__version__,
@@ -31,10 +31,10 @@ class ProcessCollector(Collector):
         }
 
     def renew(self) -> None:
-        """Find out what is dear to find out, if it is time."""
+        """Compute the expensive values that are due."""
         self._found.renew()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         yield from self._found.value()
         yield InfoMetricFamily("topicstore", "What serves which database.", value=self._about)

@@ -1,4 +1,4 @@
-"""What a page draws: the totals now, and what changed in each second of the last five minutes."""
+"""The data of the web page's charts: current totals, and a sample for each second of the last five minutes."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ _KEPT = 300
 
 @attrs.frozen(kw_only=True)
 class Totals:
-    """A server at one moment. Counts are since the database was opened, or the server started."""
+    """A snapshot of a server. Counts are since the database was opened, or the server started."""
 
     at: int
     """The time, in microseconds since the epoch."""
     stored_messages: int
     stored_bytes: int
-    """Bytes of their payloads."""
+    """Bytes of the stored messages' payloads."""
     read_messages: int
     publishes_received: int
-    """Messages that clients of MQTT have published."""
+    """Messages received from MQTT clients."""
     publishes_sent: int
-    """Messages that they were sent."""
+    """Messages sent to MQTT clients."""
     bytes_received: int
     bytes_sent: int
     clients: int
-    """Clients of MQTT that are connected."""
+    """Connected MQTT clients."""
     sessions: int
     """Durable sessions, connected or not."""
     in_flight: int
     dropped_qos0: int
     lag_messages: int
-    """Stored messages that are still to be delivered to all sessions together."""
+    """Stored messages that are still to be delivered, in total of all sessions."""
     lag_seconds: float
-    """How much older than the newest message the next one of the session furthest behind is."""
+    """The largest lag of a session: seconds by which its next message is older than the newest message."""
     lag_age: float
-    """How many seconds ago the counting of this lag began."""
+    """The age of the lag values, in seconds."""
     disk_bytes: int
     disk_free: int | None
-    """None for a database that is kept in memory only, or whose disk is gone."""
+    """Free bytes of the disk; None for a database in memory, or if the disk is missing."""
 
 
 @attrs.frozen(kw_only=True)
 class Series:
-    """Samples in columns, oldest first. Rates are per second, since the sample before."""
+    """Samples as columns, the oldest first. Rates are per second, since the previous sample."""
 
     at: list[int]
-    """Times in microseconds since the epoch."""
+    """Times of the samples, in microseconds since the epoch."""
     stored_messages: list[float]
     stored_bytes: list[float]
     read_messages: list[float]
@@ -74,7 +74,7 @@ class Series:
     bytes_received: list[float]
     bytes_sent: list[float]
     clients: list[int]
-    """Not a rate, as all that follow."""
+    """Connected clients. This column and the following ones are values, not rates."""
     lag_messages: list[int]
     lag_seconds: list[float]
     disk_bytes: list[int]
@@ -82,7 +82,7 @@ class Series:
 
 @attrs.frozen(kw_only=True)
 class Figures:
-    """What `GET /figures` returns."""
+    """The response of `GET /figures`."""
 
     every: float
     """Seconds between two samples."""
@@ -91,7 +91,7 @@ class Figures:
 
 
 class Recent:
-    """Takes a sample a second from `start` to `stop`, and keeps those of five minutes. For any thread."""
+    """Takes a sample each second, and keeps the samples of five minutes. Thread-safe."""
 
     def __init__(
         self,
@@ -103,24 +103,24 @@ class Recent:
         lag: SessionLag,
         renew: Callable[[], object],
     ) -> None:
-        """``renew`` is called before each sample: it finds out what is dear to find out, if it is time."""
+        """``renew`` is called before each sample, to compute expensive values that are due."""
         self._db, self._server = db, server
         self._store, self._sessions, self._lag, self._renew = store, sessions, lag, renew
         self._samples: deque[Totals] = deque(maxlen=_KEPT + 1)
         self._lock = threading.Lock()
         """Guards the samples."""
         self._task: BackgroundTask | None = None
-        """Takes the samples between `start` and `stop`."""
+        """The task that takes samples; None while stopped."""
 
     def start(self) -> None:
-        """Begin to take samples, also after `stop`. If they are being taken, nothing is done."""
+        """Begin to take samples, also again after `stop`. No effect if already started."""
         if self._task is not None:
             return
 
         def work(_woken: bool) -> None:
             try:
                 self.sample()
-            except DatabaseClosedError:  # before the server was ended: there is nothing more to be told
+            except DatabaseClosedError:  # the database was closed before the server ended
                 task.stop()
 
         self._task = task = BackgroundTask("figures", work)
@@ -128,7 +128,7 @@ class Recent:
         task.wake()
 
     def stop(self) -> None:
-        """Take no more, and return when none is being taken."""
+        """Stop taking samples, and wait for a sample in progress."""
         task, self._task = self._task, None
         if task is not None:
             task.stop()
@@ -143,7 +143,7 @@ class Recent:
             self._samples.append(totals)
 
     def totals(self) -> Totals:
-        """Return the totals now. Raises `DatabaseClosedError`."""
+        """Return the current totals. Raises `DatabaseClosedError`."""
         self._db.storage.check_open()
         counters = [shard.writer.counters for shard in self._db.storage.shards]
         traffic: Traffic = self._server.traffic
@@ -170,7 +170,7 @@ class Recent:
         )
 
     def figures(self) -> Figures:
-        """Return the totals now, and the series. Raises `DatabaseClosedError`."""
+        """Return the current totals, and the series of samples. Raises `DatabaseClosedError`."""
         totals = self.totals()
         with self._lock:
             samples = list(self._samples)
@@ -200,6 +200,6 @@ def _series(samples: Sequence[Totals]) -> Series:
 
 
 def _rate(name: str, before: Totals, after: Totals) -> float:
-    """Return how much a total has grown a second; 0 where the clock was set back."""
+    """Return the growth of a total per second; 0 if the clock was set back."""
     passed = after.at - before.at
     return max(0.0, (getattr(after, name) - getattr(before, name)) / passed * 1e6) if passed > 0 else 0.0

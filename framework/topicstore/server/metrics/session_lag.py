@@ -1,4 +1,4 @@
-"""How far all sessions together are behind, counted a few sessions at a time."""
+"""The total lag of all sessions, computed for a few sessions at a time."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from .paced import CHEAP
 __all__ = ["LagTotals", "SessionLag"]
 
 _SHARE = 0.005
-"""The most of the time that the counting takes."""
+"""Largest share of the time that the computation may take."""
 _PIECE = 0.005
-"""Seconds that one look at a few sessions is to take, and may exceed by what one session takes."""
+"""Seconds of one step of the computation, which may take longer by the time of one session."""
 
 _log = logging.getLogger("topicstore.server.metrics")
 
 
 @attrs.frozen(kw_only=True)
 class LagTotals:
-    """All sessions together, as they were one after the other. A shared subscription counts for each member."""
+    """Totals of the lag of all sessions, taken one after the other. A shared subscription counts for each member."""
 
     sessions: int = 0
-    """How many were looked at."""
+    """Number of sessions."""
     lagging: int = 0
-    """How many of them have something to be delivered."""
+    """Number of sessions with messages to be delivered."""
     messages: int = 0
-    """Messages that are still to be delivered to them."""
+    """Messages that are still to be delivered, in total."""
     most_messages: int = 0
-    """Those of the session that has most of them."""
+    """Messages that are still to be delivered to the session with most of them."""
     most_seconds: float = 0.0
-    """Seconds by which the next message of the session that is furthest behind is older than the newest message."""
+    """The largest lag of a session: seconds by which its next message is older than the newest message."""
     unknown: int = 0
-    """Sessions of which it could not be found out."""
+    """Number of sessions whose lag could not be computed."""
 
     def __add__(self, lag: Lag) -> LagTotals:
-        """Return the totals with those of one more session."""
+        """Add the lag of one more session."""
         return LagTotals(
             sessions=self.sessions + 1,
             lagging=self.lagging + bool(lag.messages),
@@ -55,31 +55,31 @@ class LagTotals:
 
 
 class SessionLag:
-    """Goes over all sessions again and again, as far as that takes a small share of the time. For any thread."""
+    """Computes the lag of all sessions in repeated rounds, within a small share of the time. Thread-safe."""
 
     def __init__(self, db: ts.Database) -> None:
         self._db = db
         self._lock = threading.Lock()
-        """Held while it goes on. Guards the attributes below."""
+        """Held during a step of the computation. Guards the following attributes."""
         self._told = threading.Lock()
-        """Guards `_whole` and `_since`, so that nobody who asks waits for the counting. Taken last."""
+        """Guards `_whole` and `_since`, so that readers don't wait for the computation. Acquired after `_lock`."""
         self._left: list[str] = []
-        """The clients that are still to be looked at in this round."""
+        """The remaining clients of the current round."""
         self._counted = LagTotals()
-        """The totals of those that were."""
+        """The totals of the current round up to this point."""
         self._whole = LagTotals()
-        """The totals of the last round."""
+        """The totals of the last complete round."""
         self._since = self._began = time.monotonic()
-        """When the last round and this one began."""
+        """The times at which the last complete round and the current round began."""
         self._due = self._took = 0.0
-        """When it is to go on, and how many seconds the last piece has taken."""
+        """The time of the next step, and the duration of the last step in seconds."""
         self._step = 1
-        """How many sessions are looked at together."""
+        """Number of sessions whose lag is computed in one call."""
 
     def totals(self) -> tuple[LagTotals, float]:
-        """Return the totals of the last whole round, and how many seconds ago it began.
+        """Return the totals of the last complete round, and the seconds since the round began.
 
-        First it goes on if it is time, and if that is cheap; otherwise whoever calls `renew` does that.
+        A step of the computation is done first if it is due and cheap; otherwise `renew` does the step.
         """
         if self._took < CHEAP:
             self.renew()
@@ -87,7 +87,7 @@ class SessionLag:
             return self._whole, time.monotonic() - self._since
 
     def renew(self) -> None:
-        """Go on if it is time. Raises `DatabaseClosedError`."""
+        """Do a step of the computation if it is due. Raises `DatabaseClosedError`."""
         with self._lock:
             began = time.monotonic()
             if began >= self._due:
@@ -118,7 +118,7 @@ class SessionLag:
             if len(clients) > 1:
                 for one in clients:
                     self._count_locked([one])
-            elif not isinstance(failed, SessionNotFoundError):  # else it has ended meanwhile
+            elif not isinstance(failed, SessionNotFoundError):  # else the session has ended
                 _log.warning("how far the session of %r is behind can't be found out: %s", clients[0], failed)
                 self._counted = attrs.evolve(
                     self._counted, sessions=self._counted.sessions + 1, unknown=self._counted.unknown + 1

@@ -1,4 +1,4 @@
-"""Durable sessions and queues: how many there are, and how far their readers are behind. No series a session."""
+"""Metrics of durable sessions and queues: numbers and total lag, without a time series for each session."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _QUEUE = ("queue",)
 
 
 class SessionsCollector(Collector):
-    """The sessions and open queues of one database."""
+    """Collects the metrics of one database's sessions and open queues."""
 
     def __init__(self, db: ts.Database, lag: SessionLag) -> None:
         self._lag = lag
         self.number: Paced[int] = Paced(lambda: len(db.sessions.clients()))
-        """How many sessions there are, connected or not."""
+        """Number of sessions, connected or not."""
         self.counts: Paced[SessionCounts] = Paced(lambda: db.sessions.counts())
-        """Counts of those that are connected."""
+        """Counts of the connected sessions."""
         self._queues: Paced[list[QueueInfo]] = Paced(lambda: db.queues.opened())
 
     def renew(self) -> None:
-        """Find out what is dear to find out, if it is time. Raises `DatabaseClosedError`."""
+        """Compute the expensive values that are due. Raises `DatabaseClosedError`."""
         for one in (self.number, self.counts, self._queues, self._lag):
             one.renew()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         number, counts = self.number.value(), self.counts.value()
         for name, text, value in (
             ("topicstore_sessions", "Sessions, connected or not.", number),

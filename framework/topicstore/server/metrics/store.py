@@ -1,4 +1,4 @@
-"""What a database's shards have done, and what is in them."""
+"""Metrics of a database's shards: operations, latencies, sizes and generations."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _COUNTERS = {
     "compacted": ("topicstore_compacted_messages", "Messages rewritten by compactions."),
     "state_writes": ("topicstore_state_writes", "Commits of state without messages, as those of sessions."),
 }
-"""By the names that `topicstore.shard.writer.ShardCounters` has."""
+"""Metric names and help texts, by attribute of `topicstore.shard.writer.ShardCounters`."""
 
 
 class StoreCollector(Collector):
-    """The shards of one database."""
+    """Collects the metrics of one database's shards."""
 
     def __init__(self, db: ts.Database) -> None:
         self._db = db
         self.engines: Paced[list[EngineInfo]] = Paced(self._look_at_engines)
-        """The sizes that the engines report, by shard; empty while their disk is gone."""
+        """The sizes that the engines report, by shard; empty while an engine can't be read."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         shards = list(self._db.storage.shards)
         for attribute, (name, text) in _COUNTERS.items():
             yield counter(name, text, _SHARD, ((_of(one), getattr(one.writer.counters, attribute)) for one in shards))
@@ -83,19 +83,19 @@ class StoreCollector(Collector):
         yield gauge("topicstore_disk_free_bytes", text, (), [] if free is None else [((), free)])
 
     def _look_at_engines(self) -> list[EngineInfo]:
-        """Return the sizes that the engines report, which looks at all files."""
+        """Return the sizes that the engines report; expensive, because engines inspect all files."""
         try:
             return [shard.writer.open_engine().info() for shard in self._db.storage.shards]
-        except EngineError:  # `/health/ready` tells it
+        except EngineError:  # `/health/ready` reports it
             return []
 
     def disk_free(self) -> int | None:
-        """Return the bytes that are free where the database is; None in memory only, or if its disk is gone."""
+        """Return the free bytes of the database's disk; None for a database in memory, or if the disk is missing."""
         if "persistent" not in self._db.storage.capabilities:
             return None
         try:
             return shutil.disk_usage(self._db.path).free
-        except OSError:  # `/health/ready` tells it
+        except OSError:  # `/health/ready` reports it
             return None
 
 
@@ -132,7 +132,7 @@ def _latencies(shards: Sequence[Shard]) -> Iterator[Metric]:
 
 
 def _generations(shards: Sequence[Shard]) -> Iterator[Metric]:
-    """Yield what is told of generations. No lock is taken: a writer isn't held up, and doesn't hold this up."""
+    """Yield the metrics of generations. Reads without locks, so that writers and metrics don't block each other."""
     backlog: list[tuple[tuple[str], float]] = []
     messages: list[tuple[tuple[str, str, str], float]] = []
     sizes: list[tuple[tuple[str, str, str], float]] = []
@@ -152,6 +152,6 @@ def _generations(shards: Sequence[Shard]) -> Iterator[Metric]:
 
 
 def _counts(shard: Shard, record: GenerationRecord) -> tuple[int, int]:
-    """Return the messages and bytes of a generation; those of the current one are in the tail."""
+    """Return the messages and bytes of a generation; the tail has those of the current generation."""
     counted = record if record.sealed is not None else shard.writer.tail
     return counted.messages, counted.live_bytes

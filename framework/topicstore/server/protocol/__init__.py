@@ -1,1 +1,1 @@
-"""MQTT's bytes: frames, packets and reason codes of MQTT 5 and MQTT 3.1.1. Nothing here opens a socket or waits."""
+"""Encoding and decoding of MQTT 5 and MQTT 3.1.1: frames, packets and reason codes, without I/O."""

@@ -1,7 +1,7 @@
-"""Bounds on packets that are read part by part, so that one packet never keeps the server busy for seconds.
+"""Limits for the number of elements in a packet, so that decoding one packet never takes seconds.
 
-A packet's size alone doesn't bound them: 16 MB hold millions of filters or user properties of a few bytes. What is
-refused here is more than any client has a use for.
+The packet size alone is no sufficient limit: 16 MB can contain millions of filters or user properties of a few bytes.
+The limits are higher than clients need.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from .reason import PacketError, ReasonCode
 __all__ = ["LARGEST_CONNECT", "MOST_FILTERS", "MOST_USER_PROPERTIES", "check_bounds"]
 
 LARGEST_CONNECT = 1 << 20
-"""Bytes of a CONNECT: its fields have 64 KiB each, and nobody knows yet whom it comes from."""
+"""Most bytes of a CONNECT: its fields have up to 64 KiB each, and the client is not authenticated yet."""
 MOST_FILTERS = 65_536
-"""Filters in one SUBSCRIBE or UNSUBSCRIBE."""
+"""Most filters in one SUBSCRIBE or UNSUBSCRIBE."""
 MOST_USER_PROPERTIES = 65_536
-"""User properties of one PUBLISH."""
+"""Most user properties of one PUBLISH."""
 _LARGEST_PROPERTIES = 1 << 18
-"""Bytes of the properties of any other packet, or of the whole packet where it has little else."""
+"""Most bytes of the properties of any other packet, or of the whole packet if it has little else."""
 _SUBSCRIBE, _UNSUBSCRIBE = 8, 10
 
 
 def check_bounds(version: int, kind: int, body: bytes) -> None:
-    """Raise `PacketError` for a packet with too much in it; ``kind``: its type, which is not PUBLISH or CONNECT.
+    """Raise `PacketError` for a packet that exceeds the limits; ``kind`` is its type, neither PUBLISH nor CONNECT.
 
-    `ReasonCode.QUOTA_EXCEEDED` says that it has too many filters, `ReasonCode.PACKET_TOO_LARGE` that its properties
+    The reason is `ReasonCode.QUOTA_EXCEEDED` for too many filters, `ReasonCode.PACKET_TOO_LARGE` for properties that
     are too long.
     """
     if kind not in (_SUBSCRIBE, _UNSUBSCRIBE):
@@ -49,11 +49,11 @@ def check_bounds(version: int, kind: int, body: bytes) -> None:
 
 
 def _length(body: bytes) -> tuple[int, int]:
-    """Return the length of the properties behind a packet id, and where they begin."""
+    """Return the length of the properties after a packet id, and the offset at which they begin."""
     length = 0
     for index in range(4):
         byte = body[2 + index]
         length |= (byte & 127) << 7 * index
         if byte < 128:
             break
-    return length, 3 + index  # a length that is none is refused by whoever reads it
+    return length, 3 + index  # the decoder refuses an invalid length

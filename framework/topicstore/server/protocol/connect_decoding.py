@@ -1,4 +1,4 @@
-"""Reading a CONNECT. It is read by ohmqtt, MQTT 3.1.1 after empty properties were put in.
+"""Decoding of CONNECT by ohmqtt, which reads MQTT 3.1.1 after empty properties were inserted.
 
 Source: MQTT Version 5.0 and MQTT Version 3.1.1 (OASIS Standards), section 3.1.
 """
@@ -17,8 +17,8 @@ from .reason import PacketError, ReasonCode
 __all__ = ["decode_connect"]
 
 _BRIDGE = 0x80
-"""The bit that bridges of mosquitto set in the version at first; told in the form of theirs that it isn't served, they
-connect without it (https://mosquitto.org/man/mosquitto-conf-5.html, ``try_private``)."""
+"""The version bit that mosquitto's bridges set at first. After a refusal in their own version's format, they connect
+again without it (https://mosquitto.org/man/mosquitto-conf-5.html, ``try_private``)."""
 
 
 def _malformed(text: str) -> NoReturn:
@@ -26,10 +26,10 @@ def _malformed(text: str) -> NoReturn:
 
 
 def decode_connect(first: int, body: bytes) -> ConnectPacket:
-    """Return a CONNECT of MQTT 5 or MQTT 3.1.1.
+    """Decode a CONNECT of MQTT 5 or MQTT 3.1.1.
 
-    Raises `PacketError`, whose ``version`` says whether it may be answered with a CONNACK: always in MQTT 5, in MQTT
-    3.1.1 where one of its return codes says what is wrong. Another protocol's name or version is
+    Raises `PacketError`, whose ``version`` says whether a CONNACK may be sent: in MQTT 5 always, in MQTT 3.1.1 if one
+    of its return codes describes the error. An unknown protocol name or version is
     `ReasonCode.UNSUPPORTED_PROTOCOL_VERSION`, a missing client id `ReasonCode.CLIENT_IDENTIFIER_NOT_VALID`.
     """
     if first != 0x10:
@@ -75,7 +75,7 @@ def _check_flags(version: int, flags: int) -> None:
 
 
 def _as_version_5(body: bytes) -> memoryview:
-    """Return the body of a CONNECT of MQTT 3.1.1 as MQTT 5 has it: with empty properties of connection and will."""
+    """Convert the body of a CONNECT of MQTT 3.1.1 to MQTT 5, with empty properties of connection and will."""
     payload = body[10:]
     will = b""
     if body[7] & 4:

@@ -1,9 +1,9 @@
-"""Reading the packets that clients send, in MQTT 5 and MQTT 3.1.1.
+"""Decoding of the packets that clients send, in MQTT 5 and MQTT 3.1.1.
 
-Every rule of the two standards about a single packet's bytes is checked here, and nothing that depends on what came
-before it. Whether a topic filter keeps the rules of section 4.7 is left to those who subscribe, because one bad filter
-is refused in the SUBACK. PUBLISH and the acknowledgements are cut by hand, because they are nearly all that a server
-gets; everything else is read by ohmqtt, MQTT 3.1.1 after the lengths of properties were put in.
+All rules of the two standards about a single packet are checked here, but no rules that depend on earlier packets. The
+rules for topic filters (section 4.7) are checked when subscribing, because an invalid filter is refused in the SUBACK.
+PUBLISH and the acknowledgements, which are most of a server's traffic, are decoded by this package. Other packets are
+decoded by ohmqtt; for MQTT 3.1.1 after empty properties were inserted.
 
 Source: MQTT Version 5.0 and MQTT Version 3.1.1 (OASIS Standards), chapters 2 and 3.
 """
@@ -47,9 +47,9 @@ def _protocol_error(text: str) -> NoReturn:
 
 
 def decode(version: int, first: int, body: bytes) -> Packet:
-    """Return any packet but a PUBLISH. Of a CONNECT, ``version`` is ignored: it decides its own.
+    """Decode any packet but a PUBLISH. For a CONNECT, ``version`` is ignored, because the packet contains it.
 
-    Raises `PacketError` for everything that is not a packet that a client of this version may send.
+    Raises `PacketError` for an invalid packet, and for one that a client of this version may not send.
     """
     kind = first >> 4
     decoder = _DECODERS.get(kind)
@@ -72,7 +72,7 @@ def _check_flags(first: int, flags: int) -> None:
 
 
 def _with_properties(version: int, body: bytes) -> memoryview:
-    """Return a body with properties behind the packet id; MQTT 3.1.1 has none, so their length, 0, is put in."""
+    """Return a body with properties after the packet id; for MQTT 3.1.1, their length 0 is inserted."""
     return memoryview(body if version == 5 else b"%b\0%b" % (body[:2], body[2:]))
 
 
@@ -107,7 +107,7 @@ def _subscribe(version: int, first: int, body: bytes) -> SubscribePacket:
         _check_options(version, text, options)
     identifier = 0
     if packet.properties.SubscriptionIdentifier is not None:
-        # ohmqtt keeps a set, from which doubles have vanished: then the packet is longer than what was read from it.
+        # ohmqtt keeps a set without duplicates: with a duplicate, the packet is longer than its decoded values.
         (identifier, *more) = packet.properties.SubscriptionIdentifier
         size = 2 + len(packet.properties.encode()) + sum(3 + len(text.encode()) for text, _ in packet.topics)
         if more or size != len(body):

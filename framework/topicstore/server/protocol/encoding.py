@@ -1,9 +1,9 @@
-"""The packets that a server sends, as bytes, in MQTT 5 and MQTT 3.1.1.
+"""Encoding of the packets that a server sends, in MQTT 5 and MQTT 3.1.1.
 
-Every function takes the version first, 4 or 5. What MQTT 3.1.1 has no place for is left out, and a packet that it
-doesn't have at all is ``b""``. A reason code that a packet can't have by its table in the standard becomes
-`ReasonCode.UNSPECIFIED_ERROR`, so that a cause has one code in this program whichever packet tells it. PUBLISH and the
-acknowledgements are made by hand; the rest by ohmqtt.
+The first argument of each function is the version, 4 or 5. Fields that MQTT 3.1.1 doesn't have are omitted, and a
+packet that it doesn't have is ``b""``. A reason code that the standard doesn't permit for a packet becomes
+`ReasonCode.UNSPECIFIED_ERROR`, so that callers can use the same code for any packet. PUBLISH and the acknowledgements
+are encoded by this module, the other packets by ohmqtt.
 
 Source: MQTT Version 5.0 and MQTT Version 3.1.1 (OASIS Standards), chapters 2 and 3.
 """
@@ -57,7 +57,7 @@ _Props = TypeVar("_Props", bound=MQTTProperties)
 PINGRESP = b"\xd0\0"
 
 _LENGTHS = tuple(map(encode_varint, range(16_384)))
-"""Remaining lengths of one and two bytes."""
+"""The encodings of remaining lengths of one and two bytes."""
 _FIRST = tuple(bytes((0x30 | flags,)) for flags in range(16))
 
 _ACKS = {4: 0x40, 5: 0x50, 6: 0x62, 7: 0x70}
@@ -65,15 +65,15 @@ _ACKS = {4: 0x40, 5: 0x50, 6: 0x62, 7: 0x70}
 _PLAIN_ACK = struct.Struct(">BBH").pack
 
 _TOPICS: BoundedCache[str, bytes] = BoundedCache(entries=32_768, size=8 << 20)
-"""Topics with their length, as a packet has them."""
+"""A cache of encoded topics, with their lengths."""
 
 
 def publish(version: int, publish: Publish, topic: str, alias: int) -> bytes:
-    """Return a PUBLISH.
+    """Encode a PUBLISH.
 
-    ``topic`` is the message's topic, or "" where ``alias``, the topic alias of this connection, stands for it; an alias
-    of 0 is none. In MQTT 3.1.1 there are neither aliases nor properties. Raises ValueError for a packet larger than any
-    may be: 268,435,455 bytes behind its length.
+    ``topic`` is the message's topic, or "" if ``alias``, a topic alias of the connection, replaces it; 0 is no alias.
+    In MQTT 3.1.1 there are neither aliases nor properties. Raises ValueError for a remaining length of more than
+    268,435,455 bytes.
     """
     before, after = publish_parts(version, publish, topic, alias)
     if publish.qos:
@@ -82,9 +82,9 @@ def publish(version: int, publish: Publish, topic: str, alias: int) -> bytes:
 
 
 def publish_parts(version: int, publish: Publish, topic: str, alias: int) -> tuple[bytes, bytes]:
-    """Return what of a PUBLISH stands before its packet id, and what behind it, so that many clients can share it.
+    """Encode a PUBLISH as the bytes before and after its packet id, which many clients can share.
 
-    At QoS 0 there is no packet id: the packet is the two parts together.
+    At QoS 0 there is no packet id: the packet is the concatenation of both parts.
     """
     message = publish.message
     named = _TOPICS.get(topic) or _new_topic(topic)
@@ -109,7 +109,7 @@ def _new_topic(topic: str) -> bytes:
 
 
 def puback(version: int, kind: int, packet_id: int, reason: int = 0) -> bytes:
-    """Return one acknowledgement: 4 PUBACK, 5 PUBREC, 6 PUBREL, 7 PUBCOMP. MQTT 3.1.1 has no place for the reason."""
+    """Encode an acknowledgement: 4 PUBACK, 5 PUBREC, 6 PUBREL, 7 PUBCOMP. In MQTT 3.1.1 the reason is omitted."""
     if reason and version == 5:
         return struct.pack(">BBHB", _ACKS[kind], 3, packet_id, _ack_reason(kind, reason))
     return _PLAIN_ACK(_ACKS[kind], 2, packet_id)
@@ -117,12 +117,12 @@ def puback(version: int, kind: int, packet_id: int, reason: int = 0) -> bytes:
 
 def _ack_reason(kind: int, reason: int) -> int:
     if kind in (6, 7):
-        return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND  # they know no other failure
+        return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND  # their only failure code
     return permitted(reason, ACK_REASONS[kind])
 
 
 def pubacks(version: int, kind: int, rows: Iterable[tuple[int, int]]) -> bytes:
-    """Return many acknowledgements of one kind, from (packet id, reason code), as `puback` makes each."""
+    """Encode many acknowledgements of one kind, from pairs of packet id and reason code, as `puback` does."""
     first = _ACKS[kind]
     return b"".join(
         [
@@ -167,9 +167,9 @@ def connack(
     authentication_method: str | None = None,
     authentication_data: bytes | None = None,
 ) -> bytes:
-    """Return a CONNACK (section 3.2). A property that is None is left out.
+    """Encode a CONNACK (section 3.2). Properties that are None are omitted.
 
-    In MQTT 3.1.1 a reason becomes a return code. A CONNECT that breaks the rules of MQTT 3.1.1 gets no CONNACK
+    In MQTT 3.1.1 the reason is mapped to a return code. A malformed CONNECT of MQTT 3.1.1 has no CONNACK
     [MQTT-3.1.4-1]: the result is ``b""``.
     """
     present = session_present and reason == 0
@@ -212,7 +212,7 @@ def _reasons(codes: Sequence[int], reasons: frozenset[int]) -> list[MQTTReasonCo
 
 
 def suback(version: int, packet_id: int, codes: Sequence[int], reason_string: str | None = None) -> bytes:
-    """Return a SUBACK with a granted QoS or a reason code for each filter; in MQTT 3.1.1 every refusal is 0x80."""
+    """Encode a SUBACK with a granted QoS or a reason code for each filter; in MQTT 3.1.1 every refusal is 0x80."""
     if version == 4:
         body = packet_id.to_bytes(2, "big") + bytes(min(code, 0x80) for code in codes)
         return b"\x90" + encode_varint(len(body)) + body
@@ -221,12 +221,12 @@ def suback(version: int, packet_id: int, codes: Sequence[int], reason_string: st
 
 
 def answer_size(filters: int) -> int:
-    """Return the bytes of a SUBACK or an UNSUBACK of MQTT 5 for so many filters, without a reason string."""
+    """Return the size in bytes of a SUBACK or an UNSUBACK of MQTT 5 for ``filters`` filters, without properties."""
     return 1 + len(encode_varint(filters + 3)) + filters + 3
 
 
 def unsuback(version: int, packet_id: int, codes: Sequence[int], reason_string: str | None = None) -> bytes:
-    """Return an UNSUBACK with a reason code for each filter; MQTT 3.1.1 has none."""
+    """Encode an UNSUBACK with a reason code for each filter; in MQTT 3.1.1 without reason codes."""
     if version == 4:
         return b"\xb0\2" + packet_id.to_bytes(2, "big")
     properties = _given(MQTTUnsubAckProps(), ReasonString=reason_string)
@@ -236,7 +236,7 @@ def unsuback(version: int, packet_id: int, codes: Sequence[int], reason_string: 
 def disconnect(
     version: int, reason: int, reason_string: str | None = None, server_reference: str | None = None
 ) -> bytes:
-    """Return a DISCONNECT (section 3.14); ``b""`` in MQTT 3.1.1, where a server sends none."""
+    """Encode a DISCONNECT (section 3.14); ``b""`` in MQTT 3.1.1, where servers don't send it."""
     if version == 4:
         return b""
     properties = _given(MQTTDisconnectProps(), ReasonString=reason_string, ServerReference=server_reference)

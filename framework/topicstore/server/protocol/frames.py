@@ -1,4 +1,4 @@
-"""Cutting what a client sends into frames: the first byte of a packet and what follows its remaining length.
+"""Splits a client's bytes into frames: the first byte of a packet, and the body after its remaining length.
 
 Source: MQTT Version 5.0 (OASIS Standard), sections 1.5.5 and 2.1.
 """
@@ -15,7 +15,7 @@ Frame = tuple[int, bytes]
 
 
 class FramingError(PacketError):
-    """The bytes can't be cut any further. `frames` are those that were whole before them; they may still be served."""
+    """The bytes can't be split further. `frames` are complete frames before the error, which may be served."""
 
     def __init__(self, reason: ReasonCode, text: str, frames: list[Frame]) -> None:
         super().__init__(reason, text)
@@ -23,35 +23,35 @@ class FramingError(PacketError):
 
 
 class FrameReader:
-    """Cuts one connection's bytes into frames, however they arrive.
+    """Splits one connection's bytes into frames; frames may arrive in any number of parts.
 
-    A frame is never larger than ``max_packet_size`` bytes, its first byte and length included, and this is checked
-    before its body has arrived; the first one, a CONNECT, is never larger than `LARGEST_CONNECT` either. What is kept
-    between two calls is less than one packet, and it is kept once.
+    A frame has at most ``max_packet_size`` bytes, including its first byte and length; this is checked before its body
+    has arrived. The first frame, a CONNECT, has at most `LARGEST_CONNECT` bytes, too. Between two calls less than one
+    packet is kept in memory, as a single copy.
     """
 
     __slots__ = ("_needed", "_rest", "begun", "held", "max_packet_size", "version")
 
     def __init__(self, max_packet_size: int) -> None:
         self.max_packet_size = max_packet_size
-        """It may be changed between two calls."""
+        """Most bytes of a packet; may be changed between two calls."""
         self.version = 0
-        """The protocol's version, once the CONNECT is known. A remaining length in more bytes than it needs is an
-        error in MQTT 5 [MQTT-1.5.5-1]; MQTT 3.1.1 doesn't forbid it."""
+        """The protocol version, set after the CONNECT. A remaining length with more bytes than necessary is an error in
+        MQTT 5 [MQTT-1.5.5-1], but not in MQTT 3.1.1."""
         self.held = 0
-        """How many bytes of a packet that isn't whole are kept."""
+        """Number of received bytes of an incomplete packet."""
         self.begun = 0
-        """How often the beginning of a packet was kept."""
+        """Number of incomplete packets that were kept since the connection began."""
         self._rest = bytearray()
         self._needed = 0
-        """How many bytes `_rest` must have before it is worth looking at; 0 means that it is empty."""
+        """Number of bytes that `_rest` needs before it can be decoded further; 0 if it is empty."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that these bytes complete, in order.
+        """Return the frames that are completed by received bytes, in order.
 
-        Raises `FramingError` with `ReasonCode.MALFORMED_PACKET` for a bad remaining length, with
-        `ReasonCode.PACKET_TOO_LARGE`, and with `ReasonCode.PROTOCOL_ERROR` if a connection begins with a part of
-        another packet than a CONNECT, of which nothing more is waited for. Nothing may be fed after that.
+        Raises `FramingError`, after which the reader must not be used. The reason is `ReasonCode.MALFORMED_PACKET` for
+        an invalid remaining length, `ReasonCode.PACKET_TOO_LARGE`, or `ReasonCode.PROTOCOL_ERROR` if a connection
+        begins with an incomplete packet that is not a CONNECT.
         """
         if self._needed:
             if len(self._rest) + len(data) < self._needed:
@@ -90,7 +90,7 @@ class FrameReader:
         return frames
 
     def _keep(self, rest: bytes, frames: list[Frame]) -> None:
-        """Keep the beginning of a packet."""
+        """Keep the beginning of an incomplete packet."""
         if not self.version and not frames and rest[0] != 0x10:
             text = "the first packet of a client is a CONNECT [MQTT-3.1.0-1]"
             raise FramingError(ReasonCode.PROTOCOL_ERROR, text, frames)
@@ -100,13 +100,13 @@ class FrameReader:
         self._needed = max(self._needed, 2)
 
     def drop(self) -> None:
-        """Keep nothing of a packet that isn't whole."""
+        """Discard an incomplete packet."""
         if self.held:
             self._rest = bytearray()
             self.held = self._needed = 0
 
     def _long(self, data: bytes, at: int, frames: list[Frame]) -> tuple[int, int]:
-        """Return a remaining length of any number of bytes, and where the body starts: 0 if the length isn't whole."""
+        """Return a remaining length of any size, and the offset of the body: 0 if the length is incomplete."""
         length = 0
         for index in range(at + 1, min(at + 5, len(data))):
             byte = data[index]
@@ -122,7 +122,7 @@ class FrameReader:
         return 0, 0
 
     def _must_be_minimal(self, body: bytes, frames: list[Frame]) -> bool:
-        """Return whether the connection speaks MQTT 5, as far as it is known: a CONNECT's seventh byte says it."""
+        """Return whether the connection uses MQTT 5, before the CONNECT is decoded by the seventh byte of its body."""
         if self.version:
             return self.version == 5
         return (frames[0][1] if frames else body)[6:7] == b"\x05"

@@ -1,7 +1,7 @@
-"""The packets that clients send, as `decoding` returns them. PUBLISH has none: it becomes a `topicstore.Message`.
+"""The decoded packets that clients send. PUBLISH has no class: it becomes a `topicstore.Message`.
 
-Source: MQTT Version 5.0 (OASIS Standard), chapter 3. A packet of MQTT 3.1.1 has the values that MQTT 5 has when a
-property is absent, so that nothing behind this package has to ask for the version.
+Source: MQTT Version 5.0 (OASIS Standard), chapter 3. A packet of MQTT 3.1.1 has the default values of MQTT 5's absent
+properties, so that users of this package need not check the version.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ class ConnectPacket(msgspec.Struct, gc=False, frozen=True):
     version: int
     """The protocol's version: 4 is MQTT 3.1.1, 5 is MQTT 5."""
     client_id: str
-    """It may be empty: the server gives it one. From MQTT 3.1.1 then only with ``clean_start``."""
+    """The client id. If it is empty, the server assigns one; in MQTT 3.1.1 only with ``clean_start``."""
     clean_start: bool
     keep_alive: int
-    """Seconds; 0: none."""
+    """The keep alive in seconds; 0: none."""
     user_name: str | None
     password: bytes | None
     will: WillPacket | None
     session_expiry: int
-    """Seconds; 0: the session ends with the connection; `NEVER`: it doesn't end. Clean Session of MQTT 3.1.1 is 0."""
+    """Session expiry in seconds. 0: the session ends with the connection, as with MQTT 3.1.1's Clean Session. `NEVER`:
+    the session doesn't expire."""
     receive_maximum: int = 65_535
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 0
@@ -64,15 +65,15 @@ class ConnectPacket(msgspec.Struct, gc=False, frozen=True):
     authentication_data: bytes | None = None
 
     def __repr__(self) -> str:
-        return f"ConnectPacket(version={self.version}, client_id={self.client_id!r}, …)"  # what else may be secret
+        return f"ConnectPacket(version={self.version}, client_id={self.client_id!r}, …)"  # without secrets
 
 
 class SubscribePacket(msgspec.Struct, gc=False, frozen=True):
-    """A SUBSCRIBE (section 3.8). Whether a filter keeps the rules of section 4.7 is not checked here."""
+    """A SUBSCRIBE (section 3.8). Its filters are not checked by the rules of section 4.7."""
 
     packet_id: int
     filters: list[tuple[str, int]]
-    """Filters and their options, the byte of section 3.8.3.1, which is valid; from MQTT 3.1.1 it is the QoS."""
+    """Filters with their valid subscription options, the byte of section 3.8.3.1; in MQTT 3.1.1 the QoS."""
     identifier: int = 0
     """The subscription identifier; 0: none."""
     user_properties: tuple[tuple[str, str], ...] = ()
@@ -100,7 +101,7 @@ class DisconnectPacket(msgspec.Struct, gc=False, frozen=True):
 
     reason: int
     session_expiry: int | None = None
-    """Seconds, `NEVER`, or None: as it was in the CONNECT."""
+    """Session expiry in seconds, `NEVER`, or None: as in the CONNECT."""
     reason_string: str | None = None
 
 
@@ -117,4 +118,4 @@ class AuthPacket(msgspec.Struct, gc=False, frozen=True):
 
 
 Packet = ConnectPacket | SubscribePacket | UnsubscribePacket | AckPacket | DisconnectPacket | PingPacket | AuthPacket
-"""What `decoding.decode` returns."""
+"""Any packet that `decoding.decode` returns."""

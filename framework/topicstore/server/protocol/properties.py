@@ -1,4 +1,4 @@
-"""The properties of messages: those of a PUBLISH, read and made by hand, and those of a will as ohmqtt has them.
+"""The properties of messages: decoding and encoding for PUBLISH, and conversion of ohmqtt's will properties.
 
 Source: MQTT Version 5.0 (OASIS Standard), sections 2.2.2, 3.1.3.2 and 3.3.2.3.
 """
@@ -25,7 +25,7 @@ _IDENTIFIER, _ALIAS, _USER = 0x0B, 0x23, 0x26
 """Identifiers of properties (section 2.2.2.2)."""
 
 _KNOWN: BoundedCache[bytes, tuple[Properties | None, int]] = BoundedCache(entries=4_096, size=2 << 20)
-"""Properties that were read before: those of one client are often the same."""
+"""A cache of decoded properties, because a client often repeats the same properties."""
 
 
 def _malformed(text: str) -> NoReturn:
@@ -33,12 +33,12 @@ def _malformed(text: str) -> NoReturn:
 
 
 def pairs(user_properties: Sequence[tuple[str, str]] | None) -> tuple[tuple[str, str], ...]:
-    """Return user properties in their order."""
+    """Return user properties as a tuple, in their order."""
     return tuple(user_properties) if user_properties else ()
 
 
 def will_properties(given: MQTTWillProps) -> Properties | None:
-    """Return those properties of a will that belong to its message, or None. Raises `PacketError`."""
+    """Return the message properties of a will, or None if there are none. Raises `PacketError`."""
     if given.ResponseTopic is not None:
         _check_response_topic(given.ResponseTopic)
     properties = Properties(
@@ -56,12 +56,12 @@ _NOTHING = Properties()
 
 
 def decode_publish_properties(data: bytes) -> tuple[Properties | None, int]:
-    """Return the message's properties, or None, and the topic alias, or 0, from the properties of a client's PUBLISH.
+    """Decode the properties of a client's PUBLISH: the message's properties, or None, and the topic alias, or 0.
 
-    ``data`` are the properties without the length before them. Raises `PacketError`: `ReasonCode.MALFORMED_PACKET` for
-    what can't be read or doesn't belong into a PUBLISH, `ReasonCode.PROTOCOL_ERROR` for a value out of its range, a
-    property that is there twice or a subscription identifier, `ReasonCode.TOPIC_ALIAS_INVALID` for an alias of 0,
-    `ReasonCode.QUOTA_EXCEEDED` for more user properties than are read.
+    ``data`` are the properties without their length. Raises `PacketError`: `ReasonCode.MALFORMED_PACKET` for invalid
+    bytes and for properties that a PUBLISH can't have, `ReasonCode.PROTOCOL_ERROR` for a value out of range, a
+    duplicate property or a subscription identifier, `ReasonCode.TOPIC_ALIAS_INVALID` for an alias of 0, and
+    `ReasonCode.QUOTA_EXCEEDED` for more than `MOST_USER_PROPERTIES` user properties.
     """
     known = _KNOWN.get(data)
     if known is not None:
@@ -94,7 +94,7 @@ def _check_response_topic(topic: str) -> None:
 
 
 def _read(data: bytes) -> tuple[dict[int, Any], list[tuple[str, str]]]:
-    """Return the values of properties by their identifiers, and user properties, of which there may be any number."""
+    """Return the values of properties by identifier, and the user properties, which may be repeated."""
     found: dict[int, Any] = {}
     user_properties: list[tuple[str, str]] = []
     at, size = 0, len(data)
@@ -179,10 +179,10 @@ _READERS: dict[int, Callable[[bytes, int], tuple[Any, int]]] = {
 def encode_publish_properties(
     properties: Properties | None, expiry: int | None, subscription_identifiers: tuple[int, ...], alias: int
 ) -> bytes:
-    """Return the properties of a PUBLISH to a client, with the length before them.
+    """Encode the properties of a PUBLISH to a client, with their length.
 
-    ``expiry`` takes the place of the message's own expiry interval. An identifier is there as often as it is given:
-    a client may use one for several subscriptions (section 3.3.4). An alias of 0 is none.
+    ``expiry`` replaces the message's own expiry interval. Duplicate subscription identifiers are kept, because a client
+    may use one identifier for several subscriptions (section 3.3.4). An alias of 0 is no alias.
     """
     parts = []
     if alias:

@@ -1,4 +1,4 @@
-"""Reason codes, and the one error that reading packets raises.
+"""Reason codes, and the exception for invalid packets.
 
 Source: MQTT Version 5.0 (OASIS Standard), section 2.4; the return codes of MQTT 3.1.1 are in its section 3.2.2.3.
 """
@@ -61,12 +61,12 @@ class ReasonCode(enum.IntEnum):
 
 
 class PacketError(Exception):
-    """What came is not a packet that the standard allows; the connection has to be closed (MQTT 5, section 4.13).
+    """A packet violates the standard or a limit, so that the connection must be closed (MQTT 5, section 4.13).
 
-    reason:  what to say in the DISCONNECT, or in the CONNACK when the packet was a CONNECT.
-    text:    the same for people: it may be sent as the reason string, and it quotes nothing that may be secret.
-    version: the version in which a CONNACK can be sent, 4 or 5, when the packet was a CONNECT; 0 means that the
-             connection is to be closed without one (MQTT 3.1.1 [MQTT-3.1.4-1] for a CONNECT that breaks its rules).
+    reason:  the reason code for the DISCONNECT, or for the CONNACK if the packet was a CONNECT.
+    text:    the reason string, which may be sent to the client, and contains no secrets.
+    version: for a CONNECT, the version in which a CONNACK can be sent, 4 or 5; 0 if the connection must be closed
+             without a CONNACK (as for a malformed CONNECT of MQTT 3.1.1 [MQTT-3.1.4-1]).
     """
 
     def __init__(self, reason: ReasonCode, text: str, version: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Which reason codes a packet may have.
+"""The reason codes that the standard permits for each packet type.
 
 Source: MQTT Version 5.0 (OASIS Standard), sections 3.2.2.2, 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.9.3, 3.11.3 and
 3.14.2.1.
@@ -23,7 +23,7 @@ _OUTCOMES = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
 _RELEASES = frozenset((0x00, 0x92))
 
 ACK_REASONS = {4: _OUTCOMES, 5: _OUTCOMES, 6: _RELEASES, 7: _RELEASES}
-"""Those of PUBACK, PUBREC, PUBREL and PUBCOMP, by packet type."""
+"""The reason codes of PUBACK, PUBREC, PUBREL and PUBCOMP, by packet type."""
 
 CONNACK_REASONS = frozenset((0x00, *range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F))
 SUBACK_REASONS = frozenset((0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2))
@@ -37,5 +37,5 @@ SERVER_DISCONNECT_REASONS = frozenset(
 
 
 def permitted(reason: int, reasons: frozenset[int]) -> int:
-    """Return a reason to send, one of ``reasons``: what the packet can't say becomes `ReasonCode.UNSPECIFIED_ERROR`."""
+    """Return ``reason`` if it is one of ``reasons``, else `ReasonCode.UNSPECIFIED_ERROR`."""
     return reason if reason in reasons else ReasonCode.UNSPECIFIED_ERROR

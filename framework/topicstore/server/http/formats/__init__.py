@@ -1,1 +1,1 @@
-"""Messages in the bodies of requests and responses, by media type."""
+"""Decoding and encoding of messages in the bodies of requests and responses, by media type."""

@@ -1,8 +1,9 @@
-"""Bodies that are streams of Arrow's IPC format.
+"""Decoding of bodies in Arrow's IPC stream format.
 
-A compressed buffer begins with its unpacked size, which Arrow reserves before it unpacks. So the sizes of all buffers
-are added up before anything is read. They are found through the header of each record batch, which is a table of
-FlatBuffers (https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc).
+A compressed buffer begins with its uncompressed size, which Arrow allocates before decompression. So the sizes of all
+buffers are added up first, as a protection from decompression bombs. They are found by the header of each record batch,
+a table of FlatBuffers
+(https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .unpacked_size import Allowance, check_types, expanded_size
 __all__ = ["arrow_batches"]
 
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
-"""Kinds of messages of a stream, by the number that its header has."""
+"""The numbers of message kinds in a message's header."""
 
 
 def arrow_batches(body: bytes, most: int) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a stream, whose values have together at most ``most`` bytes.
+    """Yield the record batches of a stream, whose uncompressed values have at most ``most`` bytes in total.
 
-    Raises `InvalidMessageError`, and `MessageTooLargeError` before more is unpacked.
+    Raises `InvalidMessageError`, and `MessageTooLargeError` before more bytes are decompressed.
     """
     try:
         unpacked = Allowance(most)
@@ -35,7 +36,7 @@ def arrow_batches(body: bytes, most: int) -> Iterator[pa.RecordBatch]:
         with pa.ipc.open_stream(body) as stream:
             check_types(stream.schema)
             for batch in stream:
-                expanded.take(batch.num_rows)  # before they are looked at one by one
+                expanded.take(batch.num_rows)  # before single rows are validated
                 batch.validate(full=True)
                 expanded.take(expanded_size(batch))
                 yield batch
@@ -44,7 +45,7 @@ def arrow_batches(body: bytes, most: int) -> Iterator[pa.RecordBatch]:
 
 
 def _unpacked(message: pa.ipc.Message) -> int:
-    """Return the bytes that a message's buffers have once they are unpacked."""
+    """Return the uncompressed size of a message's buffers, in bytes; 0 if they are not compressed."""
     header = message.metadata.to_pybytes()
     root = _Table(header, _number("<I", header, 0))
     kind = root.field(1)
@@ -53,7 +54,7 @@ def _unpacked(message: pa.ipc.Message) -> int:
         table = table.table(1)
     elif kind is None or header[kind] != _RECORD_BATCH:
         return 0
-    if table is None or table.field(3) is None:  # not compressed: no more than what was sent
+    if table is None or table.field(3) is None:  # not compressed: no larger than the body
         return 0
     vector = table.reference(2)
     if vector is None:
@@ -80,7 +81,7 @@ class _Table:
         self._fields = place - _number("<i", data, place)
 
     def field(self, number: int) -> int | None:
-        """Return the place of a field; None if the table hasn't got it."""
+        """Return the offset of a field; None if the table doesn't have the field."""
         entry = 4 + 2 * number
         if entry >= _number("<H", self._data, self._fields):
             return None
@@ -88,11 +89,11 @@ class _Table:
         return self._place + offset if offset else None
 
     def reference(self, number: int) -> int | None:
-        """Return the place to which a field refers."""
+        """Return the offset to which a field refers; None if the table doesn't have the field."""
         field = self.field(number)
         return None if field is None else field + _number("<I", self._data, field)
 
     def table(self, number: int) -> _Table | None:
-        """Return the table to which a field refers."""
+        """Return the table to which a field refers; None if the table doesn't have the field."""
         place = self.reference(number)
         return None if place is None else _Table(self._data, place)

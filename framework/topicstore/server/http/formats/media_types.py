@@ -1,4 +1,4 @@
-"""The media types of messages."""
+"""The media types of messages, and content negotiation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _WEIGHT = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 
 
 class NotAcceptableException(HTTPException):
-    """No format that the client accepts is one that there is."""
+    """The client accepts none of the formats that are provided."""
 
     status_code = 406
 
 
 def chosen(request: Request[Any, Any, Any], provided: Sequence[str]) -> str:
-    """Return the media type that a client likes best, by its headers ``Accept``; the first one if it says nothing.
+    """Return the media type that a client prefers by its ``Accept`` headers; the first one without such a header.
 
-    Of those that it likes equally, one that it names counts before one that a wildcard stands for, and then what it
-    names first (RFC 9110, section 12.5.1). Raises `NotAcceptableException`.
+    Among equal weights, a named type precedes a type that only a wildcard matches; then the order in the header decides
+    (RFC 9110, section 12.5.1). Raises `NotAcceptableException`.
     """
     ranges = [one for header in request.headers.getall("accept", []) for one in header.split(",") if one.strip()]
     if not ranges:
@@ -44,14 +44,14 @@ def chosen(request: Request[Any, Any, Any], provided: Sequence[str]) -> str:
 
 
 def _ranges_of(kind: str) -> tuple[str, str, str]:
-    """Return the names that match a media type, the closest last."""
+    """Return the media ranges that match a media type, the most specific one last."""
     return "*/*", f"{kind.partition('/')[0]}/*", kind
 
 
 def _accepted(ranges: Sequence[str], names: AbstractSet[str]) -> dict[str, tuple[int, float]]:
-    """Return for those of some names that a client accepts the place where it names them first, and the weight there.
+    """Return the position and the weight of the first occurrence of each name that a client accepts.
 
-    All others are passed over: a header may have tens of thousands.
+    Other names are ignored, because a header may have tens of thousands.
     """
     found: dict[str, tuple[int, float]] = {}
     for number, one in enumerate(ranges):
@@ -64,7 +64,7 @@ def _accepted(ranges: Sequence[str], names: AbstractSet[str]) -> dict[str, tuple
 
 
 def _liking(kind: str, accepted: Mapping[str, tuple[int, float]]) -> tuple[float, int, int]:
-    """Return how much a media type is liked, by what matches it most closely: 0 if it isn't accepted."""
+    """Return a sort key of a media type's preference, by its most specific range; its weight is 0 if not accepted."""
     for closeness, name in reversed(tuple(enumerate(_ranges_of(kind)))):
         if name in accepted:
             number, weight = accepted[name]

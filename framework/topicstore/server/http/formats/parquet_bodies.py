@@ -1,14 +1,14 @@
-"""Bodies that are Parquet files.
+"""Decoding of bodies that are Parquet files, protected from decompression bombs.
 
-What the footer says of sizes need not be true, and a page is unpacked into as many bytes as its own header says. So
-the headers of all pages are read first. They and the footer are in the compact protocol of Thrift, as
-https://parquet.apache.org/docs/file-format/ and https://github.com/apache/parquet-format say. Where the columns lie is
-read from the footer here as well: where that is damaged, pyarrow's `RowGroupMetaData.column` ends the process.
+The sizes in the footer may be wrong, and a page is decompressed to the size in its own header. So the headers of all
+pages are read first. They and the footer use Thrift's compact protocol (https://parquet.apache.org/docs/file-format/,
+https://github.com/apache/parquet-format). The offsets of columns are also read here, because a damaged footer makes
+pyarrow's `RowGroupMetaData.column` end the process.
 
-Texts that repeat are read as a dictionary, whose values are not repeated before their size is known. Within
-``properties`` that can't be done; there each value may be as large as the whole dictionary. Values of a fixed length
-take that length each, be they nulls or repeated. Where values share their beginnings (DELTA_BYTE_ARRAY), a few bytes of
-a page stand for any number, so such pages are not read.
+Dictionary-encoded strings stay encoded until their expanded size is known. Within ``properties`` this isn't possible;
+each value there counts as large as the whole dictionary. Each value of a fixed-length column counts with that length,
+also nulls and repeated values. With DELTA_BYTE_ARRAY, where values share prefixes, a few bytes of a page can expand to
+any size, so such pages are refused.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .unpacked_size import ROW, Allowance, check_types, expanded_size
 __all__ = ["parquet_batches"]
 
 _UNPACKED, _PACKED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8
-"""Fields of a page's header: its sizes, and the header of its kind, whose first field is the number of values."""
+"""Field ids of a page header: its sizes, and the kind-specific headers, whose first field is the number of values."""
 _ENCODING = {_DATA: 2, _DATA_V2: 4}
-"""The field of the header of a kind that has the encoding of the values."""
+"""By kind, the field id of the values' encoding in the kind-specific header."""
 _DELTA_BYTE_ARRAY = 7
 _COUNTED = re.compile(r"parquet-mr version 1\.(?:[3-9]|[1-9][0-9]+)\.[0-9]")
-"""Writers of that name which count all of a dictionary's page. Of older ones Arrow reads on beyond the size of a
-column that the footer has, where pages are that were not looked at."""
+"""Versions of parquet-mr whose column sizes include the dictionary page. For older versions Arrow reads beyond the
+column's size in the footer, where pages were not checked."""
 _FOOTER_ROWS, _FOOTER_GROUPS, _GROUP_COLUMNS, _COLUMN_PLACES = 3, 4, 1, 3
-"""Fields of the footer, of a row group in it, and of a column in that."""
+"""Field ids of the footer, of a row group, and of a column chunk."""
 _PACKED_SIZE, _DATA_START, _DICTIONARY_START = 7, 9, 11
-"""Fields of the places of a column."""
+"""Field ids of a column's metadata."""
 _DEEPEST = 12
-"""How deep structs and lists of a footer lie in each other at most."""
+"""Maximum nesting of structs and lists in a footer."""
 _WIDTHS = {1: 1, 2: 1, 3: 1, 7: 8}
-"""Bytes of the kinds that are passed over: booleans in a list, a byte, a number with a point."""
+"""Bytes of the types that are skipped: booleans in a list, a byte, a double."""
 _ROWS = 16_384
 
 
 def parquet_batches(body: bytes, most: int) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a file, whose values have together at most ``most`` bytes.
+    """Yield the messages of a file, whose uncompressed values have at most ``most`` bytes in total.
 
-    Raises `InvalidMessageError`, and `MessageTooLargeError` before more is unpacked.
+    Raises `InvalidMessageError`, and `MessageTooLargeError` before more bytes are decompressed.
     """
     try:
         source = pa.BufferReader(body)
@@ -76,7 +76,7 @@ def parquet_batches(body: bytes, most: int) -> Iterator[pa.RecordBatch]:
 
 
 def _check_pages(body: bytes, columns: Sequence[pq.ColumnSchema], allowance: Allowance) -> None:
-    """Take what all pages unpack to. Raises `IndexError` for what is damaged."""
+    """Take the uncompressed size of all pages from the allowance. Raises `IndexError` for damaged metadata."""
     footer = _Compact(body, len(body) - 8 - int.from_bytes(body[-8:-4], "little")).struct()
     allowance.take(_size(footer, _FOOTER_ROWS) * ROW)
     for group in _list(footer, _FOOTER_GROUPS):
@@ -129,16 +129,16 @@ def _size(fields: Any, number: int) -> int:
 
 
 class _Compact:
-    """Reads structs of the compact protocol of Thrift, as far as footers and headers of pages use it."""
+    """A reader of structs in Thrift's compact protocol, for the types that footers and page headers use."""
 
     def __init__(self, data: bytes, place: int) -> None:
         self._data = data
         self.place = place
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Return the fields of a struct by number: structs, lists and integers; None for all else.
+        """Return the fields of a struct by id: structs, lists, integers and booleans; None for other types.
 
-        Raises `IndexError` for anything else, and for a field that is there twice: others might take the other one.
+        Raises `IndexError` for invalid data, and for duplicate fields, of which other readers might use the other one.
         """
         fields: dict[int, Any] = {}
         number = 0
@@ -164,7 +164,7 @@ class _Compact:
     def _list(self, depth: int) -> list[Any]:
         head = self._byte()
         length = head >> 4 if head >> 4 < 15 else self._unsigned()
-        if length > len(self._data) - self.place:  # each of them has a byte at least
+        if length > len(self._data) - self.place:  # each element has at least one byte
             raise IndexError("the footer or a page's header is damaged")
         return [self._value(head & 15, depth) for _ in range(length)]
 

@@ -1,4 +1,4 @@
-"""Messages out of the body of a request: JSON, JSON lines, a stream of Arrow's IPC format, or Parquet."""
+"""Decoding of messages in request bodies: JSON, JSON lines, Arrow's IPC stream format, or Parquet."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .media_types import ARROW, JSON, JSON_LINES, PARQUET
 __all__ = ["READ", "UNPACKED", "UnsupportedMediaTypeException", "read"]
 
 UNPACKED = 4
-"""How many times as large as the largest body the messages of one may be once they are unpacked."""
+"""The limit of a body's decompressed messages, as a multiple of the largest body."""
 
 
 class UnsupportedMediaTypeException(HTTPException):
-    """The body is in a format that isn't read."""
+    """The body's media type is not supported."""
 
     status_code = 415
 
 
 def read(body: bytes, media_type: str, most: int) -> MessageBatch:
-    """Return the messages of a body, checked; ``most`` is how many bytes they may have once they are unpacked.
+    """Decode and check the messages of a body; ``most`` is the limit of their decompressed size in bytes.
 
-    Raises `UnsupportedMediaTypeException`, and `InvalidMessageError`, which names the first wrong row.
+    Raises `UnsupportedMediaTypeException`, and `InvalidMessageError` with the index of the first invalid row.
     """
     kind = media_type.partition(";")[0].strip().lower()
     if kind not in READ:
@@ -43,14 +43,14 @@ def read(body: bytes, media_type: str, most: int) -> MessageBatch:
 
 
 class _Row(msgspec.Struct):
-    """What each row has at least, so that many that have nothing aren't decoded."""
+    """The required fields of a row, to refuse a body of many empty objects before it is decoded."""
 
     topic: msgspec.Raw
 
 
 _rows = msgspec.json.Decoder(list[_Row])
 _PLACE = re.compile(r"\$\[([0-9]+)\]")
-"""Where the message of an error of msgspec names the row."""
+"""The row's index in a msgspec error message."""
 
 
 def _of_json(body: bytes, _: int) -> MessageBatch:
@@ -58,7 +58,7 @@ def _of_json(body: bytes, _: int) -> MessageBatch:
     if listed:
         try:
             return MessageBatch.from_messages(decode_list(body))
-        except (ValueError, RecursionError):  # in another form, or wrong
+        except (ValueError, RecursionError):  # another notation, or invalid
             _check_rows(body)
     try:
         rows = msgspec.json.decode(body, type=list[msgspec.Raw]) if listed else [body]
@@ -80,7 +80,7 @@ def _check_rows(body: bytes) -> None:
 def _of_json_lines(body: bytes, _: int) -> MessageBatch:
     try:
         return MessageBatch.from_messages(decode_lines(body))
-    except (ValueError, RecursionError):  # say which one it is
+    except (ValueError, RecursionError):  # decode the lines one by one to find the invalid one
         return MessageBatch.from_messages(_decoded(line for line in body.split(b"\n") if line.strip()))
 
 
@@ -107,7 +107,7 @@ def _of_parquet(body: bytes, most: int) -> MessageBatch:
 
 
 def _of_batches(batches: Iterable[Any]) -> MessageBatch:
-    """Return the messages of record batches. The error of a wrong one names its row in the whole body."""
+    """Return the messages of record batches. An error has the index of the row in the whole body."""
     found, rows = [], 0
     for batch in batches:
         try:
@@ -126,4 +126,4 @@ READ: dict[str, Callable[[bytes, int], MessageBatch]] = {
     ARROW: _of_arrow,
     PARQUET: _of_parquet,
 }
-"""How bodies of each media type are read."""
+"""The decoders of bodies by media type."""

@@ -1,4 +1,4 @@
-"""How many bytes values that are about to be unpacked will take, so that a small body can't fill the memory."""
+"""Sizes of decoded values before they are expanded, so that a small body can't fill the memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicstore.contract.errors import InvalidMessageError, MessageTooLargeError
 __all__ = ["ROW", "Allowance", "check_types", "expanded_size"]
 
 ROW = 16
-"""The bytes that a row, or an element of a list, counts besides its values: so that nothing, often, has a bound too."""
+"""Bytes that each row and each list element counts besides its values, so that the number of empty ones is limited."""
 
 _BINARY: tuple[Callable[[pa.DataType], bool], ...] = (
     types.is_string,
@@ -32,20 +32,20 @@ _SINGLE = (
 
 
 class Allowance:
-    """The bytes that a body may still unpack to."""
+    """The number of bytes that a body may still expand to."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def take(self, size: int) -> None:
-        """Take some of it. Raises `MessageTooLargeError` if there is less."""
+        """Subtract bytes. Raises `MessageTooLargeError` if fewer are left."""
         self._left -= size
         if self._left < 0:
             raise MessageTooLargeError(f"the body unpacks to more than {self._most:,} bytes: send it in parts")
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Raise `InvalidMessageError` for a type in which a few bytes could stand for many."""
+    """Raise `InvalidMessageError` for a type whose values could expand from a few bytes to many."""
     for field in schema:
         kind = field.type
         if not (_single(kind.value_type) if types.is_dictionary(kind) else _plain(kind)):
@@ -66,7 +66,7 @@ def _single(kind: pa.DataType) -> bool:
 
 
 def expanded_size(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a record batch whose dictionaries are replaced by their values."""
+    """Return the size of a record batch in bytes, with dictionaries replaced by their values."""
     rows: int = batch.num_rows
     return rows * ROW + sum(map(_size, batch.columns))
 
@@ -76,7 +76,7 @@ def _size(column: pa.Array) -> int:
     if types.is_struct(kind):
         return sum(map(_size, column.flatten()))
     if types.is_list(kind) or types.is_large_list(kind):
-        elements = column.flatten()  # may be very many that take no bytes, such as nulls
+        elements = column.flatten()  # may be many elements without bytes, such as nulls
         return len(elements) * ROW + _size(elements)
     if types.is_dictionary(kind):
         return _size_of_values(column)
@@ -85,7 +85,7 @@ def _size(column: pa.Array) -> int:
 
 
 def _size_of_values(column: pa.Array) -> int:
-    """Return the bytes of a column that is a dictionary once its values are repeated."""
+    """Return the size of a dictionary-encoded column in bytes, after its values are expanded."""
     values = column.dictionary
     if not any(one(values.type) for one in _BINARY):
         width: int = values.type.byte_width if types.is_fixed_size_binary(values.type) else ROW

@@ -1,4 +1,4 @@
-"""Stored messages as the body of a response."""
+"""Encoding of stored messages as response bodies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .media_types import ARROW, CSV, JSON_LINES, PARQUET
 __all__ = ["WRITTEN", "written"]
 
 WRITTEN = (JSON_LINES, CSV, ARROW, PARQUET)
-"""The media types in which messages are written; the first unless a client wants another one."""
+"""The media types of encoded messages; the first is the default."""
 _ROWS, _BYTES = 16_384, 1 << 20
-"""The most messages that are encoded at once, and about the most bytes of their payloads, unless one has more."""
+"""Most messages that are encoded at once, and about the most bytes of their payloads, unless one has more."""
 _GROUP_ROWS, _GROUP_BYTES = 65_536, 16 << 20
-"""The size of a row group of Parquet, which is held in memory for each client."""
+"""Most rows and bytes of a Parquet row group, which is held in memory for each client."""
 
 
 def written(batches: Iterable[MessageBatch], media_type: str) -> Iterator[bytes | memoryview]:
-    """Yield messages in a format, piece by piece.
+    """Yield encoded messages in pieces.
 
-    If they can't be read to their end, a stream of Arrow's IPC format tells why before the error is raised.
+    If reading fails before the end, a stream in Arrow's IPC format includes the error before the error is raised.
     """
     parts = _parts(batches)
     if media_type == ARROW:
@@ -36,7 +36,7 @@ def written(batches: Iterable[MessageBatch], media_type: str) -> Iterator[bytes 
 
 
 def _parts(batches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
-    """Yield the batches in parts, so that a slow reader holds up little; JSON may be six times what it is made of."""
+    """Split batches, so that a slow client occupies little memory; JSON may be six times as large as its data."""
     for batch in batches:
         rows = len(batch) * _BYTES // max(batch.payload_bytes(), 1)
         yield from slices([batch], min(max(rows, 1), _ROWS))

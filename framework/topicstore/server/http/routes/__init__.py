@@ -1,1 +1,1 @@
-"""What there is under which path: a module for each resource."""
+"""The route handlers, with a module for each resource."""

@@ -1,4 +1,4 @@
-"""``/config``: the settings with which the server runs, and reading them again."""
+"""``/config``: the settings in force, and reloading them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["ROUTES"]
 
 @get("/config", guards=[needs("admin")], tags=["configuration"], sync_to_thread=True)
 def config(context: TheContext) -> dict[str, Any]:
-    """Return the settings in force, table by table as the file has them, with all defaults; secrets are `***`."""
+    """Return the settings in force, with all defaults, structured as the settings file; secrets are `***`."""
     return shown(context.mqtt.settings)
 
 
 @post("/config/reload", status_code=200, guards=[needs("admin")], tags=["configuration"], sync_to_thread=True)
 def reload(context: TheContext) -> Reloaded:
-    """Read the file of settings, the environment and the certificates again, as SIGHUP does.
+    """Read the settings file, the environment and the certificates again, as SIGHUP does.
 
-    Says which settings have changed, which were taken out but are kept in the database as they were, and which need a
-    restart. If anything in the file can't be used, the answer is 400 and says where and why, and nothing changes.
+    The response lists the settings that have changed, those that were removed but are kept in the database, and those
+    that need a restart. If a setting is invalid, the response is 400 with the place and the reason, and nothing
+    changes.
     """
     return context.mqtt.reread_soon().result()
 

@@ -1,4 +1,4 @@
-"""``/clients``, ``/latest``, ``/streams`` and ``/learned-topics``: what else the database has."""
+"""``/clients``, ``/latest``, ``/streams`` and ``/learned-topics``: contents of the database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ROUTES"]
 def clients(
     context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
 ) -> Page[ClientTally]:
-    """Return, in order, the client ids that have messages of matching topics, counted as by ``/topics``."""
+    """Return the ids of clients with messages on matching topics, sorted, with counts as those of ``/topics``."""
     return _page(context.db.clients(topic_filter), lambda tally: tally.client_id, limit, after)
 
 
@@ -32,7 +32,7 @@ def clients(
 def latest(
     context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
 ) -> Page[JsonMessage]:
-    """Return the last message of each matching topic, in order of topics."""
+    """Return the last message of each matching topic, sorted by topic."""
     page = _page(context.db.latest(topic_filter), lambda message: message.topic, limit, after)
     shown = page.items[: fitting(message.payload for message in page.items)]
     following = page.next if len(shown) == len(page.items) else shown[-1].topic
@@ -47,7 +47,7 @@ def streams(
     limit: Limit = 100,
     after: After = None,
 ) -> Page[Stream]:
-    """Return the streams that may hold matching messages at or after ``start``."""
+    """Return the streams that may contain matching messages at or after ``start``."""
     found = context.db.streams(topic_filter, time_asked(context.db, start) or 0)
     found.sort(key=lambda stream: (stream.shard, stream.generation, stream.number))
     return _page(found, lambda one: f"{one.shard:05d}-{one.generation:010d}-{one.number:020d}", limit, after)
@@ -55,14 +55,14 @@ def streams(
 
 @attrs.frozen(kw_only=True)
 class LearnedTopic:
-    """A node of the tree in which a layout keeps what it has learned of the structure of topics."""
+    """A node of the tree in which a layout stores the learned structure of topics."""
 
     shard: int
     generation: int
     path: str
-    """Its levels: texts, ``+``, or a last ``#``."""
+    """The node's topic levels: literals, ``+``, or a last ``#``."""
     stream: int | None
-    """The stream of the topics that end here."""
+    """The stream of topics that end at the node; None if there is none."""
 
 
 @get("/learned-topics", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
@@ -72,7 +72,7 @@ def learned_topics(
     limit: Limit = 100,
     after: After = None,
 ) -> Page[LearnedTopic]:
-    """Return the topic structure that was learned, of all generations or of one, by shard, generation and path."""
+    """Return the learned topic structure of all generations or of one, sorted by shard, generation and path."""
     found = [
         LearnedTopic(shard=shard, generation=number, path="/".join(node.path), stream=node.stream)
         for (shard, number), nodes in sorted(context.db.learned_topics(generation).items())
@@ -82,7 +82,7 @@ def learned_topics(
 
 
 def _page(items: Sequence[Any], name: Callable[[Any], str], limit: int, after: str | None) -> Page[Any]:
-    """Return the first items after a page. They are in the order of their names."""
+    """Return the page of items after a name. ``items`` must be sorted by name."""
     left = items if after is None else [item for item in items if name(item) > after]
     return Page(items=list(left[:limit]), next=name(left[limit - 1]) if len(left) > limit else None)
 

@@ -1,4 +1,4 @@
-"""``/ds``: sites, storages and replicas, with the shapes that EMQX's durable storage has."""
+"""``/ds``: sites, storages and replicas, in the format of EMQX's durable storage API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def site(context: TheContext, site: FromPath[str]) -> SiteInfo:
 
 @put("/ds/sites/{site:str}/forget", guards=[needs("admin")], tags=_TAGS, status_code=204, sync_to_thread=False)
 def forget(context: TheContext, site: FromPath[str]) -> None:
-    """Forget a site that is gone for good."""
+    """Remove a site that is permanently lost."""
     context.sites.forget(site)
 
 
@@ -52,20 +52,20 @@ def replicas(context: TheContext, ds: FromPath[str]) -> list[str]:
 
 @put("/ds/storages/{ds:str}/replicas", guards=[needs("admin")], tags=_TAGS, status_code=202, sync_to_thread=False)
 def set_replicas(context: TheContext, ds: FromPath[str], data: JSONBody[list[str]]) -> list[str]:
-    """Have these sites keep the replicas of a storage. What that needs is done later, in the background."""
+    """Set the sites that keep the replicas of a storage. The change is made in the background."""
     return context.sites.set_replicas(ds, data)
 
 
 @put("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
 async def join(context: TheContext, ds: FromPath[str], site: FromPath[str]) -> str:
-    """Have a site keep replicas of a storage. What that needs is done later, in the background."""
+    """Add a site to the replicas of a storage. The change is made in the background."""
     context.sites.join(ds, site)
     return "OK"
 
 
 @delete("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
 async def leave(context: TheContext, ds: FromPath[str], site: FromPath[str]) -> str:
-    """Have a site no longer keep replicas of a storage. What that needs is done later, in the background."""
+    """Remove a site from the replicas of a storage. The change is made in the background."""
     context.sites.leave(ds, site)
     return "OK"
 

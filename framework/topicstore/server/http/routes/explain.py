@@ -1,4 +1,4 @@
-"""``/messages/explain``: what a replay reads."""
+"""``/messages/explain``: statistics of a replay's reads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def explain(
     order: TheOrder = "time",
     limit: _Limit = None,
 ) -> Explanation:
-    """Run a replay, and return what it read and passed over to find its messages. It takes as long as the replay.
+    """Run a replay, and return counts of what it read and skipped. The request takes as long as the replay.
 
-    With ``limit`` it stops after so many messages; then ``ended`` is false, and what was counted are its first ones.
+    With ``limit`` the replay stops after this number of messages; then ``ended`` is false, and only those are counted.
     """
     db = context.db
     times = time_asked(db, start) or 0, time_asked(db, until)

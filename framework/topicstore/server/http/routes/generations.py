@@ -1,4 +1,4 @@
-"""``/generations``: partitions of the database in time; only the current one is written."""
+"""``/generations``: partitions of the database by time; only the current partition is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ROUTES"]
 
 
 class Generation(msgspec.Struct, kw_only=True):
-    """A generation over all shards, as `Database.generations` describes it. Times are microseconds since the epoch."""
+    """A generation of all shards, as in `Database.generations`. Times are microseconds since the epoch."""
 
     number: int
     layout: str
@@ -27,24 +27,24 @@ class Generation(msgspec.Struct, kw_only=True):
     messages: int
     live_bytes: int
     archived: str | None
-    """The export in which it lies; None if it is in the database itself."""
+    """The export to which the generation was archived; None if it is in the database."""
 
 
 class NewGeneration(msgspec.Struct, forbid_unknown_fields=True):
     """A generation to begin."""
 
     layout: str | None = None
-    """By default that of the current one."""
+    """The layout; by default the layout of the current generation."""
     options: dict[str, Any] | None = None
-    """By default those of the last generation with this layout."""
+    """The layout's options; by default those of the last generation with this layout."""
 
 
 class Dropped(msgspec.Struct):
-    """What became of a generation."""
+    """The result of dropping a generation."""
 
     generation: int
     dropped: bool
-    """False if it was dropped before."""
+    """False if the generation was dropped before."""
 
 
 @get("/generations", guards=[needs("read")], tags=["generations"], sync_to_thread=True)
@@ -55,7 +55,7 @@ def generations(context: TheContext) -> Page[Generation]:
 
 @post("/generations", guards=[needs("admin")], tags=["generations"], sync_to_thread=True)
 def add_generation(context: TheContext, data: JSONBody[NewGeneration]) -> Generation:
-    """Seal the current generation and begin another, maybe with another layout. Stored messages stay as they are."""
+    """Seal the current generation and begin a new one, optionally with another layout. Stored messages don't change."""
     number = context.db.add_generation(data.layout, data.options)
     return next(one for one in _generations(context.db) if one.number == number)
 
@@ -64,7 +64,7 @@ def add_generation(context: TheContext, data: JSONBody[NewGeneration]) -> Genera
     "/generations/{number:int}", guards=[needs("admin")], tags=["generations"], status_code=200, sync_to_thread=True
 )
 def drop_generation(context: TheContext, number: FromPath[int]) -> Dropped:
-    """Drop a sealed generation with all its messages, for good. The files of an archived one stay."""
+    """Permanently drop a sealed generation with all its messages. The files of an archived generation are kept."""
     return Dropped(number, context.db.drop_generation(number))
 
 

@@ -1,4 +1,4 @@
-"""``/health``: for whoever starts the server, and whoever sends clients to it. Nobody needs a token."""
+"""``/health``: liveness and readiness, for supervisors and load balancers. No token is needed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _TAGS = ["Health"]
 
 @attrs.frozen
 class Liveness:
-    """That the server answers."""
+    """The result of a liveness check."""
 
     live: bool
 
 
 @attrs.frozen
 class Readiness:
-    """Whether the server can do its work."""
+    """The result of a readiness check."""
 
     ready: bool
     reasons: list[str]
-    """A sentence for each thing that is in the way."""
+    """A sentence for each reason why the server is not ready."""
 
 
 @get("/health/live", tags=_TAGS, sync_to_thread=False)
 def live() -> Liveness:
-    """Say that the server answers. If it doesn't, it must be started again."""
+    """Report that the server responds. Without a response, the server must be restarted."""
     return Liveness(True)
 
 
@@ -44,11 +44,11 @@ def live() -> Liveness:
     sync_to_thread=True,
 )
 def ready(context: TheContext) -> Response[Readiness]:
-    """Say whether the server can store messages.
+    """Report whether the server can store messages.
 
-    It can't if a shard takes no writes, the disk is nearly full or gone, the clock is behind the last position, the
-    database is closed, or the server is stopping. The status is 503 then, and ``reasons`` has a sentence for each
-    reason.
+    The server can't if a shard refuses writes, the disk is nearly full or missing, the clock is behind the last
+    position, the database is closed, or the server is stopping. Then the status is 503, and ``reasons`` has a sentence
+    for each.
     """
     reasons = obstacles(context.db, min_free=context.settings.min_free)
     if context.stopping.is_set():

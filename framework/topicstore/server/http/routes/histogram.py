@@ -1,4 +1,4 @@
-"""``/messages/histogram``: how many messages there are by time."""
+"""``/messages/histogram``: counts of messages by time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def histogram(
     until: TheUntil = None,
     buckets: Annotated[int, QueryParameter(ge=1, le=1_000, description="How many spans of time.")] = 60,
 ) -> histograms.Histogram:
-    """Return how many messages match in each of a number of spans of time, from ``start`` to ``until``.
+    """Return the number of matching messages in each of ``buckets`` intervals of time, from ``start`` to ``until``.
 
-    It is quick also where there are many messages: what is known of them is used, and few are read. Then ``exact`` is
-    false, and counts are as even as the messages of about 65,000 that were stored after each other. A shorter time or
-    a narrower filter is counted exactly.
+    With many messages, counts are estimated from statistics, and few messages are read. Then ``exact`` is false, and
+    the messages within each group of about 65,000 that were stored consecutively count as evenly distributed. A shorter
+    time or a narrower filter is counted exactly.
     """
     db = context.db
     found = time_asked(db, start), time_asked(db, until)

@@ -1,7 +1,7 @@
-"""``/imports``: how far imports are, and rows that are stored together with that.
+"""``/imports``: the progress of imports, and rows that are stored atomically with it.
 
-What ``topicstore import`` needs of a server: its progress lies in the state of each shard, and is committed with the
-rows (`topicstore.cli.files.progress`).
+``topicstore import`` uses these routes. Its progress is stored in the state of each shard, and committed together with
+the rows (`topicstore.cli.files.progress`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from topicstore.server.reserved_topics import check_published
 __all__ = ["ROUTES"]
 
 _KEYS = b"import/"
-"""The beginning of the keys that imports have; the route reads and writes no others."""
+"""The prefix of the state keys of imports; the routes access no other keys."""
 
 
 class Marker(msgspec.Struct):
-    """How far an import is in one shard."""
+    """The progress of an import in one shard."""
 
     shard: int
     key: bytes
@@ -37,29 +37,29 @@ class Marker(msgspec.Struct):
 
 
 class Marked(msgspec.Struct, forbid_unknown_fields=True):
-    """Rows of an import."""
+    """Rows of an import, with its progress."""
 
     rows: bytes
-    """A stream of Arrow's IPC format."""
+    """The rows in Arrow's IPC stream format."""
     markers: list[Marker]
-    """What is committed with them."""
+    """The progress that is committed together with the rows."""
     stored: list[bool] | None = None
-    """With ``retained``: by row, whether it is stored; all are, unless a part was stored before."""
+    """With ``retained``: by row, whether to store it; rows that were stored before are skipped. None: all rows."""
     retained: list[bool] | None = None
-    """By row, whether one with the retain flag becomes its topic's retained message. None: no row does."""
+    """By row, whether a message with the retain flag becomes its topic's retained message. None: no row does."""
 
 
 class Stored(msgspec.Struct):
-    """What became of the rows."""
+    """The result of storing rows."""
 
     count: int
     lifted: int
-    """How many came late, and took the next position."""
+    """Number of messages that arrived late, and were stored at the next position."""
 
 
 @get("/imports", guards=[needs("write")], tags=["imports"], sync_to_thread=True)
 def imports(context: TheContext) -> list[Marker]:
-    """Return how far each import is in each shard; keys and values are base64."""
+    """Return the progress of each import in each shard; keys and values are base64."""
     db = context.db
     return [
         Marker(shard, key, value) for shard in range(db.manifest.shards) for key, value in db.state(shard).scan(_KEYS)
@@ -68,7 +68,7 @@ def imports(context: TheContext) -> list[Marker]:
 
 @post("/imports", guards=[needs("write")], tags=["imports"], status_code=200, sync_to_thread=True)
 def store_rows(context: TheContext, request: Request[Any, Any, Any], data: MsgPackBody[Marked]) -> Stored:
-    """Store rows of an import and how far it is, in one write for each shard."""
+    """Store rows of an import together with its progress, in one write for each shard."""
     db = context.db
     db.storage.check_may_write()
     batch = read(data.rows, ARROW, UNPACKED * context.settings.body_size)

@@ -1,4 +1,4 @@
-"""``/info``: figures of the database."""
+"""``/info``: sizes and counts of the database."""
 
 from __future__ import annotations
 

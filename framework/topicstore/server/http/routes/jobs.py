@@ -1,4 +1,4 @@
-"""``/jobs``: verification, compaction, export, checkpoint and retention, which take long, in the background."""
+"""``/jobs``: verification, compaction, export, checkpoint and retention as background jobs."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ __all__ = ["ROUTES"]
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A job to begin."""
+    """A job to start."""
 
     kind: Kind
     target: str | None = None
-    """Of an export and a checkpoint: the directory to write, below ``export_dir`` of the settings."""
+    """For an export or a checkpoint: the directory to write, below ``export_dir`` of the settings."""
     generations: list[int] | None = None
-    """Of an export: only these; by default all that are sealed."""
+    """For an export: the generations to export; by default all sealed ones."""
     drop: bool = False
-    """Of an export: whether they are then removed from the database, which reads them from the export."""
+    """For an export: whether to remove the exported generations from the database, which then reads the export."""
 
 
 @get("/jobs", guards=[needs("read")], tags=["jobs"], sync_to_thread=True)
 def jobs(context: TheContext) -> Page[Job]:
-    """Return the jobs that run, and the last hundred that have ended, the newest first."""
+    """Return the running jobs and the last hundred ended jobs, the newest first."""
     return Page(items=list(context.jobs))
 
 
 @post("/jobs", guards=[needs("admin")], tags=["jobs"], status_code=202, sync_to_thread=True)
 def start_job(context: TheContext, request: Request[Any, Any, Any], data: JSONBody[JobRequest]) -> Job:
-    """Begin a job; `GET /jobs/{id}` tells how far it is. One of a kind runs at a time: a second one is 409."""
+    """Start a job; `GET /jobs/{id}` reports its progress. If a job of the same kind is running, the response is 409."""
     work = _WORK[data.kind](context, data, _place(context, request, data.target))
     asked = {key: value for key, value in msgspec.to_builtins(data).items() if key != "kind"}
     return context.jobs.start(data.kind, asked, work)
@@ -51,15 +51,15 @@ def start_job(context: TheContext, request: Request[Any, Any, Any], data: JSONBo
 
 @get("/jobs/{number:int}", guards=[needs("read")], tags=["jobs"], sync_to_thread=True)
 def job(context: TheContext, number: FromPath[int]) -> Job:
-    """Return a job: how far it is, its result or why it failed."""
+    """Return a job: its progress, and its result or error."""
     return _known(number, context.jobs.find(number))
 
 
 @delete("/jobs/{number:int}", guards=[needs("admin")], tags=["jobs"], status_code=200, sync_to_thread=True)
 def cancel_job(context: TheContext, number: FromPath[int]) -> Job:
-    """Have a job end at its next step. A checkpoint and a run of retention can't be cancelled: that is 409.
+    """Cancel a job at its next step. Checkpoints and retention runs can't be cancelled: the response is 409.
 
-    What a compaction or an export had done stays done, and the next one goes on from there.
+    The work that a compaction or an export has completed is kept, and the next job continues from there.
     """
     found = _known(number, context.jobs.cancel(number))
     if found.state == "running" and not found.cancellable:
@@ -74,7 +74,7 @@ def _known(number: int, found: Job | None) -> Job:
 
 
 def _place(context: Context, request: Request[Any, Any, Any], name: str | None) -> Path | None:
-    """Return the directory that a target names, if that may be written."""
+    """Return the directory that a target names. Raises if the request may not write to it."""
     if not name:
         return None
     return (
@@ -82,7 +82,7 @@ def _place(context: Context, request: Request[Any, Any, Any], name: str | None) 
     )
 
 
-# --- what each kind does ---
+# --- the work of each kind ---
 
 
 def _verify(context: Context, _: JobRequest, __: Path | None) -> Work:
@@ -118,7 +118,7 @@ def _export(context: Context, request: JobRequest, place: Path | None) -> Work:
 
 def _checkpoint(context: Context, request: JobRequest, place: Path | None) -> Work:
     target = _target(request, place)
-    if os.path.lexists(target):  # false for a name that is too long, which the job then tells
+    if os.path.lexists(target):  # False for a name that is too long, which makes the job fail
         raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
 
     def work(_: Progress) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus, and ``/figures``, which is what the page draws."""
+"""``/metrics`` for Prometheus, and ``/figures`` for the charts of the web page."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _KINDS = ("text/plain", "application/openmetrics-text")
     "/metrics", guards=[needs("read")], tags=["metrics"], opt={"produces": _KINDS, "way": "health"}, sync_to_thread=True
 )
 def metrics(context: TheContext, accept: Annotated[str, HeaderParameter(name="Accept")] = "") -> Response[bytes]:
-    """Return the metrics for Prometheus, as OpenMetrics if the request accepts it, otherwise as its own text."""
+    """Return metrics for Prometheus, as OpenMetrics if the request accepts it, else in Prometheus' text format."""
     text, kind = context.metrics.text(accept)
     return Response(text, media_type=kind)
 
 
 @get("/figures", guards=[needs("read")], tags=["metrics"], opt={"way": "health"}, sync_to_thread=True)
 def figures(context: TheContext) -> Figures:
-    """Return totals, and a sample for each of the last 300 seconds as columns: rates, lag, clients, disk."""
+    """Return totals, and columns with a sample for each of the last 300 seconds: rates, lag, clients, disk."""
     return context.metrics.recent.figures()
 
 
 ROUTES = [figures]
 OUTSIDE = [metrics]
-"""What is not under the prefix."""
+"""Routes outside of the API's path prefix."""

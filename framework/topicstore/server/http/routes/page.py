@@ -1,6 +1,6 @@
-"""``/``: the page to look at, its files from the folder ``page``, and the library that draws its charts.
+"""``/``: the web page, its files from the folder ``page``, and the library for its charts.
 
-None of it needs a token: it has no data. What it shows, it asks of the interface for programs, like anyone.
+These routes need no token, because the files contain no data. The page requests its data from the API.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MEDIA = {
     ".svg": "image/svg+xml",
 }
 _LIBRARY = "plotly", "package_data/plotly.min.js"
-"""The package that brings the library for charts, and the file within it."""
+"""The package that contains the library for charts, and the library's path in it."""
 _SHORT = 1_024
-"""Bytes below which compressing gains nothing."""
+"""Smaller files are not compressed, in bytes."""
 
 
 @attrs.frozen
 class _File:
-    """A file as it is sent."""
+    """A file with its compressed form and its ETag."""
 
     media: str
     body: bytes
@@ -48,7 +48,7 @@ class _File:
         return cls(media, body, packed, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
 
     def answer(self, request: Request[Any, Any, Any], keep: str = "no-cache") -> Response[bytes]:
-        """Return it, or that it has not changed. ``keep`` says for how long a browser may use it without asking."""
+        """Return the file, or 304 if the client's copy is current. ``keep`` is the header Cache-Control."""
         headers = {"ETag": self.etag, "Cache-Control": keep, "Vary": "Accept-Encoding"}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(b"", status_code=304, headers=headers)
@@ -70,7 +70,7 @@ def _files() -> dict[str, _File]:
 @cache
 def _library() -> _File | None:
     package, name = _LIBRARY
-    found = find_spec(package)  # the package itself is not imported
+    found = find_spec(package)  # doesn't import the package
     if found is None or found.origin is None:
         return None
     path = Path(found.origin).parent / name
@@ -79,7 +79,7 @@ def _library() -> _File | None:
 
 @get("/", include_in_schema=False, sync_to_thread=False)
 def page(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return the page."""
+    """Return the page's HTML."""
     return _files()["index.html"].answer(request)
 
 
@@ -94,7 +94,7 @@ def file(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes
 
 @get("/charts", include_in_schema=False, sync_to_thread=True)
 def charts(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return where the library for charts is, or what is missing for it."""
+    """Return the URL of the library for charts, or how to install it."""
     library = _library()
     found = (
         {"library": f"charts/{library.etag.strip(chr(34))}/library.js", "missing": None}
@@ -106,7 +106,7 @@ def charts(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get("/charts/{version:str}/library.js", include_in_schema=False, sync_to_thread=True)
 def library(request: Request[Any, Any, Any], version: FromPath[str]) -> Response[bytes]:
-    """Return the library for charts; its address changes with its content, so a browser keeps it."""
+    """Return the library for charts, which browsers cache: its URL changes with its content."""
     found = _library()
     if found is None or found.etag.strip('"') != version:
         raise NotFoundException("there is no such version of the library for charts")
@@ -114,4 +114,4 @@ def library(request: Request[Any, Any, Any], version: FromPath[str]) -> Response
 
 
 OUTSIDE = [page, file, charts, library]
-"""What is not under the prefix."""
+"""Routes outside of the API's path prefix."""

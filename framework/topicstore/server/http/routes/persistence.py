@@ -1,4 +1,4 @@
-"""``/persistence``: the rules by which published messages are stored though no session waits for them."""
+"""``/persistence``: the rules that store published messages even if no session subscribes to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ROUTES"]
 
 
 class NewRule(msgspec.Struct, forbid_unknown_fields=True):
-    """A rule to add, as `PersistenceRule` documents it."""
+    """A rule to add, with the fields of `PersistenceRule`."""
 
     topic_filter: str = "#"
     client_id: str | None = None
@@ -31,7 +31,7 @@ def rules(context: TheContext) -> Page[PersistenceRule]:
 
 @post("/persistence", guards=[needs("admin")], tags=["persistence"], sync_to_thread=True)
 def add_rule(context: TheContext, data: JSONBody[NewRule]) -> PersistenceRule:
-    """Store messages that match from now on. A rule that is there already stays as it is."""
+    """Add a rule that stores matching messages from now on. No effect if the rule exists."""
     return context.db.persistence.add(data.topic_filter, client_id=data.client_id, least_qos=data.least_qos)
 
 
@@ -42,7 +42,7 @@ def remove_rule(
     client_id: FromQuery[str | None] = None,
     least_qos: FromQuery[int] = 0,
 ) -> PersistenceRule:
-    """Remove a rule. Messages that were stored because of it stay."""
+    """Remove a rule. Messages that the rule has stored are kept."""
     rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
     if not context.db.persistence.remove(rule):
         raise NotFoundException(f"there is no such rule: {rule}")

@@ -1,4 +1,4 @@
-"""``POST /messages``: publishing, and storing, what a body holds."""
+"""``POST /messages``: publishing or storing the messages of a body."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["ROUTES"]
 
 @attrs.frozen
 class Published:
-    """What became of the messages of a request."""
+    """The result of publishing the messages of a request."""
 
     count: int
     stored: int
-    """How many were stored."""
+    """Number of messages that were stored."""
     routed: int
-    """How many were only passed on to current subscribers."""
+    """Number of messages that were only delivered to current subscribers."""
     retained: int
-    """How many became their topics' retained messages."""
+    """Number of messages that became their topics' retained messages."""
 
 
 @post("/messages", guards=[needs("write")], tags=["messages"], status_code=200, opt={"consumes": tuple(READ)})
@@ -38,15 +38,15 @@ async def publish(
     request: Request[Any, Any, Any],
     store: Annotated[bool, QueryParameter(description="Store all, whether or not anybody asks for them.")] = False,
 ) -> Published:
-    """Publish the messages of the body, by its ``Content-Type``: JSON, JSON lines, a stream of Arrow, or Parquet.
+    """Publish the messages of the body, by its ``Content-Type``: JSON, JSON lines, an Arrow stream, or Parquet.
 
-    JSON is an object or a list of objects; in JSON lines each is a line. They have ``topic`` and ``payload``, which is
-    text or any other JSON, or ``payload_base64``; and, if need be, ``client_id``, ``qos``, ``retain``, ``timestamp``
-    and ``properties``. Arrow and Parquet have columns of the same names.
+    JSON is an object or a list of objects; JSON lines have one object a line. An object has ``topic``, and either
+    ``payload``, which is text or any other JSON, or ``payload_base64``. Optional keys are ``client_id``, ``qos``,
+    ``retain``, ``timestamp`` and ``properties``. Arrow and Parquet have columns with the same names.
 
-    A message is stored if a persistence rule or a durable session asks for it, as if it came by MQTT; with ``store``
-    in any case, and then nobody's retained messages change. Either all messages of a body are published or none; the
-    error names the first wrong one, counting from 0.
+    As with MQTT, a message is stored if a persistence rule or a durable session requires it. With ``store`` all
+    messages are stored, and retained messages don't change. Either all messages of a body are published or none; an
+    error has the index of the first invalid message, from 0.
     """
     body = await request.body()
     loop = asyncio.get_running_loop()

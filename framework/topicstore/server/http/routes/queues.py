@@ -1,4 +1,4 @@
-"""``/queues``: durable, bounded queues, first in first out, of messages that wait to be forwarded."""
+"""``/queues``: durable, bounded first-in, first-out queues of messages to be forwarded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ROUTES"]
 
 
 class Bounds(msgspec.Struct, forbid_unknown_fields=True):
-    """The bounds of a queue: what is left out stays as it is, null removes a bound."""
+    """The bounds of a queue. A field that is left out doesn't change; null removes a bound."""
 
     max_messages: int | UnsetType | None = UNSET
     max_bytes: int | UnsetType | None = UNSET
@@ -32,13 +32,13 @@ class Bounds(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Appended(msgspec.Struct):
-    """The ids of the messages that were appended, in order; fewer if the queue had no room and drops the newest."""
+    """The ids of the appended messages, in order; fewer than requested if a full queue drops the newest messages."""
 
     ids: list[int]
 
 
 class Waiting(msgspec.Struct):
-    """A message that waits in a queue."""
+    """A message in a queue, with its id."""
 
     id: int
     message: JsonMessage
@@ -47,21 +47,21 @@ class Waiting(msgspec.Struct):
 class Upto(msgspec.Struct, forbid_unknown_fields=True):
     """The last message to remove from the head of a queue.
 
-    Its id may be text, as the `next` of a page is: ids are larger than the numbers that JavaScript and jq keep exactly,
-    and one that was rounded up would remove messages that nobody has read.
+    The id may be a string, as the `next` of a page is: ids exceed the integers that JavaScript and jq represent
+    exactly, and an id that was rounded up would remove unread messages.
     """
 
     upto: Annotated[int, msgspec.Meta(ge=0)] | Annotated[str, msgspec.Meta(pattern="^[0-9]{1,20}$")]
 
 
 class Committed(msgspec.Struct):
-    """How many messages a commit has removed."""
+    """The number of messages that a commit removed."""
 
     committed: int
 
 
 class DroppedQueue(msgspec.Struct):
-    """A queue that is gone, and how many messages waited in it."""
+    """A queue that was dropped, and the number of messages that were in it."""
 
     queue: str
     dropped: int
@@ -69,26 +69,26 @@ class DroppedQueue(msgspec.Struct):
 
 @get("/queues", guards=[needs("read")], tags=["queues"], sync_to_thread=True)
 def queues(context: TheContext) -> Page[QueueInfo]:
-    """Return the figures of all queues, sorted by name."""
+    """Return the sizes and bounds of all queues, sorted by name."""
     return Page(items=list(context.db.queues))
 
 
 @get("/queues/{name:str}", guards=[needs("read")], tags=["queues"], sync_to_thread=True)
 def queue(context: TheContext, name: FromPath[str]) -> QueueInfo:
-    """Return the figures of a queue."""
+    """Return the sizes and bounds of a queue."""
     return _queue(context.db, name).info()
 
 
 @put("/queues/{name:str}", guards=[needs("write")], tags=["queues"], sync_to_thread=True)
 def bound_queue(context: TheContext, name: FromPath[str], data: JSONBody[Bounds]) -> QueueInfo:
-    """Create a queue if there is none of that name, and set its bounds."""
+    """Set the bounds of a queue; create the queue if it doesn't exist."""
     given = {key: KEEP if value is UNSET else value for key, value in msgspec.structs.asdict(data).items()}
     return context.db.queues.open(name, **given).info()
 
 
 @delete("/queues/{name:str}", guards=[needs("write")], tags=["queues"], status_code=200, sync_to_thread=True)
 def drop_queue(context: TheContext, name: FromPath[str]) -> DroppedQueue:
-    """Remove a queue with all messages that wait in it, for good."""
+    """Permanently remove a queue with all its messages."""
     waiting = len(_queue(context.db, name))
     context.db.queues.drop(name)
     return DroppedQueue(name, waiting)
@@ -96,9 +96,9 @@ def drop_queue(context: TheContext, name: FromPath[str]) -> DroppedQueue:
 
 @post("/queues/{name:str}/messages", guards=[needs("write")], tags=["queues"], sync_to_thread=True)
 def append(context: TheContext, name: FromPath[str], data: JSONBody[list[GivenMessage]]) -> Appended:
-    """Append messages at the end of a queue, all in one commit.
+    """Append messages to a queue, all in one commit.
 
-    If there is no room, the queue's `overflow` decides; `refuse` is 507, and none is appended.
+    If the queue is full, its `overflow` decides; with `refuse` the response is 507, and no message is appended.
     """
     return Appended(_queue(context.db, name).append(list(map(message_of, data))))
 
@@ -110,10 +110,10 @@ def read(
     after: Annotated[int, QueryParameter(description="The id of the last message read.")] = 0,
     limit: Limit = 100,
 ) -> Page[Waiting]:
-    """Return the messages that follow an id, by default from the head on, the oldest first.
+    """Return the messages after an id, by default from the head, the oldest first.
 
-    They stay in the queue until they are committed, and this may be called again. `next` is the id of the last one,
-    null once no more wait.
+    Messages stay in the queue until they are committed, so that a read can be repeated. `next` is the id of the last
+    message, or null if there are no messages.
     """
     found = _queue(context.db, name).peek(limit, after=after)
     items = [Waiting(number, json_message(message)) for number, message in zip(found.ids, found.messages, strict=True)]
@@ -122,12 +122,12 @@ def read(
 
 @post("/queues/{name:str}/commit", guards=[needs("write")], tags=["queues"], status_code=200, sync_to_thread=True)
 def commit(context: TheContext, name: FromPath[str], data: JSONBody[Upto]) -> Committed:
-    """Remove the messages up to and including an id, for good. It may be called again, and then removes none."""
+    """Permanently remove the messages up to and including an id. Idempotent."""
     return Committed(_queue(context.db, name).commit(int(data.upto)))
 
 
 def _queue(db: ts.Database, name: str) -> Queue:
-    """Return a queue that is there: the library would create it."""
+    """Return an existing queue, because the library would create a missing one."""
     if name not in db.queues:
         raise NotFoundException(f"there is no queue {name!r}")
     return db.queues.open(name)

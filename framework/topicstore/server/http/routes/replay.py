@@ -1,4 +1,4 @@
-"""``GET /messages``: replays, as a page or as a stream; ``DELETE /messages``."""
+"""``GET /messages``: replays, as a page or as a stream. ``DELETE /messages``: deletion by filter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from topicstore.storage.storage import Storage
 __all__ = ["NEXT", "ROUTES"]
 
 NEXT = "Topicstore-Next"
-"""The header with the token by which another request goes on."""
+"""The response header with the token for the next page."""
 _BATCH = 4_096
 
 
@@ -58,15 +58,15 @@ def replay(
         QueryParameter(description="The `Topicstore-Next` of a page: go on after it. It has the filter and the times."),
     ] = None,
 ) -> Response[Any]:
-    """Return the matching messages stored before the request, by ``Accept`` as JSON lines, CSV, Arrow or Parquet.
+    """Return matching messages stored before the request, as JSON lines, CSV, Arrow or Parquet by ``Accept``.
 
-    Without ``limit`` all of them are streamed, as fast as they are read. With ``limit`` the response is a page, which
-    ends at 16 MB of payloads if that comes first; if there are more messages, its header ``Topicstore-Next`` is a token
-    for ``after``, with or without ``limit``. The pages of one replay are together exactly what one response would have
-    been, whatever is stored meanwhile; messages that were deleted meanwhile are missing.
+    Without ``limit`` all messages are streamed, as fast as the client reads. With ``limit`` the response is a page,
+    which also ends at 16 MB of payloads. If there are more messages, its header ``Topicstore-Next`` is a token for
+    ``after``, with or without ``limit``. The pages of a replay have the same messages as one response would have had.
+    Messages that are stored meanwhile are not included, and messages that are deleted meanwhile are missing.
 
-    If reading fails after the headers were sent, the connection is closed before the end of the body; a stream of Arrow
-    has a batch without rows then, whose metadata has the problem document as ``topicstore-problem``.
+    If reading fails after the headers were sent, the connection is closed before the end of the body. Then an Arrow
+    stream ends with a batch without rows, whose metadata has the problem document as ``topicstore-problem``.
     """
     media_type = chosen(request, WRITTEN)
     db = context.db
@@ -91,7 +91,7 @@ def replay(
 class _Page:
     batches: list[MessageBatch]
     following: ReplayPlace | None
-    """Where the next page begins; None if there is nothing after this one."""
+    """The beginning of the next page; None on the last page."""
 
     @classmethod
     def read(cls, storage: Storage, place: ReplayPlace, limit: int) -> _Page:
@@ -123,7 +123,7 @@ def _place(token: str) -> ReplayPlace:
 
 @attrs.frozen
 class Deleted:
-    """How many messages were deleted."""
+    """The number of deleted messages."""
 
     deleted: int
 
@@ -138,7 +138,7 @@ def delete_messages(
     until: TheUntil = None,
     by: TheBy = "position",
 ) -> Deleted:
-    """Delete the matching messages stored before the request, in chunks; if it is interrupted, ask again."""
+    """Delete matching messages stored before the request, in chunks; an interrupted request can be repeated."""
     db = context.db
     return Deleted(db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until), by=by))
 

@@ -1,4 +1,4 @@
-"""``/retained``: the retained messages, of which each topic has one at most."""
+"""``/retained``: the retained messages, at most one for each topic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Filter = Annotated[str, QueryParameter(name="filter", description="A topic filt
 
 
 class Cleared(msgspec.Struct):
-    """A topic that has no retained message any more."""
+    """A topic whose retained message was cleared."""
 
     topic: str
     cleared: bool
@@ -33,9 +33,9 @@ class Cleared(msgspec.Struct):
 def retained(
     context: TheContext, topic_filter: _Filter = "#", after: After = None, limit: Limit = 100
 ) -> Page[JsonMessage]:
-    """Return a page of the retained messages that match a filter, in order of topics, without those that have expired.
+    """Return a page of the unexpired retained messages that match a filter, sorted by topic.
 
-    `next` is the last topic of a page.
+    `next` is the last topic of the page; null on the last page.
     """
     found = context.db.retained(topic_filter, after=after, limit=limit + 1)
     shown = found[: min(limit, fitting(message.payload for message in found))]
@@ -44,9 +44,9 @@ def retained(
 
 @put("/retained", guards=[needs("write")], tags=["retained"], sync_to_thread=True)
 def set_retained(context: TheContext, data: JSONBody[GivenMessage]) -> JsonMessage:
-    """Publish a message that becomes its topic's retained message; subscribers get it as any other message.
+    """Publish a message that becomes its topic's retained message; subscribers receive it like other messages.
 
-    Its payload is not empty: `DELETE /retained` clears.
+    Its payload must not be empty; `DELETE /retained` clears a retained message.
     """
     message = msgspec.structs.replace(message_of(data), retain=True)
     check_published([message.topic])
@@ -58,7 +58,7 @@ def set_retained(context: TheContext, data: JSONBody[GivenMessage]) -> JsonMessa
 
 @delete("/retained", guards=[needs("write")], tags=["retained"], status_code=200, sync_to_thread=True)
 def clear_retained(context: TheContext, topic: FromQuery[str]) -> Cleared:
-    """Clear the retained message of a topic, by publishing an empty one, which subscribers get."""
+    """Clear the retained message of a topic by publishing an empty message, which subscribers receive."""
     if not _there(context.db, topic):
         raise NotFoundException(f"topic {topic!r} has no retained message")
     context.db.publish([ts.Message(topic, b"", retain=True)])

@@ -1,4 +1,4 @@
-"""``/retention``: how long messages stay and how many bytes of them, what goes when, and a run of it."""
+"""``/retention``: limits of the messages' age and size, planned removals, and runs of retention."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["ROUTES"]
 
 
 class RetentionState(msgspec.Struct, kw_only=True):
-    """The limits, as `RetentionSettings` documents them, and what they mean for what is stored now."""
+    """The limits, as documented by `RetentionSettings`, and their effects on the stored messages."""
 
     max_age: float | None
     rotate_every: float | None
     max_bytes: int | None
-    """The quota: how many bytes of values may be stored."""
+    """The quota: most bytes of stored values; null: no limit."""
     when_full: WhenFull
     archive_to: str | None
     filters: dict[str, float | None]
     live_bytes: int
-    """Bytes of values that are stored."""
+    """Bytes of the stored values."""
     generations: int
     failure: str | None
-    """Why the last run in the background failed."""
+    """The error of the last background run; null if it succeeded."""
     clock_ahead: float
-    """Seconds by which the clock has jumped ahead, which don't count as passed."""
+    """Seconds by which the clock has jumped forward, which don't count for the messages' age."""
     outlook: list[Departure]
-    """What will be removed when, and why."""
+    """Planned removals, with their times and reasons."""
 
 
 class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Limits to change: what is left out stays as it is, null removes a limit. Times are in seconds."""
+    """Limits to change. A field that is left out doesn't change; null removes a limit. Times are in seconds."""
 
     max_age: float | UnsetType | None = UNSET
     rotate_every: float | UnsetType | None = UNSET
@@ -51,12 +51,12 @@ class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
     archive_to: str | UnsetType | None = UNSET
     """A directory below ``export_dir`` of the settings."""
     filters: dict[str, float | None] | UnsetType = UNSET
-    """How long what matches a filter stays instead of ``max_age``; null: for ever. Replaces all filters before."""
+    """By topic filter, the age limit of matching messages instead of ``max_age``; null: none. Replaces all filters."""
 
 
 @get("/retention", guards=[needs("read")], tags=["retention"], sync_to_thread=True)
 def retention(context: TheContext) -> RetentionState:
-    """Return the limits, what is stored, and what of it will be removed when and why."""
+    """Return the limits, sizes of stored values, and planned removals with times and reasons."""
     retention, found = context.db.retention, context.db.generations()
     return RetentionState(
         **attrs.asdict(retention.settings),
@@ -72,7 +72,7 @@ def retention(context: TheContext) -> RetentionState:
 def set_retention(
     context: TheContext, request: Request[Any, Any, Any], data: JSONBody[RetentionChange]
 ) -> RetentionSettings:
-    """Change limits. Nothing is removed before the next run, or the next message that is stored."""
+    """Change limits. Nothing is removed before the next run or the next stored message."""
     changed: dict[str, Any] = {
         key: value for key, value in msgspec.structs.asdict(data).items() if not isinstance(value, UnsetType)
     }
@@ -83,9 +83,9 @@ def set_retention(
 
 @post("/retention/run", guards=[needs("admin")], tags=["retention"], status_code=200, sync_to_thread=True)
 def run_retention(context: TheContext) -> RetentionReport:
-    """Begin a new generation if it is time, remove what exceeds the limits, and say why the rest stays.
+    """Begin a new generation if it is due, remove generations that exceed the limits, and report why others stay.
 
-    It returns when that is done; `POST /jobs` with the kind `retention` doesn't wait.
+    The response is sent after the run; `POST /jobs` with the kind `retention` doesn't wait.
     """
     return context.db.retention.run()
 

@@ -1,4 +1,4 @@
-"""``/sessions``, ``/groups`` and ``/lag``: the durable sessions of clients, and how far they are behind."""
+"""``/sessions``, ``/groups`` and ``/lag``: durable sessions, shared subscriptions, and their lag."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class SubscriptionEntry(msgspec.Struct, kw_only=True):
     retain_handling: int
     identifier: int
     lag: Lag | None
-    """How far it is behind; null if that was not asked for."""
+    """The subscription's lag; null if it was not requested."""
 
 
 class ConnectionStatus(msgspec.Struct, kw_only=True):
-    """What the connection of a session is at, as `SessionStatus` documents it."""
+    """The state of a session's connection, as documented by `SessionStatus`."""
 
     receive_maximum: int
-    """The window: how many messages may be in flight."""
+    """Most messages in flight."""
     to_resend: int
     waits_for: str
     stuck_since: int | None
@@ -51,7 +51,7 @@ class ConnectionStatus(msgspec.Struct, kw_only=True):
 
 
 class SessionEntry(msgspec.Struct, kw_only=True):
-    """A session, as `SessionInfo` documents it. Times are microseconds since the epoch."""
+    """A session, as documented by `SessionInfo`. Times are microseconds since the epoch."""
 
     client_id: str
     connected: bool
@@ -64,27 +64,27 @@ class SessionEntry(msgspec.Struct, kw_only=True):
     awaiting_pubrel: int
     in_memory: bool
     lag: Lag | None
-    """How far all its subscriptions are behind together; null if that was not asked for."""
+    """The total lag of the session's subscriptions; null if it was not requested."""
     connection: ConnectionStatus | None = None
-    """Of one session that is connected."""
+    """The connection's state; only when a single connected session is requested."""
 
 
 class Kicked(msgspec.Struct):
-    """A session whose connection was ended, if it had one."""
+    """The result of ending a session's connection."""
 
     client_id: str
     kicked: bool
 
 
 class Expired(msgspec.Struct):
-    """A session that was ended."""
+    """A session that was removed."""
 
     client_id: str
     expired: bool
 
 
 class GroupEntry(msgspec.Struct, kw_only=True):
-    """A shared subscription, as `GroupInfo` documents it."""
+    """A shared subscription, as documented by `GroupInfo`."""
 
     name: str
     topic_filter: str
@@ -92,7 +92,7 @@ class GroupEntry(msgspec.Struct, kw_only=True):
     returned: int
     dropped: tuple[int, ...]
     lag: Lag | None
-    """How far the group is behind; null if it has no member any more."""
+    """The group's lag; null if the group has no members."""
 
 
 @get("/sessions", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
@@ -106,9 +106,10 @@ def sessions(
     lag: FromQuery[bool] = False,
     sort: FromQuery[Literal["client_id", "lag"]] = "client_id",
 ) -> Page[SessionEntry]:
-    """Return a page of the sessions, sorted by client id; with `lag=true` how far each is behind.
+    """Return a page of the sessions, sorted by client id; with `lag=true` including the lag of each.
 
-    With `sort=lag` it is one page, of those that are behind: the one first whose next message is the oldest.
+    With `sort=lag` there is only one page, with the sessions that lag; the session with the oldest next message comes
+    first.
     """
     held = context.db.sessions
     chosen = [
@@ -127,7 +128,7 @@ def sessions(
 
 @get("/sessions/{client_id:str}", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
 def session(context: TheContext, client_id: FromPath[str]) -> SessionEntry:
-    """Return a session: its subscriptions, how far each is behind, and what is in flight."""
+    """Return a session: its subscriptions with their lag, and its messages in flight."""
     held = context.db.sessions
     entry = _entry(held[client_id], held.lag(client_id)[client_id])
     live = held.connected(client_id)
@@ -139,7 +140,7 @@ def session(context: TheContext, client_id: FromPath[str]) -> SessionEntry:
 
 @delete("/sessions/{client_id:str}", guards=[needs("write")], tags=["sessions"], status_code=200, sync_to_thread=True)
 def expire(context: TheContext, client_id: FromPath[str]) -> Expired:
-    """End a session for good, with its subscriptions and unacknowledged messages, and its connection (0x98)."""
+    """Permanently end a session with its subscriptions and unacknowledged messages, and its connection (0x98)."""
     context.db.sessions.expire(client_id)
     return Expired(client_id, expired=True)
 
@@ -148,16 +149,16 @@ def expire(context: TheContext, client_id: FromPath[str]) -> Expired:
     "/sessions/{client_id:str}/kick", guards=[needs("write")], tags=["sessions"], status_code=200, sync_to_thread=True
 )
 def kick(context: TheContext, client_id: FromPath[str]) -> Kicked:
-    """End the connection of a session's client, which is told 0x98 (administrative action).
+    """End the connection of a session's client with reason code 0x98 (administrative action).
 
-    As after any lost connection the will is published, and the session stays for as long as its client asked for.
+    As after any lost connection, the will is published, and the session lasts until its session expiry.
     """
     return Kicked(client_id, context.db.sessions.kick(client_id))
 
 
 @get("/groups", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
 def groups(context: TheContext) -> Page[GroupEntry]:
-    """Return the shared subscriptions, sorted by filter: who shares each, and how far the group is behind."""
+    """Return the shared subscriptions, sorted by filter, with the members and the lag of each group."""
     held = context.db.sessions
     return Page(
         items=[
@@ -172,16 +173,16 @@ def groups(context: TheContext) -> Page[GroupEntry]:
 
 @get("/lag", guards=[needs("read")], tags=["sessions"], opt={"way": "heavy"}, sync_to_thread=True)
 def lag(context: TheContext, client_id: FromQuery[list[str] | None] = None) -> dict[str, dict[str, Lag]]:
-    """Return, by client id and filter, how far sessions are behind; of all of them if none is named.
+    """Return the lag of sessions by client id and filter; of all sessions if none is named.
 
-    Up to 10,000 waiting messages of a filter and shard are counted, if at most 65,536 of any topic follow there. Others
-    are estimated: then `exact` is false.
+    For each filter and shard, up to 10,000 waiting messages are counted, if at most 65,536 messages of any topic follow
+    there. Larger numbers are estimated; then `exact` is false.
     """
     return context.db.sessions.lag(*(client_id or ()))
 
 
 def _entries(held: Sessions, clients: Sequence[str], *, lag: bool) -> list[SessionEntry]:
-    """Return entries of those that haven't ended meanwhile."""
+    """Return the entries of sessions, except those that have ended meanwhile."""
     lags = _lags(held, clients) if lag else {}
     found = []
     for client_id in clients:
@@ -196,7 +197,7 @@ def _lags(held: Sessions, clients: Sequence[str]) -> Mapping[str, Mapping[str, L
     while there := [client_id for client_id in clients if client_id in held]:
         try:
             return held.lag(*there)
-        except SessionNotFoundError:  # one has ended since
+        except SessionNotFoundError:  # a session has ended meanwhile
             continue
     return {}
 

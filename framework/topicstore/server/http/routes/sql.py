@@ -1,4 +1,4 @@
-"""``/sql``: statements over the messages, on backends that have SQL."""
+"""``/sql``: SQL queries over the messages, on backends that support SQL."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _PRODUCES = (JSON, ARROW)
 
 
 class Statement(msgspec.Struct, forbid_unknown_fields=True):
-    """A statement that reads, and the values of its parameters."""
+    """A query, and the values of its parameters."""
 
     statement: str
     parameters: list[Any] = []
 
 
 class Rows(msgspec.Struct):
-    """The result of a statement: bytes as text, or in hexadecimal after 0x; times as ISO 8601, in UTC."""
+    """The result of a query: bytes as text, or in hexadecimal after 0x; times as ISO 8601, in UTC."""
 
     columns: list[str]
     types: list[str]
-    """The type of each column, as Arrow names it."""
+    """The Arrow type of each column."""
     rows: list[list[Any]]
     more: bool
-    """Whether there are more rows than were asked for."""
+    """Whether the result has more rows than ``limit``."""
 
 
 @post(
@@ -51,13 +51,12 @@ class Rows(msgspec.Struct):
 def sql(
     context: TheContext, request: Request[Any, Any, Any], data: JSONBody[Statement], limit: Limit = 10_000
 ) -> Rows | Response[bytes]:
-    """Run a statement that only reads over the messages of all shards, as `Database.sql` documents it.
+    """Run a read-only query over the messages of all shards, as documented by `Database.sql`.
 
-    It is answered as JSON or, by ``Accept``, as a stream of Arrow's IPC format, which has all rows whatever ``limit``
-    says.
+    The response is JSON or, by ``Accept``, Arrow's IPC stream format, which ignores ``limit`` and has all rows.
 
-    Since it can read every file that the server can, the settings have to allow it (`[http] sql = true`). Without a
-    backend that has SQL it is 409.
+    A query can read every file that the server can, so the settings must allow SQL (`[http] sql = true`). If the
+    backend doesn't support SQL, the response is 409.
     """
     if not context.settings.sql and not is_owner(request):
         raise PermissionDeniedException("this server runs no SQL: its settings have to allow it, [http] sql = true")

@@ -1,6 +1,7 @@
-"""``GET /messages/tail``: messages as they come, as server-sent events.
+"""``GET /messages/tail``: new messages as server-sent events.
 
-The format is that of the HTML standard, section 9.2 (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+The format is defined by the HTML standard, section 9.2
+(https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from topicstore.server.http.streaming import Streamed
 __all__ = ["ROUTES"]
 
 _BATCH = 256
-"""The most messages that are taken for a client at once."""
+"""Most messages that are fetched for a client at once."""
 _PIECE = 1 << 18
-"""Bytes of payloads that are written as events at once: a client that reads slowly has few of them in memory. The
-messages themselves are shared by all who follow the same filter."""
+"""About the most bytes of payloads that are encoded at once, so that a slow client occupies little memory. Clients with
+the same filter share the messages themselves."""
 _HEARTBEAT = 15.0
 
 
@@ -48,14 +49,16 @@ def tail(
         str | None, QueryParameter(description="The same, for programs that set no header; the header counts.")
     ] = None,
 ) -> Response[Any]:
-    """Follow a filter: send the messages stored from ``start`` on, or from now on, and then new ones as they come.
+    """Follow a filter: send the stored messages from ``start`` on, and then new messages as they arrive.
 
-    Each event is a message, as in JSON lines, and its ``id`` is the place after it. Who connects again with the last
-    ``id`` that was read, as a browser's EventSource does by itself, gets each stored message that comes after it, and
-    none twice; messages that are stored nowhere reach only who is connected, and a slow reader misses some of them.
-    Messages of one shard come in order of positions. An event of the type ``dropped`` lists generations that were
-    dropped before they were read; one of the type ``problem`` has the problem document of what ends the response before
-    the server does. Comments show that the connection is alive. The response ends when the server does.
+    Without ``start``, only new messages are sent. Each event is a message, encoded as in JSON lines, and its ``id`` is
+    the cursor after the message. A client that reconnects with the last ``id``, as a browser's EventSource does,
+    receives each later stored message exactly once. Messages that are not stored reach only connected clients, and slow
+    clients miss some of them. Messages of one shard are sent in order of positions.
+
+    An event of the type ``dropped`` lists generations that were dropped before they were read. An event of the type
+    ``problem`` has the problem document of an error that ends the response. Comments are sent as heartbeats. The
+    response ends when the server stops.
     """
     db = context.db
     last = last_event_id or after
@@ -65,7 +68,7 @@ def tail(
 
 
 class _Events:
-    """The events of one client. It closes the subscription, which also ends when the server does."""
+    """The events for one client. `aclose` closes the subscription, and so does the stop of the server."""
 
     def __init__(self, context: Context, subscription: Subscription, heartbeat: float) -> None:
         self._context = context
@@ -73,11 +76,11 @@ class _Events:
         self._heartbeat = heartbeat
         self._place = subscription.place
         self._pieces = iter((self._here(),))
-        """What is still to be sent of the messages that were taken last."""
+        """The remaining events of the last batch."""
         self.held = 0
-        """The bytes of the messages that were taken last."""
+        """Bytes of the last batch's payloads."""
         self._failure: Exception | None = None
-        """What has ended it, once that was told."""
+        """The error that ends the response, once its event was sent."""
         context.on_stop.append(subscription.close)
         if context.stopping.is_set():
             subscription.close()
@@ -95,7 +98,7 @@ class _Events:
             batch = await self._subscription.fetch_async(timeout=self._heartbeat, executor=self._context.threads)
         except (SubscriptionClosedError, DatabaseClosedError):
             raise StopAsyncIteration from None
-        except Exception as bad:  # noqa: BLE001 - it is told, and raised by the next call
+        except Exception as bad:  # noqa: BLE001 - it is sent as an event, and raised by the next call
             self._failure = bad
             return b"event: problem\ndata: %b\n\n" % document_of(bad)
         self.held = sum(len(message.payload) for message in batch.messages)
@@ -103,9 +106,9 @@ class _Events:
         return next(self._pieces, b":\n\n")
 
     def _here(self) -> bytes:
-        """Tell the place, so that a client that is cut off before the next message goes on there.
+        """Return an event with the current cursor, so that a client can resume even before the next message.
 
-        An event without data sets the last id and is not dispatched.
+        An event without data only sets the client's last event id, and is not dispatched.
         """
         return f"id: {self._place}\n\n".encode()
 
@@ -128,18 +131,18 @@ class _Events:
             yield b"".join(held)
         if run is not None and shard is not None:
             self._place[shard] = run.position
-            if batch.dropped and not batch.messages:  # or it would be told again to who connects again
+            if batch.dropped and not batch.messages:  # else the event would be sent again after a reconnect
                 yield self._here()
 
     async def aclose(self) -> None:
-        """End the subscription."""
-        with suppress(ValueError):  # it is no longer there if it was closed before
+        """Close the subscription. Idempotent."""
+        with suppress(ValueError):  # already removed
             self._context.on_stop.remove(self._subscription.close)
         self._subscription.close()
 
 
 def _parts(messages: list[ts.Message]) -> Iterator[list[ts.Message]]:
-    """Yield messages in parts of about `_PIECE` bytes, each of one at least."""
+    """Split messages into parts of about `_PIECE` bytes, each with at least one message."""
     first = size = 0
     for number, message in enumerate(messages):
         size += len(message.payload)

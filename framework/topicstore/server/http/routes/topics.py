@@ -1,4 +1,4 @@
-"""``/topics``: which topics there are, as a list and as a tree."""
+"""``/topics``: the topics that have messages, as a list and as a tree."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def topics(
     limit: Limit = 100,
     after: After = None,
 ) -> Page[TopicTally]:
-    """Return the matching topics that have messages: their number, bytes, first and last time, as `Database.topics`.
+    """Return matching topics that have messages, with counts, bytes, first and last time, as `Database.topics`.
 
-    Topics that begin with ``$`` match only a filter that does.
+    Topics that begin with ``$`` only match filters that begin with ``$``.
     """
     found = _containing(context.db, topic_filter, search)
     chosen, following = _first(_numbers(sort, found), [found.topics[at] for at in found.topic.tolist()], limit, after)
@@ -60,30 +60,30 @@ def topics(
 
 @attrs.frozen(kw_only=True)
 class Level:
-    """A level of the tree: what the topics below it have together."""
+    """A node of the topic tree, with totals of the topics at and below it."""
 
     name: str
     path: str
     topics: int
-    """How many topics end here or below."""
+    """Number of topics that end at this level or below."""
     messages: int
     bytes: int
-    """The size of payloads and topics."""
+    """Bytes of payloads and topics."""
     last: int
     """The time of the last message, in microseconds since the epoch."""
     ends: bool
-    """Whether a topic ends here."""
+    """Whether a topic ends at this level."""
     below: bool
-    """Whether there are topics below."""
+    """Whether there are topics below this level."""
     own: bool
-    """Whether layouts keep this level apart; else its messages are in streams of a level that was learned as `+`."""
+    """Whether layouts have separate streams for this level; else its messages are in streams of a learned `+`."""
 
 
 class Tree(Page[Level], kw_only=True):
-    """Levels below a level."""
+    """A page of the children of a level."""
 
     plus: bool
-    """Whether layouts have learned that there are many levels here, whose messages share streams."""
+    """Whether layouts have learned a wildcard here, so that messages of many levels share streams."""
 
 
 @get("/topics/tree", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)
@@ -97,9 +97,9 @@ def tree(
     limit: Limit = 100,
     after: After = None,
 ) -> Tree:
-    """Return the children of a level of topics, with what is below each, and what the layouts have learned of them.
+    """Return the children of a topic level, with totals of each, and the topic structure that layouts have learned.
 
-    With ``search`` only matching topics count. Levels that begin with ``$`` are found below a ``prefix`` that does.
+    With ``search`` only matching topics count. Levels that begin with ``$`` are only found with such a ``prefix``.
     """
     if prefix is not None and not {"+", "#"}.isdisjoint(prefix.split("/")):
         raise InvalidFilterError("a prefix has no wildcards")
@@ -128,7 +128,7 @@ def _level(below: Levels, at: int, parents: list[str], kept: set[str]) -> Level:
 
 
 def _learned(db: ts.Database, levels: list[str]) -> tuple[set[str], bool]:
-    """Return which children of a level are kept apart by a layout, and whether one has learned ``+`` or ``#`` there."""
+    """Return the children of a level that a layout has learned, and whether a wildcard is among them."""
     kept: set[str] = set()
     for nodes in db.learned_topics().values():
         for node in nodes:
@@ -151,7 +151,7 @@ def _containing(db: ts.Database, topic_filter: str, search: str) -> Tally:
 
 
 def _numbers(sort: Sort, of: Tally | Levels) -> list[int]:
-    """Return by what rows are in order, before their names: lower the earlier a row comes."""
+    """Return the primary sort key of each row; the name is the secondary one."""
     if sort == "topic":
         return [0] * len(of)
     numbers: list[int] = getattr(of, _SORTED_BY[sort]).tolist()
@@ -159,7 +159,7 @@ def _numbers(sort: Sort, of: Tally | Levels) -> list[int]:
 
 
 def _first(numbers: list[int], names: list[str], limit: int, after: str | None) -> tuple[list[int], str | None]:
-    """Return which rows come first after a page, in order, and what is `after` for the next page."""
+    """Return the first sorted rows after the token `after`, and the token for the next page."""
     rows: Iterable[tuple[int, str, int]] = zip(numbers, names, range(len(names)), strict=True)
     if after is not None:
         number, _, name = after.partition(" ")
