@@ -101,7 +101,7 @@ def test_a_time_is_found_in_whatever_unit_it_is_written(time: int, unit: str) ->
 
 @pytest.mark.parametrize("time", [5, 20_240_131, 10**10, 1.5, True, [1], {}])
 def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, time: object) -> None:
-    """A number whose unit can't be told is refused with its row, and nothing is stored."""
+    """A number whose unit is ambiguous is refused with its row, and nothing is stored."""
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"topic": "a", "payload": "x", "ts": time}))
     assert "row 1: " in run("import", target, file, code=2).stderr

@@ -21,7 +21,7 @@ def document(*places: ShardPlace) -> ClusterDocument:
 def test_a_shard_gets_where_it_is_to_be_and_is_never_short_of_replicas(
     now: tuple[str, ...], wanted: tuple[str, ...], reports: list[set[str]]
 ) -> None:
-    """Whatever sites report, a shard reaches its new placement, and never has too few replicas on the way."""
+    """A shard reaches its new placement whatever sites report, and never has too few replicas on the way."""
     at = document(ShardPlace(now[0], 1, b"", now))
     fewest = min(len(now), len(wanted))
     number = 1

@@ -1,4 +1,4 @@
-"""How many messages readers are behind: exact up to `COUNTED` messages, estimated above."""
+"""The lag of readers in messages: exact up to `COUNTED` messages, estimated above."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Broker:
         return MqttConnection(self.serving, via)
 
     def use(self, settings: ServerSettings, access: Access | None, clients: int) -> None:
-        """Apply new settings. What was negotiated with a connected client stays until the client connects again.
+        """Apply new settings. Values negotiated with a connected client stay until it connects again.
 
         ``access`` are the new access rules, also for connected clients; None leaves them unchanged. ``clients`` is the
         number of clients for which there are file descriptors.

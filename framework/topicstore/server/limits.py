@@ -60,7 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     publish_bytes: Size | None = None
     """Most bytes of a client's publishes in a second; by default there is no limit."""
     over_rate: Literal["slow", "disconnect"] = "slow"
-    """What happens to a client that exceeds its rate: reading from its socket pauses until the rate allows more, or its
+    """The treatment of a client that exceeds its rate: reading pauses until the rate allows more, or the
     connection ends with 0x96, message rate too high."""
     connect_timeout: Duration = Duration(10)
     """The time limit for the CONNECT, and before that for the handshakes of TLS and of WebSocket. A connection that
