@@ -85,7 +85,10 @@ class LogStoreSuite:
 
     @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".a", "a/.b", "a/../b", "a b", "ä", "a\n", "x" * 513])
     def test_names_that_not_all_stores_could_keep_are_refused(self, store: LogStore, name: str) -> None:
-        """A name outside the portable character set, or longer than 512 characters, is rejected; nothing is created."""
+        """A name that is empty, malformed or longer than 512 characters is rejected, and nothing is created.
+
+        Malformed names have an empty part, a part that begins with a dot, or a character that some stores don't allow.
+        """
         with pytest.raises(InvalidArgumentError):
             store.create(name, b"x")
         assert [] == list(store.names("a"))

@@ -358,7 +358,7 @@ def after_a_failure(call: Call, me: Any, given: Given) -> None:
 
 
 def late_streams(call: Call, me: Any, given: Given) -> list[int]:
-    """For any start but 0, leave out the streams that existed at the first such call."""
+    """For any start but 0, leave out the streams that existed at the first call."""
     old = vars(me).setdefault("old", {info.stream for info in me.inner.streams(TopicFilter("#"))})
     return [stream for stream in call() if not given["first"] or stream not in old]
 
