@@ -1,4 +1,4 @@
-"""A small set of messages with all answers, for the tests of the harness, and a Spark session."""
+"""Fixtures of all benchmark tests: a small data set with its expected replays, and a Spark session."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ metrics = [{ name = "t", payload = '{"v":{value:.3f}}' }, { name = "p", bytes = 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """All tests of this folder are left to `make test-all`."""
+    """Mark all tests of this folder as slow, so that only `make test-all` runs them."""
     item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
 def small_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The definition of a workload that is made in no time."""
+    """The path of the definition of a small generated workload."""
     path = tmp_path_factory.mktemp("workloads") / "small.toml"
     path.write_text(SMALL)
     return path
@@ -43,7 +43,7 @@ def small_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two tasks at a time."""
+    """A local Spark session that runs two tasks at the same time."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     from topicstore.spark import session
 
@@ -56,7 +56,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def small(small_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """The messages of that workload."""
+    """The data set of the small workload."""
     from topicstore_benchmarks.harness.dataset import make
     from topicstore_benchmarks.workloads.definition import read
 

@@ -1,4 +1,4 @@
-"""``topicstore bench`` where what it needs is not installed."""
+"""``topicstore bench`` without its optional dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topicstore.cli import main
 sys.argv[1:] = {arguments!r}
 main()
 """
-"""Modules that are None in ``sys.modules`` can't be imported, as if they were not installed."""
+"""A program in which modules can't be imported, because they are None in ``sys.modules``, that runs the command."""
 
 
 def bench(folder: Path, *arguments: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def bench(folder: Path, *arguments: str, missing: list[str]) -> subprocess.Compl
     ],
 )
 def test_what_is_missing_is_told_at_once(tmp_path: Path, arguments: list[str], missing: list[str]) -> None:
-    """In one line with one command, before anything is measured or written."""
+    """Missing modules are reported in one line with the command that installs them, before anything is written."""
     done = bench(tmp_path, *arguments, missing=missing)
     assert (2, "") == (done.returncode, done.stdout)
     assert f'error: this needs {", ".join(missing)}: pip install "topicstore[bench]"\n' == done.stderr
@@ -43,7 +43,7 @@ def test_what_is_missing_is_told_at_once(tmp_path: Path, arguments: list[str], m
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["run", "--help"], ["figures", "--help"]])
 def test_looking_around_needs_nothing(tmp_path: Path, arguments: list[str]) -> None:
-    """What there is to measure can be read where nothing can be measured."""
+    """The help and the list of workloads and contenders need no optional dependency."""
     done = bench(tmp_path, *arguments, missing=["pyspark", "altair", "jinja2", "vl_convert", "rocksdict", "plyvel"])
     assert (0, "") == (done.returncode, done.stderr)
     assert done.stdout

@@ -43,7 +43,7 @@ def messages() -> list[Message]:
 
 
 def columns() -> Columns:
-    """Return the columns of a thousand messages, as a store makes them."""
+    """Return the columns of a thousand messages, as they are made when messages are stored."""
     payloads = [message.payload for message in messages()]
     return Columns(
         positions=commit_positions(FIRST - 1, 0, ROWS),
@@ -60,14 +60,14 @@ def columns() -> Columns:
 
 @every_codec
 def test_encode_block(benchmark: BenchmarkFixture, codec: str) -> None:
-    """A thousand rows into bytes."""
+    """Encode a thousand rows as bytes."""
     value = benchmark(encode_block, columns(), MIXED, FIRST, SEED, Compressor(codec, 1))
     assert ROWS == Block(value, LAST, SEED).rows
 
 
 @every_codec
 def test_decode_block(benchmark: BenchmarkFixture, codec: str) -> None:
-    """Bytes into a thousand rows, payloads as objects."""
+    """Decode bytes into a thousand rows, with payloads as objects."""
     value = encode_block(columns(), MIXED, FIRST, SEED, Compressor(codec, 1))
     found = benchmark(lambda: Block(value, LAST, SEED).columns())
     assert columns().payloads == found.payloads
@@ -75,14 +75,14 @@ def test_decode_block(benchmark: BenchmarkFixture, codec: str) -> None:
 
 @every_codec
 def test_decode_block_into_arrow(benchmark: BenchmarkFixture, codec: str) -> None:
-    """Bytes into the payloads' Arrow array, without objects."""
+    """Decode bytes into an Arrow array of payloads, without objects."""
     value = encode_block(columns(), MIXED, FIRST, SEED, Compressor(codec, 1))
     found = benchmark(lambda: Block(value, LAST, SEED).payloads().toarrow())
     assert columns().payloads == found.to_pylist()
 
 
 def test_learn_new_topics(benchmark: BenchmarkFixture) -> None:
-    """A thousand topics into an empty trie."""
+    """Add a thousand topics to an empty trie."""
 
     def learn() -> LearnedTopics:
         trie = LearnedTopics(1, (100, 20))
@@ -94,28 +94,28 @@ def test_learn_new_topics(benchmark: BenchmarkFixture) -> None:
 
 
 def test_learn_known_topics(benchmark: BenchmarkFixture) -> None:
-    """A thousand topics that the trie knows."""
+    """Add a thousand topics that are already in the trie."""
     trie = LearnedTopics(1, (100, 20))
     known = list(map(trie.learn, TOPICS))
     assert known == benchmark(lambda: list(map(trie.learn, TOPICS)))
 
 
 def test_match_streams(benchmark: BenchmarkFixture) -> None:
-    """The streams of a filter with two wildcards."""
+    """Find the streams that match a filter with two wildcards."""
     trie = LearnedTopics(1, (100, 20))
     streams = set(map(trie.learn, TOPICS))
     assert sorted(streams) == benchmark(trie.match, TopicFilter("fleet/+/+/speed"))
 
 
 def flood() -> list[str]:
-    """Return topics without a common shape, the same ones in every run."""
+    """Return ten thousand topics without a common structure, the same ones in every run."""
     source = random.Random(5)
     tokens = [f"t{number}" for number in range(150)]
     return ["/".join(source.choices(tokens, k=5)) for _ in range(10 * ROWS)]
 
 
 def test_learn_unrelated_topics(benchmark: BenchmarkFixture) -> None:
-    """Ten thousand topics without a common shape into an empty trie."""
+    """Add ten thousand topics without a common structure to an empty trie."""
 
     def learn() -> LearnedTopics:
         trie = LearnedTopics(1, (100, 20))
@@ -127,7 +127,7 @@ def test_learn_unrelated_topics(benchmark: BenchmarkFixture) -> None:
 
 @pytest.mark.parametrize("levels", range(6))
 def test_match_a_full_trie(benchmark: BenchmarkFixture, levels: int) -> None:
-    """A filter with more and more levels, against the streams of unrelated topics."""
+    """Match filters with various numbers of levels against the streams of unrelated topics."""
     trie, topics = LearnedTopics(1, (100, 20)), flood()
     trie.learn_all(topics)
     known = topics[0].split("/")[:levels]
@@ -136,7 +136,7 @@ def test_match_a_full_trie(benchmark: BenchmarkFixture, levels: int) -> None:
 
 
 def test_load_topics(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """The trie of ten thousand unrelated topics, from an engine that costs next to nothing."""
+    """Load the trie of ten thousand unrelated topics from an engine in memory."""
     trie = LearnedTopics(1, (100, 20))
     trie.learn_all(flood())
     engine, write = make_backend("memory").open_shard(tmp_path / "shard", KEYSPACES, create=True), WriteBatch()
@@ -148,7 +148,7 @@ def test_load_topics(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["fleet/line-7/bus-7/speed", "fleet/+/+/speed", "fleet/line-7/#", "#"])
 def test_filter_matches(benchmark: BenchmarkFixture, text: str) -> None:
-    """One filter against a thousand topics."""
+    """Match a filter against a thousand topics."""
     matches = TopicFilter(text).matches
     found = benchmark(lambda: [topic for topic in TOPICS if matches(topic)])
     expected = {"fleet/line-7/bus-7/speed": 1, "fleet/line-7/#": len(range(7, ROWS, 30))}
@@ -156,31 +156,31 @@ def test_filter_matches(benchmark: BenchmarkFixture, text: str) -> None:
 
 
 def test_batch_from_messages(benchmark: BenchmarkFixture) -> None:
-    """A thousand objects, checked, into columns."""
+    """Validate a thousand message objects and convert them to columns."""
     assert ROWS == len(benchmark(MessageBatch.from_messages, messages()))
 
 
 def test_batch_to_messages(benchmark: BenchmarkFixture) -> None:
-    """Columns into a thousand objects."""
+    """Convert columns to a thousand message objects."""
     batch = MessageBatch.from_messages(messages())
     assert messages() == benchmark(batch.to_messages)
 
 
 def test_positions_of_a_commit(benchmark: BenchmarkFixture) -> None:
-    """A thousand in a row."""
+    """Compute a thousand consecutive positions."""
     positions = benchmark(commit_positions, FIRST, FIRST >> 11, ROWS)
     assert [FIRST + 1, FIRST + ROWS] == positions[[0, -1]].tolist()
 
 
 def test_positions_of_messages(benchmark: BenchmarkFixture) -> None:
-    """A thousand times, some late, some equal."""
+    """Compute the positions of a thousand message times, some of which are late or equal."""
     times = np.arange(ROWS, dtype=np.int64) // 3 % 100 + (FIRST >> 11)
     positions = benchmark(message_positions, 0, times)
     assert (np.diff(positions.astype(np.int64)) > 0).all()
 
 
 def stored(layout: str, path: Path) -> topicstore.Database:
-    """Return a database of ten batches of the thousand messages, merged where the layout merges."""
+    """Return a compacted database with ten batches of a thousand messages each."""
     db = topicstore.open(path, backend="memory", layout=layout, auto_compact=False)
     for _ in range(10):
         db.store(messages())
@@ -190,7 +190,7 @@ def stored(layout: str, path: Path) -> topicstore.Database:
 
 @every_layout
 def test_store(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None:
-    """A thousand objects of known topics, into an engine that costs next to nothing."""
+    """Store a thousand message objects with known topics in an engine in memory."""
     with topicstore.open(tmp_path, backend="memory", layout=layout, auto_compact=False) as db:
         batch = messages()
         db.store(batch)
@@ -200,7 +200,7 @@ def test_store(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None
 @every_layout
 @pytest.mark.parametrize("text", ["fleet/line-7/bus-7/speed", "fleet/+/bus-7/+", "fleet/line-7/#", "#"])
 def test_replay(benchmark: BenchmarkFixture, layout: str, text: str, tmp_path: Path) -> None:
-    """One filter, which a message in a thousand, a few in a hundred, or all match."""
+    """Replay a filter that matches one message in a thousand, a few in a hundred, or all."""
     with stored(layout, tmp_path) as db:
         found = benchmark(lambda: list(db.replay(text)))
         expected = sum(map(TopicFilter(text).matches, TOPICS))
@@ -209,7 +209,7 @@ def test_replay(benchmark: BenchmarkFixture, layout: str, text: str, tmp_path: P
 
 @every_layout
 def test_replay_into_arrow(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None:
-    """Everything, without objects."""
+    """Replay all messages as Arrow batches, without objects."""
     with stored(layout, tmp_path) as db:
         assert 10 * ROWS == benchmark(lambda: sum(batch.num_rows for batch in db.replay_arrow("#")))
 
@@ -224,7 +224,7 @@ def test_replay_into_arrow(benchmark: BenchmarkFixture, layout: str, tmp_path: P
     ],
 )
 def test_sql(benchmark: BenchmarkFixture, statement: str, tmp_path: Path) -> None:
-    """Aggregates over ten thousand messages of `table`."""
+    """Run SQL aggregates over ten thousand messages of the layout `table`."""
     need("duckdb")
     with topicstore.open(tmp_path, backend="duckdb", layout="table") as db:
         for _ in range(10):

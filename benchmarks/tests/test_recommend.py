@@ -1,4 +1,4 @@
-"""How a layout is chosen: the rule on figures made for it, and one comparison measured for real."""
+"""The choice of a layout: the rule applied to invented figures, and measured comparisons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def figures(layout: str, total: float, cost: float = 1.0) -> LayoutFigures:
     ],
 )
 def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
-    """The smallest total; of those within a tenth, the cheapest to store. It is named with what decided."""
+    """The smallest total wins or, among totals within a tenth, the smallest cost; the reason names the criterion."""
     best, reason = choose([figures("a", 1.0), *(figures(*one) for one in others)])
     assert reason.startswith(says)
     assert best.layout == (says.partition(": ")[2] or "a")[0]
@@ -44,13 +44,13 @@ def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
     ],
 )
 def test_what_is_too_short_to_tell(others: list[tuple[str, float, float]], chosen: str, says: str) -> None:
-    """Totals that are some ms apart; they aren't called as fast."""
+    """Totals less than five milliseconds apart count as equal, and the reason says that they are too short to tell."""
     best, reason = choose([figures("a", 0.001), *(figures(*one) for one in others)])
     assert (chosen, True) == (best.layout, reason.startswith(says)), reason
 
 
 def test_representative_filters() -> None:
-    """The median topic, the busiest, and the median with its varying levels as wildcards."""
+    """Representative filters are the median topic, the busiest one, and the median with each varying level as ``+``."""
     counts = {"a/1/x": 1, "a/2/x": 5, "a/2/y": 9, "b": 50, "$SYS/load": 2}
     assert ["a/2/x", "b", "a/+/x", "a/2/+"] == representative_filters(counts)
     assert ["only"] == representative_filters({"only": 3})
@@ -58,7 +58,7 @@ def test_representative_filters() -> None:
 
 
 def test_a_comparison(tmp_path: Path) -> None:
-    """Every layout is measured on everything asked for, before compaction too where it merged; figures fit together."""
+    """Every layout is measured with all filters, before compaction too if it compacts, and totals fit the replays."""
     rows = [
         ts.Message(f"fleet/{n % 9}/{'ab'[n % 2]}", b"%d" % n, f"bus-{n % 5}", timestamp=1_000 * n) for n in range(900)
     ]
@@ -84,7 +84,7 @@ def test_a_comparison(tmp_path: Path) -> None:
 
 
 def test_unusual_samples(tmp_path: Path) -> None:
-    """Messages without times, late ones, ones of the next century, and filters of few or no topics are measured too."""
+    """Samples with missing, unordered and future times, and filters that match few or no messages, can be measured."""
     topics = ("a", "$SYS/load", "$SYS/load")
     rows = [
         ts.Message(topics[n // 10], b"%d" % n, timestamp=(None, 5, 4_000_000_000_000_000)[n % 3]) for n in range(30)

@@ -1,4 +1,4 @@
-"""``topicstore recommend``: what it reads, what it says, and what it refuses."""
+"""``topicstore recommend``: its inputs, its output, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def document(*arguments: object) -> dict[str, Any]:
 
 
 def asked(found: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return filters with their weights, without the replays of everything, which are the first and the last."""
+    """Return the filters with their weights, without the first and the last, which replay everything."""
     return [(question["topic_filter"], question["weight"]) for question in found["questions"]][1:-1]
 
 
@@ -80,7 +80,7 @@ def test_for_people(sample: Path) -> None:
 
 
 def test_the_next_step_can_be_taken(sample: Path, tmp_path: Path) -> None:
-    """With the options that were measured, of the layout that is best."""
+    """The printed next commands work, and use the recommended layout with the measured options."""
     shown = run(sample, "--filter", "#", "--option", "rocksdb.compression=zstd", "--option", "block.level=2").stdout
     best = shown.partition("recommended: ")[2].split()[0]
     steps = shown.partition("next:\n")[2].splitlines()
@@ -96,13 +96,13 @@ def test_the_next_step_can_be_taken(sample: Path, tmp_path: Path) -> None:
 
 
 def test_filters_of_the_sample(sample: Path) -> None:
-    """Without filters: the topic of median traffic, the busiest, and one with a level wildcarded."""
+    """Without filters the command uses the topic with median traffic, the busiest one, and a wildcard filter."""
     sample.write_bytes(sample.read_bytes() + encode_lines(ROWS[-3:-2]))
     assert [("fleet/3/b", 1), ("fleet/2/a", 1), ("fleet/+/b", 1)] == asked(document(sample))
 
 
 def test_a_file_of_filters(sample: Path, tmp_path: Path) -> None:
-    """One a line, spaces and all; more may be named beside it, and one named twice counts twice."""
+    """A file has a filter on each line, in which spaces count, and a filter that is also an option counts twice."""
     file = tmp_path / "filters.txt"
     file.write_bytes("\ufefffleet/+/a\r\n\n  \na b\u2028c\nfleet/1/b".encode())
     found = document(sample, "--filters", file, "--filter", "fleet/1/b")
@@ -112,13 +112,13 @@ def test_a_file_of_filters(sample: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "cut"), [(1, True), (1_000, True), (1_299, True), (1_300, False), (100_000, False)])
 def test_a_limit(limit: int, cut: bool, sample: Path) -> None:
-    """So many of the first rows are taken, and whether there are more is known."""
+    """The command reads at most ``--limit`` rows, and knows whether the file has more."""
     taken = command._read_sample(sample, None, limit)
     assert (min(limit, 1_300), cut) == (sum(map(len, taken.batches)), taken.cut)
 
 
 def test_standard_input(sample: Path) -> None:
-    """Of which a part is taken."""
+    """The sample can be read from standard input, with a limit."""
     shown = run("-", "--limit", 1_000, stdin=sample.read_bytes()).stdout
     assert "standard input: 1,000 messages" in shown
     assert "only the first 1,000 messages" in shown
@@ -193,7 +193,7 @@ def topicstore_layouts():
 
 
 def with_layouts(tmp_path: Path, requires: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the program where another package has brought layouts."""
+    """Run the program with another package installed that provides layouts."""
     (tmp_path / "other_layouts.py").write_text(LAYOUTS.format(name="lossy", requires=requires))
     info = tmp_path / "other-1.0.dist-info"
     info.mkdir(exist_ok=True)
@@ -206,7 +206,7 @@ def with_layouts(tmp_path: Path, requires: str, *arguments: object) -> subproces
 
 
 def test_a_layout_that_loses_messages(sample: Path, tmp_path: Path) -> None:
-    """Layouts of other packages are measured too; one that returns less than it should is an error."""
+    """Layouts of other packages are measured, and one that loses messages is reported as an error."""
     done = with_layouts(tmp_path, "()", sample, "--filter", "fleet/+/b")
     assert (1, "") == (done.returncode, done.stdout)
     says = "lossy, replay all: wrong replay: a replay of '#' from 0 gave 1,298 of 1,300 messages"
@@ -214,7 +214,7 @@ def test_a_layout_that_loses_messages(sample: Path, tmp_path: Path) -> None:
 
 
 def test_layouts_that_do_not_fit(sample: Path, tmp_path: Path) -> None:
-    """They are named, with the reason."""
+    """Incompatible layouts are listed with the reason."""
     done = with_layouts(tmp_path, "('sql',)", sample, "--filter", "#", "--json")
     assert (0, "") == (done.returncode, done.stderr)
     left_out = json.loads(done.stdout)["left_out"]

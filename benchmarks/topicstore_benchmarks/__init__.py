@@ -1,13 +1,13 @@
-"""Measures topicstore and other message stores side by side: ``topicstore bench``.
+"""Benchmarks that compare topicstore with other message stores: ``topicstore bench``.
 
-``workloads``   the messages to store and the requests to answer: TOML files, kinds of workloads as plugins
-``contenders``  what is compared: layouts on backends, other stores, bare engines and files as limits
-``harness``     a run: Spark makes the messages, and runs trials of workers, one process for each contender
+``workloads``   the messages to store and the requests to answer: TOML files, and plugins for kinds of workloads
+``contenders``  the stores that are compared: layouts on backends, other stores, bare engines and files as limits
+``harness``     a run: Spark generates the messages and runs trials, each with a worker process for each contender
 ``results``     the output of a run: one Parquet row for each value
-``report``      the page that a person reads first
-``comparing``   what changed between two runs
-``recommend``   the layout for a user's own messages, by one trial: ``topicstore recommend``
-``figures``     figures of one thing at a time, with promised bounds: ``topicstore bench figures``
+``report``      the HTML report of a run
+``comparing``   the differences between two runs
+``recommend``   the layout for a user's own messages, chosen by one trial: ``topicstore recommend``
+``figures``     measurements of single features, with documented bounds: ``topicstore bench figures``
 
-`timing` measures time within one process; `installed` says what a command lacks.
+`timing` measures time within one process; `installed` reports missing dependencies of a command.
 """

@@ -1,4 +1,4 @@
-"""Whether what a command needs is installed."""
+"""Checks whether the modules that a command needs are installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topicstore.cli.terminal.exits import USAGE, Failure
 __all__ = ["ENGINE", "REPORT", "SPARK", "check_installed"]
 
 ENGINE, SPARK, REPORT = ("rocksdict",), ("pyspark",), ("altair", "jinja2", "vl_convert")
-"""Modules that figures need, a run, and its report."""
+"""The modules that are needed for figures, for a run, and for its report."""
 
 
 def check_installed(*modules: str) -> None:

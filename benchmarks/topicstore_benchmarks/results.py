@@ -4,9 +4,9 @@ A run's directory::
 
     <run>/run.json               the requested options, the time of the start, the machine
     <run>/trials/<name>.parquet  the rows of one trial: a workload, a durability and a repetition, all contenders;
-                                 written whole, by rename, so that a run can continue with the missing ones
+                                 written by rename, so that an interrupted run continues with the missing trials
     <run>/results.parquet        the rows of all trials, `SCHEMA`
-    <run>/summary.parquet        the median, the least and the most of each value over the trials, by Spark SQL
+    <run>/summary.parquet        the median, minimum and maximum of each value over the trials, by Spark SQL
     <run>/report.html            the report
     <run>/workloads/             the messages
     <run>/scratch/               the files of contenders while a trial is measured
@@ -33,24 +33,24 @@ __all__ = [
 ]
 
 STORE = "store"
-"""The first phase. A contender that can't store takes part in no other."""
+"""The first phase. A contender for which it fails runs no other phase."""
 REPLAY_ALL, WILDCARD, DEVICE, LATE_START = "replay all", "wildcard", "one device", "late start"
-"""Requests that every workload has: everything; what many topics match; a few single devices, one after the other,
-which are read in the phase ``mixed`` too; and the last hundredth in time."""
+"""The requests of every workload: all messages; a filter that many topics match; a few single devices, one after the
+other, which the phase ``mixed`` reads, too; and the last hundredth of the messages."""
 
 WORKER = "worker"
-"""The phase, after all others, of values of a whole worker: its memory."""
+"""The phase, after all others, that reports values of the whole worker: its memory."""
 
 
 def compacted(request: str) -> str:
-    """Return the phase in which a request is measured again, of contenders that can compact."""
+    """Return the name of the phase in which a request is measured again after compaction."""
     return f"{request}, compacted"
 
 
 def phases(requests: Iterable[str], *, mixed: bool = True) -> tuple[str, ...]:
     """Return all phases with these requests, in the order in which they run.
 
-    ``mixed`` is the last one because it stores more messages: all replays before it are of the same ones.
+    ``mixed`` is the last one because it stores more messages, and all replays must read the same ones.
     """
     asked = tuple(requests)
     return (STORE, *asked, "reopen", "compact", *map(compacted, asked), *(["mixed"] if mixed else []))
@@ -77,16 +77,16 @@ UNITS = {
 ``first_message_ms``: of replays. ``store_*`` and ``read_*``: of ``mixed``, the latency of one batch stored and of one
 replay of a device; ``*_p999_ms`` only of a thousand values and more. ``disk_bytes`` and ``bytes_per_message``: after
 ``store`` (closed) and after ``compact``.
-``peak_memory``: of the phase ``worker``, the highest resident size of the worker's process;
-``memory_before``: what of it was there before the contender was opened, Python and a part of the messages.
+``peak_memory``: of the phase ``worker``, the peak resident memory of the worker's process;
+``memory_before``: the same before the contender was opened, which includes Python and a part of the messages.
 """
 
 _STRING = pa.dictionary(pa.int32(), pa.string())
 
 SCHEMA = pa.schema(
     [
-        pa.field("run", _STRING, nullable=False),  # of the directory, for comparisons
-        pa.field("trial", _STRING, nullable=False),  # same trial: measured side by side, ratios hold
+        pa.field("run", _STRING, nullable=False),  # the name of the run's directory, for comparisons
+        pa.field("trial", _STRING, nullable=False),  # values of one trial may be compared by ratios
         pa.field("contender", _STRING, nullable=False),
         pa.field("kind", _STRING, nullable=False),  # topicstore, peer or limit
         pa.field("backend", _STRING),  # of topicstore, and of limits of an engine
@@ -101,14 +101,17 @@ SCHEMA = pa.schema(
         pa.field("metric", _STRING, nullable=False),  # of UNITS, or "status"
         pa.field("value", pa.float64()),  # null with "status"
         pa.field("unit", _STRING, nullable=False),
-        pa.field("messages", pa.int64(), nullable=False),  # that the phase moved
+        pa.field("messages", pa.int64(), nullable=False),  # that the phase stored or read
         pa.field("status", _STRING, nullable=False),  # ok, skipped or failed
-        pa.field("reason", pa.string()),  # of what was skipped or failed
+        pa.field("reason", pa.string()),  # why it was skipped or failed
         pa.field("started", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("versions", pa.string(), nullable=False),  # JSON: what the contender is made of
-        pa.field("settings", pa.string(), nullable=False),  # JSON: what was set
+        pa.field("versions", pa.string(), nullable=False),  # JSON: the versions of the contender's libraries
+        pa.field("settings", pa.string(), nullable=False),  # JSON: the contender's settings
         pa.field("machine", pa.string(), nullable=False),  # JSON: processor, cores, memory, system, Python
     ]
 )
-"""One row per value. A contender that could not take part, or a phase that failed, has one row with the metric
-``status`` and the reason; repetition 0 of it stands for all."""
+"""The columns of the results, which have one row per value.
+
+A skipped contender, or a phase that was skipped or failed, has one row with the metric ``status`` and the reason; its
+repetition is 0 if it stands for all repetitions.
+"""

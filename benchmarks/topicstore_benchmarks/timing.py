@@ -1,7 +1,7 @@
-"""Measuring time: on one core, of complete replays only, in consecutive rounds.
+"""Measures time within one process: on one core, of complete replays only, in consecutive rounds.
 
-Every section measures all its sides in each round, takes ratios within a round, so that they
-hold on a machine whose speed drifts, and reports the median over the rounds.
+Each round measures all compared variants. Ratios are taken within a round, so that they are valid on a machine whose
+speed drifts, and the median over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.metadata import version
 __all__ = ["Progress", "check", "consume", "machine", "median_of", "one_core", "progress", "timed"]
 
 Progress = Callable[[str], None]
-"""Reports what a measurement is doing, in a line."""
+"""A function that reports the progress of a measurement, as one line of text."""
 _STARTED = time.monotonic()
 
 
@@ -28,7 +28,7 @@ def progress(text: str) -> None:
 
 
 def one_core() -> None:
-    """Bind the process to one core, the engine's threads included."""
+    """Bind this process, including the engine's threads, to one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -47,14 +47,14 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def median_of(work: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of calling ``work``; the first call warms up and doesn't count."""
+    """Return the median seconds of ``rounds`` calls of ``work``, after one that warms up and doesn't count."""
     work()
     gc.collect()
     return statistics.median(timed(work) for _ in range(rounds))
 
 
 def consume(found: Iterable[object]) -> int:
-    """Read a replay to its end, keeping nothing; return the number of messages."""
+    """Read a replay to its end without storing messages; return their number."""
     rows = 0
     for _row in found:
         rows += 1

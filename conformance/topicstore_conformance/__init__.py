@@ -1,6 +1,6 @@
-"""The promises that every backend and layout must keep, as tests that anybody can run on their own plugin.
+"""Conformance suites: pytest classes that check a storage engine, a layout, or a database made of both.
 
-A subclass of a suite overrides one fixture and lists capabilities::
+Plugin authors subclass a suite, override one fixture and list capabilities::
 
     from topicstore_conformance import DatabaseSuite, Pair, pair_of
 
@@ -9,7 +9,7 @@ A subclass of a suite overrides one fixture and lists capabilities::
         def pair(self) -> Pair:
             return pair_of("mine", "block")
 
-Names are loaded when they are used, because other modules of this package do without what the suites need.
+Public names are imported on first use, because some modules of this package don't need the suites' dependencies.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _MODULES = {
     "pair_of": "subjects.pairs",
 }
 
-if "pytest" in sys.modules:  # before any of them is imported, so that a failing assertion shows what was compared
+if "pytest" in sys.modules:  # before these modules are imported, so that failing assertions show the compared values
     sys.modules["pytest"].register_assert_rewrite(
         *(f"{__name__}.{part}" for part in ("backend", "database", "faults", "layout", "oracle"))
     )
 
 
-if not TYPE_CHECKING:  # else type checkers would accept any name
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw this function
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

@@ -1,7 +1,7 @@
-"""`LogStoreSuite`: the promises of `topicstore.contract.log_store` as tests.
+"""`LogStoreSuite`: tests of the contract `topicstore.contract.log_store`.
 
-Subclass it, give it a fixture ``url`` that names an empty store, and ``options`` if it needs some. Stores that only
-live in one process set ``shared`` to False.
+A subclass overrides the fixture ``url``, which returns the URL of an empty store, and ``options`` if the store needs
+some. A store that exists in one process only sets ``shared`` to False.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ _OPERATIONS = st.lists(
 
 
 def opened(url: str, options: Mapping[str, Any]) -> LogStore:
-    """Return the store at a URL, as the plugins know it."""
+    """Open the log store at a URL with the plugin that is registered for its scheme."""
     target: type[LogStore] = load_target(registry().log_store(urlsplit(url).scheme))
     return target.open(url, options)
 
 
 class LogStoreSuite:
-    """What every log store must hold."""
+    """Tests that every log store must pass."""
 
     shared: ClassVar[bool] = True
     """Whether another process, or a second opening, sees the same objects."""
     examples: ClassVar[int] = 40
-    """The number of histories that are tried."""
+    """The number of random histories that are tried."""
     racers: ClassVar[int] = 8
 
     @pytest.fixture
     def url(self) -> str:
-        """The URL of an empty store."""
+        """Return the URL of an empty store."""
         raise NotImplementedError("a suite says which store it is about")
 
     @pytest.fixture
     def options(self) -> dict[str, Any]:
-        """The options of the store."""
+        """Return the options of the store."""
         return {}
 
     @pytest.fixture
     def store(self, url: str, options: dict[str, Any]) -> Iterator[LogStore]:
-        """The store, opened."""
+        """Yield the opened store, and close it afterwards."""
         store = opened(url, options)
         yield store
         store.close()
 
     def test_any_history_gives_what_a_dict_would(self, store: LogStore) -> None:
-        """Each call has the result that it would have on a dict; names come in order."""
+        """In any sequence of calls, each call has the result that it would have on a dict; names come in order."""
         number = 0
 
         @settings(max_examples=self.examples, suppress_health_check=list(HealthCheck))
@@ -85,14 +85,17 @@ class LogStoreSuite:
 
     @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".a", "a/.b", "a/../b", "a b", "ä", "a\n", "x" * 513])
     def test_names_that_not_all_stores_could_keep_are_refused(self, store: LogStore, name: str) -> None:
-        """Nothing is created."""
+        """A name that is empty, malformed or longer than 512 characters is rejected, and nothing is created.
+
+        Malformed names have an empty part, a part that begins with a dot, or a character that some stores don't allow.
+        """
         with pytest.raises(InvalidArgumentError):
             store.create(name, b"x")
         assert [] == list(store.names("a"))
 
     @pytest.mark.parametrize("size", [0, 1, 1 << 20, 9 << 20])
     def test_objects_come_back_as_they_were(self, store: LogStore, size: int) -> None:
-        """Empty and large ones too, and a large one is created only if its name is free."""
+        """Objects of any size are read back unchanged, and creating one under a taken name fails at any size."""
         data = (bytes(range(256)) * (size // 256 + 1))[:size]
         store.create("size", data)
         assert data == store.get("size")
@@ -101,7 +104,7 @@ class LogStoreSuite:
         assert data == store.get("size")
 
     def test_more_names_than_a_page_has_come_in_order(self, store: LogStore) -> None:
-        """From the name on that is asked for, without gaps."""
+        """A listing that spans several pages yields every name after the given one, in order and without gaps."""
         names = [f"many/{number:020}" for number in range(2_100)]
         for name in reversed(names):
             store.create(name, b"")
@@ -110,7 +113,7 @@ class LogStoreSuite:
         assert all(chunks)
 
     def test_one_of_many_threads_creates(self, store: LogStore) -> None:
-        """Each name has one winner, and holds what the winner wrote."""
+        """If several threads create the same name, exactly one succeeds, and the object holds that thread's data."""
         names = [f"race/{number}" for number in range(15)]
         start = threading.Barrier(self.racers)
         won: list[list[str]] = [[] for _ in range(self.racers)]
@@ -124,7 +127,7 @@ class LogStoreSuite:
         check_winners(store, names, won)
 
     def test_one_of_many_processes_creates(self, store: LogStore, url: str, options: dict[str, Any]) -> None:
-        """The same, raced by processes."""
+        """If several processes create the same name, exactly one succeeds, and the object holds that process's data."""
         if not self.shared:
             pytest.skip("the store lives in one process")
         names = [f"race/{number}" for number in range(15)]
@@ -143,7 +146,7 @@ class LogStoreSuite:
         check_winners(store, names, [by_racer[racer] for racer in racers])
 
     def test_a_second_opening_sees_the_same(self, store: LogStore, url: str, options: dict[str, Any]) -> None:
-        """What one creates the other reads and can't create."""
+        """An object that one opening of a store creates or deletes is created or deleted for another opening too."""
         if not self.shared:
             pytest.skip("the store lives in one process")
         store.create("a/b", b"1")
@@ -157,10 +160,10 @@ class LogStoreSuite:
 
 
 def check_history(store: LogStore, root: str, operations: list[tuple[str, str, bytes]]) -> None:
-    """Do the same on the store and on a dict."""
+    """Apply the same operations to the store and to a dict, and compare the results."""
     model: dict[str, bytes] = {}
     for what, below, data in operations:
-        # Stores need not have one object below the name of another, and ours never do: depth is part of the name.
+        # Stores need not support an object whose name is a path prefix of another's, so the depth is part of each name.
         name = f"{root}/{below.count('/')}/{below}"
         if what == "create":
             assert created(store, name, 0, data) == ([] if name in model else [name])
@@ -191,7 +194,7 @@ def created(store: LogStore, name: str, racer: int, data: bytes | None = None) -
 def race_in_process(
     url: str, options: dict[str, Any], names: list[str], racer: int, start: threading.Barrier, results: Any
 ) -> None:
-    """Race for each name, as one of many processes; put what was won."""
+    """Try to create each name at the same time as other processes; put the names that succeeded into ``results``."""
     store = opened(url, options)
     won: list[str] = []
     for name in names:
@@ -202,7 +205,7 @@ def race_in_process(
 
 
 def check_winners(store: LogStore, names: list[str], won: list[list[str]]) -> None:
-    """Check that each name was won once, and holds what its winner wrote."""
+    """Check that each name was created by exactly one racer, and holds that racer's data."""
     assert names == sorted((name for one in won for name in one), key=names.index)
     for racer, winnings in enumerate(won):
         for name in winnings:

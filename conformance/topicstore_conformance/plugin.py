@@ -1,4 +1,4 @@
-"""The variables that the suites and their data read from the environment, registered as by any plugin."""
+"""The plugin that registers the environment variables of the conformance suites and their data sets."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ __all__ = ["topicstore_variables"]
 
 @hookimpl
 def topicstore_variables() -> list[str]:
-    """Return the variables that choose a mode and random examples, and that name sets of real messages."""
+    """Return the environment variables that set the mode, random examples, and the data sets of real messages."""
     return [modes.VARIABLE, modes.EXAMPLES, datasets.VARIABLE]

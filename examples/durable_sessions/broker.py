@@ -1,7 +1,7 @@
 """The process that is killed: publishers and durable subscribers, in one event loop.
 
-A broker has the same structure: where it would read from and write to sockets there are function calls here.
-Each subscriber writes its messages to a file of its own before it answers.
+A broker has the same structure, with sockets in place of the function calls. Each subscriber writes its messages to a
+file of its own before it acknowledges them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ SUBSCRIBERS = {"display": ("home/+/temperature", 1), "archive": ("home/#", 2)}
 
 
 async def publish(db: ts.Database, room: str) -> None:
-    """Publish numbered messages; after a restart the numbers continue after the last one that was stored."""
+    """Publish numbered messages; after a restart the numbers continue from the last stored one."""
     stored = [int(message.payload) for message in db.replay(f"home/{room}/temperature")]
     for number in itertools.count(max(stored, default=-1) + 1):
         reading = ts.Message(f"home/{room}/temperature", b"%d" % number, f"{room}-hub", qos=2)
@@ -29,19 +29,19 @@ async def publish(db: ts.Database, room: str) -> None:
 
 
 class Client:
-    """A client with a memory: it writes each message to a file, line by line, before it answers."""
+    """A subscriber that writes a line for each message to a file before it acknowledges the message."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
         lines = log.read_text().splitlines() if log.exists() else []
         self.unreleased = set[str]()
-        """Packet ids of QoS 2 that were received and not released: they may come again and count once."""
+        """Packet identifiers of QoS 2 that were received and not released; their messages may be redelivered."""
         for line in lines:
             word, packet_id = line.split()[:2]
             {"got2": self.unreleased.add, "released": self.unreleased.discard}.get(word, bool)(packet_id)
 
     def receive(self, session: Session, packets: list[Publish | PubRel]) -> None:
-        """Write down each message and answer its packet, as MQTT requires."""
+        """Write each message to the file, and acknowledge its packet as MQTT requires."""
         with self.log.open("a", buffering=1) as file:
             for packet in packets:
                 if isinstance(packet, PubRel):  # a PUBREL
@@ -63,7 +63,7 @@ def _text(packet: Publish) -> str:
 
 
 async def deliver(db: ts.Database, clients: dict[str, Client]) -> None:
-    """Serve every session that has something to send, all with one commit. Prints how many packets went out."""
+    """Deliver to all sessions with undelivered packets, with one commit, and print the number of packets; repeat."""
     while True:
         await db.sessions.wait_async()
         delivered = await asyncio.to_thread(db.sessions.deliver, 100)
@@ -73,12 +73,12 @@ async def deliver(db: ts.Database, clients: dict[str, Client]) -> None:
 
 
 async def keep_time(db: ts.Database) -> None:
-    """Call `tick`, which handles wills, expiry, keep-alives and checkpoints, and says when it is to be called again."""
+    """Call `tick` repeatedly: it handles wills, expiry, keep alive and checkpoints, and returns the seconds to wait."""
     while True:
         pause = 1.0
         try:
             pause = db.sessions.tick()
-        except* ts.TopicstoreError as failed:  # a later tick tries again: a full disk must not end the broker
+        except* ts.TopicstoreError as failed:  # a later tick tries again, so that a full disk doesn't end the broker
             print(*failed.exceptions, sep="\n", file=sys.stderr)
         await asyncio.sleep(max(pause, 0.01))
 

@@ -10,11 +10,11 @@ from broker import ROOMS, SUBSCRIBERS, Client
 BROKER = Path(__file__).with_name("broker.py")
 KILLS = 3
 PACKETS = 500
-"""The least number of packets that the process delivers before each kill; it continues meanwhile."""
+"""The least number of packets that the process delivers before it is killed."""
 
 
 def run_and_kill(directory: Path) -> None:
-    """Start the process, let it work, and kill it with SIGKILL, so that nothing is closed and nothing is written."""
+    """Start the process, let it deliver `PACKETS` packets, and kill it with SIGKILL, without closing the database."""
     with subprocess.Popen([sys.executable, BROKER, directory], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         print(process.stdout.readline().strip())
@@ -26,7 +26,7 @@ def run_and_kill(directory: Path) -> None:
 
 
 def catch_up(directory: Path) -> None:
-    """Resume all sessions once more, and deliver the rest."""
+    """Resume all sessions, and deliver the remaining packets."""
     with ts.open(directory / "db") as db:
         clients = {client_id: Client(directory / client_id) for client_id in SUBSCRIBERS}
         for client_id in clients:
@@ -37,7 +37,7 @@ def catch_up(directory: Path) -> None:
 
 
 def report(directory: Path) -> bool:
-    """Compare each subscriber's file with the stored messages; return whether all is right."""
+    """Compare each subscriber's file with the stored messages; return whether deliveries were as their QoS requires."""
     with ts.open(directory / "db") as db:
         stored = [f"{message.topic} {message.payload.decode()}" for message in db.replay("home/#")]
     print(f"{len(stored)} messages are stored, once each, of {len(ROOMS)} publishers")

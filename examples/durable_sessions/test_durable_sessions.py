@@ -1,4 +1,4 @@
-"""The example runs: no subscriber loses a message, and QoS 2 comes once."""
+"""Test of the example: no subscriber loses a message, and QoS 2 messages are delivered exactly once."""
 
 # ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations

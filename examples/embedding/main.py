@@ -1,4 +1,4 @@
-"""A gateway that stores readings, restarts, and gives a consumer the readings that it missed."""
+"""A gateway that stores readings, restarts, and replays to a consumer the readings that the consumer missed."""
 
 import sys
 import time
@@ -16,10 +16,10 @@ def store_readings(db: ts.Database, rounds: range) -> ts.MessageId:
             for room in ROOMS:
                 writer.put(ts.Message(f"home/{room}/temperature", b"%.1f" % (20 + number / 10), f"{room}-hub", qos=1))
                 last = writer.put(ts.Message(f"home/{room}/humidity", b"%d" % (40 + number % 5), f"{room}-hub", qos=1))
-    return last.result()  # the last message is stored, as durably as the database promises
+    return last.result()  # waits until the last message is stored with the database's durability
 
 
-# The gateway runs. A consumer of temperatures sees everything so far, and goes away.
+# The gateway runs. A consumer of temperatures reads all of them, and leaves.
 with ts.open(directory, shards=2) as db:
     store_readings(db, range(5))
     seen = sum(1 for _ in db.replay("home/+/temperature"))
@@ -27,7 +27,7 @@ with ts.open(directory, shards=2) as db:
     print(f"the consumer saw {seen} temperatures and left")
     store_readings(db, range(5, 8))
 
-# The gateway restarts; the arguments of its creation come from its manifest.
+# The gateway restarts; the arguments with which the database was created are read from its manifest.
 with ts.open(directory) as db:
     last = store_readings(db, range(8, 10))
     missed = list(db.replay("home/+/temperature", start=left_at, order="time"))

@@ -1,4 +1,4 @@
-"""The example runs, and prints what its README shows."""
+"""Test of the example, which prints the output that its README shows."""
 
 # ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bridges run with a real broker: its messages are stored, and kills lose none."""
+"""Tests of the bridges with real brokers: all messages are stored, and kills lose none."""
 
 # ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations
@@ -91,7 +91,7 @@ def amqtt() -> Iterator[int]:
 
 
 class Publisher:
-    """A publisher of numbers, which checks how many of them are stored."""
+    """A publisher of numbers, which also reads the stored ones."""
 
     def __init__(self, port: int, path: Path) -> None:
         import paho.mqtt.client as mqtt
@@ -104,19 +104,19 @@ class Publisher:
         self.client.loop_start()
 
     def publish(self, count: int) -> None:
-        """Publish numbers, and return when the broker has taken them."""
+        """Publish the next ``count`` numbers, and return when the broker has acknowledged them."""
         numbers = range(self.sent, self.sent + count)
         self.sent += count
         for waiting in [self.client.publish("home/hall", str(number), qos=1) for number in numbers]:
             waiting.wait_for_publish()
 
     def stored(self) -> list[int]:
-        """Return the stored numbers, in the order in which they came first."""
+        """Return the stored numbers without duplicates, in the order of their first occurrence."""
         with ts.open(self.path, "r") as db:
             return list(dict.fromkeys(int(message.payload) for message in db.replay("home/#")))
 
     def arrives(self) -> bool:
-        """Return whether the bridge has begun: the broker doesn't keep messages without a subscription."""
+        """Publish a number, and return whether any is stored: the broker drops messages until the bridge subscribes."""
         self.publish(1)
         return bool(self.stored())
 
@@ -149,7 +149,7 @@ def test_what_the_broker_sends_is_stored(
 
 @pytest.mark.parametrize("which", BRIDGES)
 def test_kills_lose_nothing(which: str, mosquitto: int, tmp_path: Path) -> None:
-    """Messages that weren't stored weren't acknowledged, so the broker sends them again."""
+    """No message is lost when a bridge is killed, because the broker redelivers unacknowledged messages."""
     need(*NEEDS[which])
     publisher = Publisher(mosquitto, tmp_path / "db")
     with running(bridge(which, tmp_path / "db", mosquitto)):

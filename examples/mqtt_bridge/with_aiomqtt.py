@@ -1,4 +1,4 @@
-"""Store a broker's messages durably, with aiomqtt: a message of QoS 1 is acknowledged when it is on disk."""
+"""Store a broker's messages durably, with aiomqtt: a QoS 1 message is acknowledged after it was fsynced."""
 
 import asyncio
 import sys
@@ -7,11 +7,11 @@ import aiomqtt
 import topicstore as ts
 
 MOST = 1_000
-"""The most messages that are stored together."""
+"""The maximum number of messages in a batch."""
 
 
 async def waiting(messages: aiomqtt.client.MessagesIterator) -> list[aiomqtt.Message]:
-    """Return the messages that have come, after waiting for the first: few at low load, many at high load."""
+    """Wait for a message, and return it with all that have arrived meanwhile: few at low load, many at high load."""
     batch = [await anext(messages)]
     while len(batch) < MOST and len(messages):
         batch.append(await anext(messages))
@@ -19,15 +19,15 @@ async def waiting(messages: aiomqtt.client.MessagesIterator) -> list[aiomqtt.Mes
 
 
 def stored(message: aiomqtt.Message) -> ts.Message:
-    """Return a message of the broker in the form in which it is stored."""
+    """Return a broker's message as a `Message` to store."""
     return ts.Message(message.topic.value, bytes(message.payload), qos=message.qos, retain=message.retain)
 
 
 async def bridge(db: ts.AsyncDatabase, host: str, port: int, client_id: str, topic_filter: str) -> None:
     """Store the broker's messages until the program is interrupted, or an error occurs."""
     client = aiomqtt.Client(host, port, identifier=client_id, clean_session=False)
-    # aiomqtt has no manual acknowledgements yet (https://github.com/empicano/aiomqtt/issues/345), its paho client has.
-    # This comes before connecting, because messages that wait in the session come at once.
+    # aiomqtt has no manual acknowledgements (https://github.com/empicano/aiomqtt/issues/345), but its paho client has.
+    # They are enabled before connecting, because the session's queued messages arrive at once.
     paho = client._client  # noqa: SLF001
     paho.manual_ack_set(True)
     async with client:
@@ -35,7 +35,7 @@ async def bridge(db: ts.AsyncDatabase, host: str, port: int, client_id: str, top
         while True:
             batch = await waiting(client.messages)
             await db.store([stored(message) for message in batch])  # meanwhile the broker sends the next batch
-            for message in batch:  # these are on disk by now
+            for message in batch:  # they are fsynced
                 paho.ack(message.mid, message.qos)
 
 

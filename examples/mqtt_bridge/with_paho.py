@@ -1,4 +1,4 @@
-"""Store a broker's messages durably, with paho-mqtt: a message of QoS 1 is acknowledged when it is on disk."""
+"""Store a broker's messages durably, with paho-mqtt: a QoS 1 message is acknowledged after it was fsynced."""
 
 import queue
 import sys
@@ -7,11 +7,11 @@ import paho.mqtt.client as mqtt
 import topicstore as ts
 
 MOST = 1_000
-"""The most messages that are stored together."""
+"""The maximum number of messages in a batch."""
 
 
 def waiting(received: "queue.SimpleQueue[mqtt.MQTTMessage]") -> list[mqtt.MQTTMessage]:
-    """Return the messages that have come, after waiting for the first: few at low load, many at high load."""
+    """Wait for a message, and return it with all that have arrived meanwhile: few at low load, many at high load."""
     batch = [received.get()]
     while len(batch) < MOST and not received.empty():
         batch.append(received.get())
@@ -30,7 +30,7 @@ def bridge(db: ts.Database, host: str, port: int, client_id: str, topic_filter: 
         while True:
             batch = waiting(received)
             db.store([ts.Message(one.topic, one.payload, qos=one.qos, retain=one.retain) for one in batch])
-            for one in batch:  # these are on disk by now
+            for one in batch:  # they are fsynced
                 client.ack(one.mid, one.qos)
     finally:
         client.disconnect()

@@ -1,7 +1,7 @@
 """Show the machines' temperatures of the last hour: ``python dashboard.py PORT READINGS``.
 
-It comes late, and needs no session: the server replays the last hour to it, and goes on with what is live. It ends
-after as many readings, and then shows them.
+It connects late and without a persistent session: the server replays the last hour to it, and then sends live messages.
+It ends after READINGS readings, and prints a summary.
 """
 
 import sys
@@ -14,7 +14,7 @@ TOPIC = "plant/+/temperature"
 
 
 def main() -> None:
-    """Collect readings by machine, and print what came."""
+    """Collect readings by machine, and print a summary of each."""
     port, wanted = map(int, sys.argv[1:])
     found: dict[str, list[float]] = {}
 
@@ -22,7 +22,7 @@ def main() -> None:
         start = Properties(PacketTypes.SUBSCRIBE)
         start.UserProperty = ("topicstore-start", "-1h")
         client.subscribe(TOPIC, options=mqtt.SubscribeOptions(qos=1), properties=start)
-        # A client of MQTT 3.1.1, which has no properties: client.subscribe(f"$replay/-1h/{TOPIC}", qos=1)
+        # In MQTT 3.1.1, which has no properties: client.subscribe(f"$replay/-1h/{TOPIC}", qos=1)
 
     def show(client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
         machine = message.topic.split("/")[1]

@@ -1,6 +1,6 @@
 """Simulated machines that report their temperature: ``python devices.py PORT MACHINES READINGS``.
 
-A reading above 80 degrees also asks for an inspection.
+A reading above 80 degrees is followed by a request for an inspection.
 """
 
 import random
@@ -12,13 +12,13 @@ HOT = 80.0
 
 
 def readings(machines: int, count: int) -> list[tuple[str, float]]:
-    """Return readings of all machines by turns: their names, and degrees."""
-    chance = random.Random(16)  # noqa: S311 - the same machines in every run
+    """Return ``count`` readings of each machine, in turns, as (name, degrees Celsius)."""
+    chance = random.Random(16)  # noqa: S311 - the same readings in every run
     return [(f"press-{n % machines:02}", round(chance.gauss(65, 10), 1)) for n in range(machines * count)]
 
 
 def main() -> None:
-    """Publish all readings, and return when the server has them."""
+    """Publish all readings, and return when the server has acknowledged them."""
     port, machines, count = map(int, sys.argv[1:])
     client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "plant-simulator", protocol=mqtt.MQTTv5)
     client.connect("127.0.0.1", port)

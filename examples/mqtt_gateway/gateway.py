@@ -1,4 +1,4 @@
-"""An MQTT server inside a program: ``python gateway.py DIRECTORY PORT``. It ends in order with Ctrl-C or SIGTERM."""
+"""An MQTT server embedded in a program: ``python gateway.py DIRECTORY PORT``. Ctrl-C or SIGTERM shuts it down."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from topicstore.server import Address, ListenerSettings, Server, ServerSettings
 
 
 async def serve(db: ts.Database, port: int) -> None:
-    """Serve MQTT on this machine until the program is told to end."""
+    """Serve MQTT on this machine until SIGINT or SIGTERM."""
     ending = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -22,5 +22,5 @@ async def serve(db: ts.Database, port: int) -> None:
 if __name__ == "__main__":
     directory, port = sys.argv[1:]
     with ts.open(directory) as db:
-        db.persistence.add("plant/#")  # stored though nobody waits for it, so that a dashboard can come later
+        db.persistence.add("plant/#")  # store these messages even without subscribers, so that they can be replayed
         asyncio.run(serve(db, int(port)))

@@ -1,4 +1,4 @@
-"""The parts of the example run together: a late dashboard sees everything, and each request is inspected once."""
+"""Test of the whole example: a late dashboard gets all readings, and each request is inspected once."""
 
 # ruff: noqa: D103, S101, S603 - a test asserts, and starts the programs beside it
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORKERS = ("ann", "bob", "eve")
 
 @contextmanager
 def running(output: Path, program: str, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program that prints to a file. It is killed at the end."""
+    """Start a program whose output goes to a file, and kill the program at the end."""
     command = [sys.executable, str(HERE / program), *map(str, arguments)]
     with output.open("wb") as printed, subprocess.Popen(command, stdout=printed) as process:
         try:

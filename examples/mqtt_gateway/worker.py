@@ -1,7 +1,7 @@
-"""One of several inspectors, who share the work: ``python worker.py PORT NAME``. Ends with Ctrl-C or SIGTERM.
+"""One of several inspectors with a shared subscription: ``python worker.py PORT NAME``. Ends on Ctrl-C or SIGTERM.
 
-Each request goes to one of them. It is acknowledged when it is done, so one that an inspector didn't finish goes on to
-another when its session ends, or to itself when it comes back.
+Each request is delivered to one inspector, which acknowledges it after the inspection. An unfinished request is
+redelivered to the same inspector when it reconnects, or to another one when its session ends.
 """
 
 import signal
@@ -13,7 +13,7 @@ REQUESTS = "$share/inspectors/plant/+/inspect"
 
 
 def main() -> None:
-    """Inspect machines until the program is told to end."""
+    """Inspect machines until SIGINT or SIGTERM."""
     port, name = int(sys.argv[1]), sys.argv[2]
 
     def inspect(client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:

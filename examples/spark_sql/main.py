@@ -1,9 +1,9 @@
-"""The speed of buses by route and hour of the day, with Spark SQL straight from the store.
+"""The speed of buses by route and time of day, queried with Spark SQL directly from the store.
 
     python main.py DIRECTORY [MESSAGES.parquet]
 
 The first run fills the store, through Spark, from a Parquet file of bus positions (topics end in
-``…/<route>/<vehicle>``, payloads are JSON with a ``speed``), or with invented ones if there is no file.
+``…/<route>/<vehicle>``, payloads are JSON with a ``speed``). Without a file it generates positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FROM (SELECT id, id % 60 AS vehicle, 10 * (1 + id % 60 % 5) AS route,
              6 + id % 60 % 5 + 3 * cos(id / 50000 * pi()) + 2 * rand(7) AS speed
       FROM range(100000))
 """
-"""An invented day of 60 buses on five routes: the higher the route the faster, and all slow at midday."""
+"""Generates a day of 60 buses on five routes. Buses on higher routes are faster, and all are slow at midday."""
 
 QUESTION = """
 WITH positions AS (
@@ -46,13 +46,13 @@ ORDER BY CAST(route AS INT), route
 
 
 def main() -> None:
-    """Fill the store if there is none, and query it."""
+    """Fill the store if it doesn't exist, and query it."""
     directory, *file = map(Path, sys.argv[1:])
     spark = session()
     if not directory.exists():
         source = spark.read.parquet(str(file[0])) if file else spark.sql(MADE)
         source.write.format("topicstore").option("shards", 4).mode("append").save(str(directory))
-    # The view reads what a filter and a time select: `option("start", "2015-05-01")` would leave out the months before.
+    # The view reads only messages that the options select; `option("start", "2015-05-01")` would skip earlier ones.
     messages = spark.read.format("topicstore").option("filter", "+/vp/+/+").load(str(directory))
     messages.createOrReplaceTempView("messages")
     zone = "America/Chicago" if file else "UTC"

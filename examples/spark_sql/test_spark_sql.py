@@ -1,4 +1,4 @@
-"""The example runs, and finds the speeds that the invented positions have."""
+"""Test of the example, which computes the speeds of the generated positions."""
 
 # ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations

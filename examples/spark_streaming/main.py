@@ -1,9 +1,10 @@
-"""A streaming query between two stores: each bus that stands still gets one alert, even if the query is killed.
+"""A streaming query between two stores: each position of a standing bus gets one alert, even if the query is killed.
 
     python main.py DIRECTORY
 
-starts a publisher of bus positions and, beside it, a query that reads them as they come and stores
-alerts; kills the query (SIGKILL) before it has read all, starts it again when the publisher is done, and compares.
+starts a publisher of bus positions, and a query that reads them continuously and stores alerts. The program kills the
+query (SIGKILL) before it has read all positions, starts it again when the publisher has ended, and compares the alerts
+with the positions.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ ROUNDS = 300
 PAUSE = 0.01
 BATCHES_BEFORE_KILL = 2
 ROUNDS_BEFORE_KILL = 150
-"""The rounds after which the publisher waits for the kill: three batches."""
+"""The rounds, enough for three batches of the query, after which the publisher waits for the kill."""
 
 
 def publish(directory: Path) -> None:
-    """Store positions, one batch in each round; every bus stands still now and then."""
+    """Store positions, one batch in each round; every bus stands still in one round of fifty."""
     with ts.open(directory / "positions", shards=2) as db:
         for number in range(ROUNDS):
             db.store([_position(bus, 0.0 if (number + 7 * bus) % 50 == 0 else 5.5, number) for bus in range(BUSES)])
@@ -45,12 +46,12 @@ def _position(bus: int, speed: float, number: int) -> ts.Message:
 
 
 def follow(directory: Path) -> None:
-    """Store alerts as positions come, without end."""
+    """Store alerts for positions as they are published, until killed."""
     watch(directory, processingTime="0 seconds")
 
 
 def finish(directory: Path) -> None:
-    """Store alerts of the positions that there are at the start, and end."""
+    """Store alerts for the positions that are stored at the start, and end."""
     watch(directory, availableNow=True)
 
 
@@ -100,9 +101,9 @@ def main(directory: Path) -> None:
     """Run the publisher and the query, kill the query, and compare the alerts with the positions."""
     directory.mkdir(parents=True, exist_ok=True)
     with _start("publish", directory) as publisher:
-        next(_lines(publisher))  # now there is a database
+        next(_lines(publisher))  # waits until the database exists
         with _start("follow", directory) as query:
-            for number, line in enumerate(_lines(query), 1):  # read to the end, which comes when its Java has ended too
+            for number, line in enumerate(_lines(query), 1):  # the output ends when the query's JVM has ended, too
                 if number <= BATCHES_BEFORE_KILL:
                     print(line, end="")
                 if number == BATCHES_BEFORE_KILL:

@@ -1,4 +1,4 @@
-"""The example runs: every alert is stored once, although the query was killed."""
+"""Test of the example: every alert is stored exactly once although the query is killed."""
 
 # ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every query of the dashboard and of the alerts asks for metrics and labels that a server has."""
+"""Checks that every query of the dashboard and of the alerts names metrics and labels that a server exports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topicstore_conformance.mqtt.raw_client import RawClient
 HERE = Path(__file__).parents[1] / "monitoring"
 GUIDE = HERE.parents[1] / "framework" / "guides" / "server.md"
 BY_PROMETHEUS = {"job", "instance"}
-"""The labels that Prometheus itself adds to what it reads."""
+"""The labels that Prometheus itself adds to scraped samples."""
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
@@ -30,7 +30,7 @@ _WORDS = {"and", "or", "unless", "bool", "offset"}
 
 
 def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
-    """Yield the metrics that a query of PromQL names, each with the labels that it selects or groups by."""
+    """Yield each metric that a PromQL query names, with the labels that the query selects or groups by."""
     grouped = {label.strip() for group in _GROUPING.findall(query) for label in group.split(",") if label.strip()}
     rest = re.sub(r"\[[^\]]*\]", "", _GROUPING.sub("", query))
     for name, matchers in _SELECTOR.findall(rest):
@@ -39,7 +39,7 @@ def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def queries(dashboard: Any) -> Iterator[tuple[str, str]]:
-    """Yield what is asked for by the panels and variables of a dashboard, with their titles."""
+    """Yield (title, query) of the panels and of the variables of a dashboard."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
@@ -52,7 +52,7 @@ def queries(dashboard: Any) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The labels of each sample that a server tells which has done a little of everything."""
+    """The labels by sample name that a server exports after it has served MQTT, queues and stores."""
 
     async def scrape() -> str:
         listeners = {"tcp": ListenerSettings(listen=Address("127.0.0.1:0"))}
@@ -92,7 +92,7 @@ def test_queries_of_the_dashboard(told: dict[str, set[str]]) -> None:
 
 
 def test_panels_lie_beside_each_other() -> None:
-    """No panel has another's id, or lies over another one."""
+    """Panels of the dashboard have distinct ids, don't overlap, and fit into its 24 columns."""
     panels = json.loads((HERE / "dashboard.json").read_text(encoding="utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
@@ -113,7 +113,7 @@ def test_alerts_of_the_readme(told: dict[str, set[str]]) -> None:
 
 
 def test_every_metric_is_shown_or_told_of(told: dict[str, set[str]]) -> None:
-    """The guide lists all of them but those that every process has."""
+    """The server guide lists every exported metric, except the ``process_`` ones."""
     guide = GUIDE.read_text(encoding="utf-8")
     families = {re.sub("_(total|bucket|count|sum)$", "", name) for name in told}
     assert sorted(name for name in families if not name.startswith("process_") and name not in guide) == []

@@ -1,4 +1,4 @@
-"""The third-party distributions: installed from their folders, outside this environment, and tested there."""
+"""Installs the third-party distributions from their folders, outside this environment, and runs their tests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EXAMPLES = Path(__file__).parents[1]
     ],
 )
 def test_installed_from_its_folder(name: str, distribution: str, needs: str, tmp_path: Path) -> None:
-    """A wheel is built and installed, topicstore finds its plugin, and its own tests pass."""
+    """A distribution's wheel can be built and installed, topicstore lists its plugin, and its own tests pass."""
     for module in (needs, "hatchling"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}: pip install {module}")
     target = tmp_path / "installed"
-    # Neither the network nor a newer build backend is used, only the packages that are installed here.
+    # pip uses the installed build backend, and no network.
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     _run(*pip, "--target", target, EXAMPLES / name)
     environment = {**os.environ, "PYTHONPATH": str(target), "TOPICSTORE_CONFORMANCE": "quick"}

@@ -1,7 +1,7 @@
 """A broker for the protocol of `lines`: ``python broker.py DIRECTORY [PORT]``.
 
-The event loop serves sockets and never waits for the store: what clients asked for since the last time goes in one
-hop to the thread that uses the database (`store_hop`), and the answers come back with it.
+The event loop serves sockets and never blocks on the database. It passes the requests that arrived meanwhile in one
+call, a *hop*, to the thread that uses the database (`store_hop`), which returns the answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topicstore.sessions import Ended, Publish, PubRel, Session
 
 
 class Broker:
-    """The connections of one event loop."""
+    """The broker: connects the connections of one event loop with the thread that uses the database."""
 
     def __init__(self, db: ts.Database, thread: ThreadPoolExecutor) -> None:
         self.loop, self.thread = asyncio.get_running_loop(), thread
@@ -29,7 +29,7 @@ class Broker:
         self.asked = asyncio.Event()
 
     def ask(self, connection: Connection) -> None:
-        """Note that a connection has requests."""
+        """Schedule a connection that has requests for the next hop."""
         self.asking[connection] = None
         self.asked.set()
 
@@ -56,7 +56,7 @@ class Broker:
         connection.session = session
         self.connections[session] = connection
         connection.say(b"CONNECTED resumed" if session.present else b"CONNECTED new")
-        if session.ended is not None:  # taken over in the same hop
+        if session.ended is not None:  # the session was taken over in the same hop
             self.ended(session, session.ended)
 
     def send(self, session: Session, packets: list[Publish | PubRel]) -> None:
@@ -66,11 +66,11 @@ class Broker:
             connection.say(*map(packet_line, packets))
 
     def on_end(self, session: Session, why: Ended) -> None:
-        """Pass on that a session has ended; called in the thread of the store."""
+        """Notify the event loop that a session has ended; called in the thread that uses the database."""
         self.loop.call_soon_threadsafe(self.ended, session, why)
 
     def ended(self, session: Session, why: Ended) -> None:
-        """End the connection of a session that was ended."""
+        """End the connection of a session that has ended."""
         connection = self.connections.pop(session, None)
         if connection is not None:
             connection.end(b"ENDED " + why.value.encode())

@@ -1,4 +1,4 @@
-"""One client's connection: it cuts bytes into requests, and reads no more until they were served."""
+"""A client's connection, which splits bytes into requests and pauses reading until these were served."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from topicstore.sessions import Session, SessionEndedError
 __all__ = ["BATCHED", "Connection"]
 
 LINGER = 10.0
-"""Seconds in which a client may still read why its connection was ended."""
+"""The seconds in which a client may still read the reason why its connection was ended."""
 BATCHED = ("PUBLISH", "PUBACK", "PUBREC", "PUBREL", "PUBCOMP")
-"""What is served together with other requests of the same client."""
+"""The verbs of requests that may be served together with other requests of the same client."""
 
 
 class Connection(asyncio.Protocol):
-    """Used in the event loop only. ``ask`` is called when there are requests to take."""
+    """A client's connection. Not thread-safe: used in the event loop only.
+
+    ``ask``: a function that is called when there are requests to take.
+    """
 
     def __init__(self, ask: Callable[[Connection], None]) -> None:
         self.session: Session | None = None
         self._full = False
-        """Whether the client reads more slowly than it is sent to."""
+        """Whether the send buffer is full, because the client reads too slowly."""
         self._ask = ask
         self._requests: deque[Request] = deque()
         self._begun = b""
-        """The beginning of a line whose end hasn't come."""
+        """The received part of an incomplete line."""
         self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport: asyncio.Transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Cut lines. No more is read before they were served: a client that floods the broker holds up itself."""
+        """Split data into lines. Reading pauses until they were served, as back-pressure for fast clients."""
         if self._over:
             return
         *lines, self._begun = (self._begun + data).split(b"\n")
@@ -49,15 +52,15 @@ class Connection(asyncio.Protocol):
         self.go_on()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Pass on that the client is gone, after all that it asked for."""
+        """Add a request that reports the loss of the connection after all requests of the client."""
         self._over = True
         self._requests.append(("LOST",))
         self.go_on()
 
     def take(self) -> list[Request]:
-        """Return what to serve next: one request, or all that are served together up to another one.
+        """Return the requests to serve next: all leading ones that may be served together, or a single other one.
 
-        So a client's requests are served in their order, and still in batches.
+        A client's requests are therefore served in order, and still in batches.
         """
         taken: list[Request] = []
         while self._requests and (not taken or self._requests[0][0] in BATCHED):
@@ -67,7 +70,7 @@ class Connection(asyncio.Protocol):
         return taken
 
     def go_on(self) -> None:
-        """Ask for what has come to be served, or read on."""
+        """Schedule received requests for the next hop, or resume reading if there are none."""
         if self._requests:
             self._transport.pause_reading()
             self._ask(self)
@@ -75,7 +78,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """Hold back a client that doesn't read: nothing is handed out for it, and nothing read from it."""
+        """Pause deliveries to a client that doesn't read, and reading from that client."""
         self._full = True
         self._transport.pause_reading()
         with contextlib.suppress(SessionEndedError):
@@ -83,7 +86,7 @@ class Connection(asyncio.Protocol):
                 self.session.pause()
 
     def resume_writing(self) -> None:
-        """Go on: what waits in the store comes with the next hop."""
+        """Resume deliveries, with the next hop, and reading."""
         self._full = False
         with contextlib.suppress(SessionEndedError):
             if self.session is not None:
@@ -102,5 +105,5 @@ class Connection(asyncio.Protocol):
             self._over = True
             self._requests.clear()
             self._transport.write_eof()
-            self._transport.resume_reading()  # a socket that is closed with unread bytes takes the last line with it
+            self._transport.resume_reading()  # closing a socket with unread bytes would discard the last line
             asyncio.get_running_loop().call_later(LINGER, self._transport.abort)

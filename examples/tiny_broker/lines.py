@@ -1,4 +1,4 @@
-"""The lines of the protocol; README.md lists them. A client's line becomes a tuple: its verb, then its values."""
+"""The lines of the protocol, which README.md lists. A client's line is parsed into a tuple: its verb, then values."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from topicstore.sessions import Publish, PubRel
 __all__ = ["BadLineError", "Request", "check_length", "packet_line", "parse"]
 
 MAX_LINE = 65_536
-"""Longest line in bytes."""
+"""Maximum length of a line in bytes."""
 Request = tuple  # ("SUBSCRIBE", "home/#", 1)
 
 
 class BadLineError(ValueError):
-    """A line is none of the protocol. The text says why."""
+    """Raised for a line that the protocol doesn't allow; the text says why."""
 
 
 def check_length(line: bytes) -> None:
-    """Raise `BadLineError` if a line, or its beginning, is too long already."""
+    """Raise `BadLineError` if a line, or the received part of a line, is too long."""
     if len(line) > MAX_LINE:
         raise BadLineError(f"a line has at most {MAX_LINE} bytes")
 
 
 def parse(line: bytes) -> Request:
-    """Return what a client's line asks for. Raises `BadLineError`."""
+    """Return the request in a client's line. Raises `BadLineError`."""
     check_length(line)
     match line.split(b" "):
         case [b"CONNECT", client_id, b"never", keep_alive]:
@@ -45,7 +45,7 @@ def parse(line: bytes) -> Request:
 
 
 def packet_line(packet: Publish | PubRel) -> bytes:
-    """Return the line that a client is sent for a packet."""
+    """Return the line that sends a packet to a client."""
     if isinstance(packet, PubRel):
         return b"PUBREL %d" % packet.packet_id
     again, topic = b"again" if packet.dup else b"new", packet.message.topic.encode()

@@ -1,4 +1,4 @@
-"""What happens in the thread of the store: many clients' requests are served together, with few commits."""
+"""The work in the thread that uses the database: it serves many clients' requests together, with few commits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from lines import Request
 from topicstore.sessions import Connect, Ended, Publish, PubRel, Session, SubscribeOptions
 
 RECEIVE_MAXIMUM = 100
-"""How many messages of QoS 1 and 2 a client is sent before it acknowledges them."""
+"""The maximum number of in-flight messages of QoS 1 and 2 to a client."""
 MAX_BYTES = 262_144
-"""How many bytes of messages a client is sent at once; if it doesn't read them, its session is paused."""
-Rows = list[tuple]  # [(connection, "home/#", 1), …]: who sent a line of one verb, and its values
+"""The maximum bytes of messages delivered at once; the session of a client that doesn't read them is paused."""
+Rows = list[tuple]  # [(connection, "home/#", 1), …]: the requests of one verb, as connection and values
 
 
 class StoreHop:
-    """Uses the database, in one thread. ``opened`` is for the event loop, ``on_end`` is called here."""
+    """The object that uses the database, in one thread.
+
+    ``opened`` is called in the event loop, as one of the answers. ``on_end`` is called in this object's thread.
+    """
 
     def __init__(
         self,
@@ -31,16 +34,16 @@ class StoreHop:
     ) -> None:
         self.db, self.opened, self.on_end = db, opened, on_end
         self.answers: list[Callable[[], object]] = []
-        """What the event loop does after this hop, in this order."""
+        """The functions that the event loop calls after this hop, in this order."""
         self.due = 0.0
-        """When something depends on time again."""
+        """The monotonic time in seconds at which `tick` must be called again."""
 
     def serve(
         self, taken: dict[Connection, list[Request]]
     ) -> tuple[list[Callable[[], object]], list[tuple[Session, list[Publish | PubRel]]], float]:
-        """Serve requests; return what to answer, what to deliver, and in how many seconds to come again at the latest.
+        """Serve requests; return the answers, the deliveries, and the maximum seconds until the next hop.
 
-        An answer to a message follows its commit, and a message is delivered after its packet id was committed.
+        A message is answered after its commit, and delivered after the commit of its packet identifier.
         """
         self.answers = []
         asked: defaultdict[str, Rows] = defaultdict(list)
@@ -54,7 +57,7 @@ class StoreHop:
         for verb, rows in asked.items():
             try:
                 getattr(self, verb.lower())(rows)
-            except ts.TopicstoreError as failed:  # such as a full disk: nothing was done, and clients try again
+            except ts.TopicstoreError as failed:  # such as a full disk: nothing was changed, and clients try again
                 for connection, *_ in rows:
                     self.refuse(connection, failed)
         if self.due <= time.monotonic():
@@ -65,7 +68,7 @@ class StoreHop:
     # --- a method for each verb ---
 
     def connect(self, rows: Rows) -> None:
-        """Open sessions; those of the same clients that were open are taken over."""
+        """Open sessions, taking over open ones of the same client ids."""
         connects = [
             Connect(client_id=name, expiry_interval=expiry, keep_alive=silence, receive_maximum=RECEIVE_MAXIMUM)
             for _, name, expiry, silence in rows
@@ -94,7 +97,7 @@ class StoreHop:
             self.say(connection, b"UNSUBSCRIBED " + name.encode())
 
     def publish(self, rows: Rows) -> None:
-        """Publish everybody's messages with one commit, those of QoS 2 with their packet ids."""
+        """Publish all clients' messages with one commit, which includes the packet identifiers of QoS 2."""
         messages = [
             (connection.session, ts.Message(topic, payload, connection.session.client_id, qos), packet_id)
             for connection, qos, packet_id, topic, payload in rows
@@ -110,77 +113,77 @@ class StoreHop:
             self.refuse(rows[row][0], error.reason if isinstance(error, ts.InvalidMessageError) else error)
 
     def pubrel(self, rows: Rows) -> None:
-        """Free packet ids of messages of QoS 2 that were published."""
+        """Release packet identifiers of QoS 2 messages that clients published."""
         refused = self.db.sessions.pubrel(_by_session(rows), partial=True).refused
         for row, (connection, packet_id) in enumerate(rows):
             if row not in refused:
                 self.say(connection, b"PUBCOMP %d" % packet_id)
 
     def puback(self, rows: Rows) -> None:
-        """Note that messages of QoS 1 were received."""
+        """Record that clients received QoS 1 messages."""
         self.each(rows, Session.puback)
 
     def pubrec(self, rows: Rows) -> None:
-        """Note that messages of QoS 2 were received; the next delivery has the PUBRELs."""
+        """Record that clients received QoS 2 messages; the next delivery includes the PUBRELs."""
         self.db.sessions.pubrec(_by_session(rows), partial=True)
 
     def pubcomp(self, rows: Rows) -> None:
-        """Note that packet ids were released."""
+        """Record that clients released packet identifiers."""
         self.each(rows, Session.pubcomp)
 
     def ping(self, rows: Rows) -> None:
-        """Note that clients are there."""
+        """Restart the keep alive timers of clients."""
         self.each(rows, Session.alive)
         for (connection,) in rows:
             self.say(connection, b"PONG")
 
     def disconnect(self, rows: Rows) -> None:
-        """End connections, as their clients want it."""
+        """End the sessions' connections at their clients' request."""
         sessions = [connection.session for (connection,) in rows]
         self.ended(sessions, Ended.DISCONNECTED, self.db.sessions.disconnect(sessions, partial=True))
 
     def lost(self, rows: Rows) -> None:
-        """End connections that are gone."""
+        """Record lost connections, after which their sessions may be resumed."""
         sessions = [connection.session for (connection,) in rows if connection.session is not None]
         self.ended(sessions, Ended.LOST, self.db.sessions.lost(sessions, partial=True))
 
     def refused(self, rows: Rows) -> None:
-        """Tell clients what was wrong with their lines."""
+        """Report errors in their lines to clients."""
         for connection, reason in rows:
             self.refuse(connection, reason)
 
-    # --- what they have in common ---
+    # --- shared by the verbs ---
 
     def each(self, rows: Rows, work: Callable[..., object]) -> None:
-        """Do something with each session. Who it fails for is told, and the others are served."""
+        """Call ``work`` for each session; an error is reported to its client, and the others are still served."""
         for connection, *values in rows:
             try:
                 work(connection.session, *values)
-            except ts.TopicstoreError as failed:  # such as an ended session, whose client `on_end` has told
+            except ts.TopicstoreError as failed:  # such as an ended session, whose client was notified by `on_end`
                 self.refuse(connection, failed)
 
     def say(self, connection: Connection, *lines: bytes) -> None:
-        """Have lines sent."""
+        """Add an answer that sends lines."""
         self.answers.append(partial(connection.say, *lines))
 
     def refuse(self, connection: Connection, reason: object) -> None:
-        """Have a connection ended with an error. When it is gone, its session is lost."""
+        """Add an answer that ends a connection with an error line."""
         self.answers.append(partial(connection.end, b"ERROR " + str(reason).replace("\n", " ").encode()))
 
     def ended(self, sessions: Sequence[Session], why: Ended, failures: Sequence[ts.TopicstoreError | None]) -> None:
-        """Tell about ends that `on_end` doesn't tell of, because they were asked for here."""
+        """Call `on_end` for ended sessions: the database doesn't call it for ends that this object requested."""
         for session, failed in zip(sessions, failures, strict=True):
             if failed is None:
                 self.on_end(session, why)
-            elif not isinstance(failed, ts.SessionEndedError):  # the client's next CONNECT takes the session over
+            elif not isinstance(failed, ts.SessionEndedError):  # the client's next CONNECT takes over the session
                 print(failed, file=sys.stderr)
 
     def tick(self) -> float:
-        """Do what is due: expiry, keep-alives, checkpoints. Return in how many seconds to call again."""
+        """Handle expiry, keep alive and checkpoints that are due; return the seconds until the next call."""
         pause = 1.0
         try:
             pause = self.db.sessions.tick()
-        except* ts.TopicstoreError as failed:  # a later tick tries again: a full disk must not end the broker
+        except* ts.TopicstoreError as failed:  # a later tick tries again, so that a full disk doesn't end the broker
             print(*failed.exceptions, sep="\n", file=sys.stderr)
         return pause
 

@@ -1,4 +1,4 @@
-"""The broker runs, is killed, and is flooded, and its clients lose nothing that was acknowledged."""
+"""Tests of the broker in normal operation, when it is killed, and with misbehaving clients."""
 
 # ruff: noqa: D102, D103, S101 - a test asserts
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Client:
         self.writer.write("".join(f"{line}\n" for line in lines).encode())
 
     async def line(self) -> str:
-        """Return the next line; an empty string if the connection was ended."""
+        """Return the next line, or an empty string if the connection has ended."""
         try:
             return (await self.reader.readline()).decode().removesuffix("\n")
         except ConnectionError:  # the broker was killed before it had read everything
@@ -43,9 +43,9 @@ class Client:
         return [await self.line() for _ in range(count)]
 
     async def hang_up(self) -> None:
-        """End without a word."""
+        """Close the connection without DISCONNECT."""
         self.writer.transport.abort()
-        with contextlib.suppress(ConnectionError):  # the broker was first
+        with contextlib.suppress(ConnectionError):  # the broker has closed it before
             await self.writer.wait_closed()
 
 
@@ -57,7 +57,7 @@ class Running:
         self.clients: list[Client] = []
 
     async def client(self, client_id: str = "", expiry: str = "never", keep_alive: int = 0) -> Client:
-        """Connect, and if there is a client id, open its session."""
+        """Connect and, if a client id is given, open its session."""
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
         self.clients.append(client)
         if client_id:
@@ -88,7 +88,7 @@ async def broker(directory: Path) -> AsyncIterator[Running]:
 
 
 def served(directory: Path, test: Callable[[Running], Awaitable[None]]) -> None:
-    """Run a test with a broker, which must still run at its end."""
+    """Run a test with a broker, and check that the broker still runs at the end."""
 
     async def run() -> None:
         async with broker(directory) as running:
@@ -133,7 +133,7 @@ def test_a_lost_client_gets_what_it_missed(tmp_path: Path) -> None:
         await published(writer, 0, 10)
         assert await reader.lines(10) == [f"MESSAGE 1 {n + 1} new log {n}" for n in range(10)]
         reader.send(*[f"PUBACK {n + 1}" for n in range(4)])
-        assert await reader.ask("PING") == "PONG"  # all before it was served
+        assert await reader.ask("PING") == "PONG"  # all requests before it were served
         await reader.hang_up()
         await published(writer, 10, 20)
         reader = await running.client()
@@ -145,7 +145,7 @@ def test_a_lost_client_gets_what_it_missed(tmp_path: Path) -> None:
 
 
 class Publisher:
-    """Publishes numbered messages. What was not acknowledged is sent again, as MQTT 5, section 4.4, asks for."""
+    """A publisher of numbered messages, which resends unacknowledged ones (MQTT 5, section 4.4)."""
 
     def __init__(self, qos: int, count: int) -> None:
         self.qos = qos
@@ -165,7 +165,7 @@ class Publisher:
 
 
 class Receiver:
-    """Receives messages and acknowledges them. It remembers the packet ids of QoS 2 that were not released."""
+    """A subscriber that acknowledges messages and stores the unreleased packet identifiers of QoS 2."""
 
     def __init__(self, qos: int) -> None:
         self.qos = qos
@@ -173,7 +173,7 @@ class Receiver:
         self.unreleased: set[str] = set()
 
     async def run(self, running: Running, until: int, *, released: bool) -> None:
-        """Receive until so many different messages have come, and, if asked for, none of QoS 2 is unreleased."""
+        """Receive until ``until`` distinct messages have arrived and, with ``released``, none is unreleased."""
         client = await running.client("receiver")
         if not self.got:
             await client.ask(f"SUBSCRIBE log {self.qos}")
@@ -194,7 +194,7 @@ class Receiver:
 @pytest.mark.slow
 @pytest.mark.parametrize("qos", [1, 2])
 def test_nothing_is_lost_in_kills(tmp_path: Path, qos: int) -> None:
-    """Each message comes, in the order that it was published; at QoS 2 exactly once."""
+    """When the broker is killed repeatedly, all messages are delivered in order, with QoS 2 exactly once."""
     publisher, receiver = Publisher(qos, KILLS * 100 + 200), Receiver(qos)
 
     async def run() -> None:
@@ -225,7 +225,7 @@ def test_qos_2_comes_once_though_the_broker_is_killed_between_its_steps(tmp_path
         async with broker(tmp_path) as running:
             reader, writer = await running.client("reader"), await running.client("writer")
             assert await reader.line() == "MESSAGE 2 1 again log once"
-            assert await writer.ask("PUBLISH 2 5 log once") == "PUBREC 5"  # it knows the packet id
+            assert await writer.ask("PUBLISH 2 5 log once") == "PUBREC 5"  # the broker knows the packet identifier
             assert await reader.ask("PUBREC 1") == "PUBREL 1"
             await running.kill()
         async with broker(tmp_path) as running:
@@ -252,7 +252,7 @@ def test_a_client_that_connects_again_takes_over(tmp_path: Path) -> None:
 
 
 def test_whoever_is_taken_over_takes_nobody_along(tmp_path: Path) -> None:
-    """Requests of a session that ends, and of others, are served together; only its own fail."""
+    """When a session is taken over, only its own requests fail, and not those of others in the same hop."""
 
     async def test(running: Running) -> None:
         writer, other = await running.client("writer"), await running.client("other")
@@ -315,14 +315,14 @@ def test_a_bad_line_ends_its_own_connection_only(tmp_path: Path) -> None:
         assert await other.ask("PING") == "PONG"
         client = await running.client("me")
         client.send("PUBLISH 1 1 after x", "PING")
-        assert await client.lines(2) == ["PUBACK 1", "PONG"]  # what followed a bad line was not done
+        assert await client.lines(2) == ["PUBACK 1", "PONG"]  # requests after a bad line were not served
 
     served(tmp_path, test)
 
 
 @pytest.mark.slow
 def test_a_thousand_clients(tmp_path: Path) -> None:
-    """Each connects at once with the others, and each gets the message that it was sent."""
+    """A thousand clients can connect at the same time, and each receives the message sent to it."""
 
     async def test(running: Running) -> None:
         async def opened(number: int) -> Client:
@@ -341,7 +341,7 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    """Its messages wait in the store, and come when it reads; those of QoS 0 wait, too."""
+    """Messages to a client that doesn't read, also of QoS 0, stay stored until it reads, and others are not delayed."""
 
     async def test(running: Running) -> None:
         slow, fast, writer, live = [await running.client(name) for name in ("slow", "fast", "writer", "live")]
@@ -368,7 +368,7 @@ def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_it_uses_public_names_only() -> None:
-    """Whoever writes a server of another protocol needs nothing but `topicstore` and `topicstore.sessions`."""
+    """The broker imports only `topicstore` and `topicstore.sessions`, and uses no private names."""
     for file in ("broker.py", "store_hop.py", "connection.py", "lines.py"):
         tree = ast.parse((HERE / file).read_text())
         modules = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]

@@ -1,4 +1,4 @@
-"""What contenders are held to: figures of trials, made up and measured."""
+"""The bounds that contenders must meet: figures from invented and from measured trials."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from topicstore_conformance.conditions.skipping import need_data
 
 KINDS = {"sqlite": "peer", "raw rocksdb": "limit"}
 Values = Mapping[tuple[str, str, str], float]
-"""By contender, phase and metric."""
+"""The values of a trial by contender, phase and metric."""
 
 
 def made_up(directory: Path, *trials: Values) -> Run:
-    """Return the results of trials of the workload ``fleet``."""
+    """Return a run with the given values of trials of the workload ``fleet``."""
     rows = [
         {
             "run": "run",
@@ -65,7 +65,7 @@ RATE = "messages_per_second"
 
 
 def test_ratios_are_medians_of_ratios_within_a_trial(tmp_path: Path) -> None:
-    """A trial that was slow for both counts like any other."""
+    """A ratio is the median of ratios within trials, so a trial that was slow for both sides doesn't distort it."""
     trials = [
         {("block", "store", RATE): 40.0 / slow, ("sqlite", "store", RATE): rate / slow}
         for slow, rate in ((1, 10), (100, 20), (1, 5))
@@ -76,7 +76,7 @@ def test_ratios_are_medians_of_ratios_within_a_trial(tmp_path: Path) -> None:
 
 
 def test_values_by_themselves_and_of_another_phase(tmp_path: Path) -> None:
-    """Of whoever was measured."""
+    """A bound applies to a value or to its ratio to another phase, and yields no figure for absent contenders."""
     run = made_up(tmp_path, {("block", "wildcard", "seconds"): 0.5, ("block", "replay all", "seconds"): 2.0})
     asked = {"subjects": ("block", "absent"), "phase": "wildcard", "metric": "seconds"}
     assert {"block": (0.5, True)} == figures(run, **asked, most=0.5)
@@ -84,7 +84,7 @@ def test_values_by_themselves_and_of_another_phase(tmp_path: Path) -> None:
 
 
 def test_what_is_compacted(tmp_path: Path) -> None:
-    """Its replays are those after ``compact``, and so are its bytes; others take part as they are."""
+    """A compacted contender has the replays and bytes after ``compact``, compared with the other's uncompacted ones."""
     values = {
         ("block", "wildcard", RATE): 10.0,
         ("block", "wildcard, compacted", RATE): 30.0,
@@ -102,7 +102,7 @@ def test_what_is_compacted(tmp_path: Path) -> None:
 
 
 def test_the_overview_marks_the_best_layout(tmp_path: Path) -> None:
-    """Of each row, the highest rate or the lowest value, whatever others have."""
+    """The overview marks the best layout in each row, by the highest rate or the lowest value, and no peer."""
     values = {
         ("block", "store", RATE): 2_000.0,
         ("skipstream", "store", RATE): 1_000.0,
@@ -120,7 +120,7 @@ def test_the_overview_marks_the_best_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("section", "workload"), [(layouts, "bus"), (layouts, "fleet"), (limits, "one-topic-random")])
 def test_every_bound_is_of_something_measured(section: object, workload: str) -> None:
-    """With every layout and engine named there, each gives a figure for each of its subjects."""
+    """Every bound yields a figure for each of its subjects that was measured."""
     if workload == "bus":
         need_data("bus.parquet")
     told: list[str] = []
@@ -135,7 +135,7 @@ def test_every_bound_is_of_something_measured(section: object, workload: str) ->
 
 
 def test_who_fails_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no figures beside a replay that was wrong."""
+    """A wrong replay of one contender raises AssertionError, so that no figures are reported."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "harness"))
     faulty = ContenderSpec(name="faulty", kind="peer", target="faulty_contenders:Losing")
     plan = msgspec.structs.replace(layouts.plan("fleet", 1_000, 1), contenders=(faulty,))
@@ -145,7 +145,7 @@ def test_who_fails_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("workload", limits.WORKLOADS)
 def test_messages_of_the_limits(workload: str) -> None:
-    """Payloads are of about one size, and there are as many topics as the name says."""
+    """Payloads of the section ``limits`` have about 128 bytes, and the workload's name states the number of topics."""
     (made,) = (one.make() for one in limits.plan(workload, 2_000, 1).workloads)
     table = pa.Table.from_batches([made.part(number) for number in range(made.parts)])
     sizes = set(map(len, table["payload"].to_pylist()))

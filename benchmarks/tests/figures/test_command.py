@@ -1,4 +1,4 @@
-"""The command: all sections or one of them, as tables, as the README's Markdown, and as JSON."""
+"""The command ``topicstore bench figures``: all sections or one of them, as tables, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_limits_prints_tables() -> None:
-    """A column a contender, and a line for each bound, with what it should be."""
+    """The section ``limits`` prints tables with a line for each bound that shows the value and the bound."""
     result = run("limits", *SMALL, "--workload", "one-topic-random")
     assert 0 == result.exit_code
     assert "one-topic-random: 2,000 messages, 1 topics" in result.stdout
@@ -43,7 +43,7 @@ def test_limits_prints_tables() -> None:
 
 
 def test_layouts_writes_markdown_and_json(tmp_path: Path) -> None:
-    """Every figure is in the file, with what it should be and whether it is."""
+    """The JSON file has every figure, with its bounds and whether they hold, and Markdown tables are printed."""
     file = tmp_path / "figures.json"
     result = run("--markdown", "--json", str(file), "layouts", *SMALL, "--workload", "fleet")
     assert 0 == result.exit_code
@@ -59,7 +59,7 @@ def test_layouts_writes_markdown_and_json(tmp_path: Path) -> None:
 
 
 def test_what_is_absent_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And named, with the reason."""
+    """A workload without data is left out, and the reason is reported."""
     monkeypatch.setenv("TOPICSTORE_DATA", str(tmp_path))
     result = run("layouts", *SMALL, "--workload", "bus")
     assert "layouts: bus is left out: there is no bus.parquet in " in result.stderr
@@ -67,7 +67,7 @@ def test_what_is_absent_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_without_a_name_all_sections_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One behind the other."""
+    """Without a section's name the command runs all sections in order."""
     ran: list[str] = []
     for name, command in program.figures.commands.items():
         monkeypatch.setattr(command, "callback", lambda name=name, **_: ran.append(name) or [])
@@ -77,14 +77,14 @@ def test_without_a_name_all_sections_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_command_refuses_what_it_does_not_know() -> None:
-    """And lists what there is."""
+    """An unknown workload is rejected with a list of the known ones."""
     result = run("limits", "--workload", "two-topics")
     assert 2 == result.exit_code
     assert limits.WORKLOADS[1] in result.output
 
 
 def test_python_runs_the_package() -> None:
-    """With ``-m``, as its docstring says."""
+    """``python -m topicstore_benchmarks`` runs the command."""
     command = [sys.executable, "-m", "topicstore_benchmarks", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert "Measure topicstore" in done.stdout
@@ -102,12 +102,12 @@ def test_python_runs_the_package() -> None:
     ],
 )
 def test_a_figure_shows_what_it_should_be(bounds: dict[str, float], text: str, mark: str) -> None:
-    """And whether it is."""
+    """A figure's cell shows its value and its bound, and is marked by whether the bound holds."""
     assert Cell(text, mark) == Figure(data="bus", subject="block", name="store", value=1.5, **bounds).cell()
 
 
 def test_a_sheet_for_a_readme() -> None:
-    """Texts left, numbers right, and bold what is marked."""
+    """In Markdown a sheet aligns texts left and values right, and shows best and bad values in bold."""
     rows = [
         ["block", Cell("2.00", "best"), Cell("0.10 (≥ 1)", "bad")],
         ["reference", Cell("1.00"), Cell("2.00 (≥ 1)", "good")],
@@ -126,14 +126,14 @@ def test_a_sheet_for_a_readme() -> None:
 
 
 def test_values_have_three_digits() -> None:
-    """About."""
+    """Values are shown with two or three significant digits, and all digits before the decimal point."""
     assert ["0.03", "1.20", "12.3", "-12.3", "123", "1,234"] == list(
         map(shown, [0.031, 1.2, 12.31, -12.31, 123.1, 1_234])
     )
 
 
 def test_every_replay_is_counted() -> None:
-    """The check itself knows one from two."""
+    """`timing.check` raises AssertionError if a replay has fewer messages than expected."""
     timing.check(timing.consume(iter([])), 0)
     with pytest.raises(AssertionError, match="0 of 1"):
         timing.check(timing.consume(iter([])), 1)

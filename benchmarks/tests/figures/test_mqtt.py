@@ -1,4 +1,4 @@
-"""The section ``mqtt`` measures what it says, on small numbers."""
+"""The section ``mqtt``, measured with small loads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", params=[server.name for server in SERVERS])
 def server(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of a server."""
+    """The port of a running MQTT server."""
     chosen: MqttServer = next(one for one in SERVERS if one.name == request.param)
     if (reason := chosen.missing()) is not None:
         pytest.skip(reason)
@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize(("load", "options"), SMALL)
 def test_each_load_comes_to_its_end(server: int, load: str, options: dict[str, float]) -> None:
-    """With every server: everything is acknowledged and delivered, or the load would wait for it."""
+    """Each load completes with every server, which means that all messages were acknowledged and delivered."""
     found = LOADS[load](server, **options)
     expected = {"last_receiver": 10, "latency": 100}.get(load, 0)
     assert (len(found) == expected and min(found) > 0) if isinstance(found, list) else found > 0
@@ -46,7 +46,7 @@ def test_each_load_comes_to_its_end(server: int, load: str, options: dict[str, f
 
 
 def test_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row has a value for each server, with what it should be for ours; the load has a process of its own."""
+    """The section has a figure for each row and percentile, with bounds for topicstore."""
     monkeypatch.setattr(mqtt, "SERVERS", [one for one in SERVERS if one.name == OURS])
     rows = [row for row in mqtt._ROWS if row.load in ("latency", "idle")]
     monkeypatch.setattr(mqtt, "_ROWS", rows if Path("/proc/self").is_dir() else rows[:1])
@@ -61,7 +61,7 @@ def test_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_fails_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the reason is told."""
+    """A server that fails under a load has no figure in that row, and the reason is reported."""
     monkeypatch.setattr(mqtt, "SERVERS", [one for one in SERVERS if one.name == OURS])
     (row,) = [row for row in mqtt._ROWS if row.load == "idle"]
     wrong = mqtt.attrs.evolve(row, options=lambda _: {"clients": 1, "server": 0})

@@ -1,4 +1,4 @@
-"""The sections ``sessions``, ``http`` and ``metrics`` measure what they say, on small numbers."""
+"""The sections ``sessions``, ``http`` and ``metrics``, measured with small sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topicstore_benchmarks.figures.sessions import measure_sessions
 
 
 def test_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All figures come, with two sheets, and one copy is stored however many sessions there are."""
+    """The section has all figures in two sheets, and a message is stored once for any number of sessions."""
     monkeypatch.setattr(serving, "SIZES", dict.fromkeys(serving.SIZES, 2))
     section = measure_sessions(sessions=3, published=2_000, backlog=4_000, stored=50, seconds=0.2, clients=8, rounds=1)
     assert all(figure.value > 0 for figure in section.figures)
@@ -27,7 +27,7 @@ def test_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_http() -> None:
-    """Every replay is whole, and each way over HTTP has its share of the rate in process."""
+    """Every replay is complete, and both HTTP clients' rates are reported as fractions of the rate in process."""
     told: list[str] = []
     section = measure_http(2_000, 1, told.append)
     assert ["http: round 0 of 1", "http: round 1 of 1"] == told
@@ -38,7 +38,7 @@ def test_http() -> None:
 
 
 def test_metrics() -> None:
-    """Each figure has a bound, and each scrape took its time."""
+    """Each figure has an upper bound, and the scrape times are positive."""
     told: list[str] = []
     section = measure_metrics(2_000, 20, 1, 0.2, told.append)
     assert len(told) == 4

@@ -1,4 +1,4 @@
-"""Contenders that are at fault, each in its own way, for the harness to catch."""
+"""Contenders with a fault each, which the harness must detect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topicstore_conformance.faults.threads import wait_until
 
 
 class Losing(SqliteContender):
-    """Returns all messages but one."""
+    """A contender whose replays lose one message."""
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         found = list(super().replay(topic_filter, start))
@@ -22,7 +22,7 @@ class Losing(SqliteContender):
 
 
 class Reordering(SqliteContender):
-    """Returns the last two messages of a topic in the wrong order."""
+    """A contender whose replays return the last two messages of a topic in the wrong order."""
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         found = list(super().replay(topic_filter, start))
@@ -33,7 +33,7 @@ class Reordering(SqliteContender):
 
 
 class Changing(SqliteContender):
-    """Returns one message with another client id."""
+    """A contender whose replays return one message with another client id."""
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         found = super().replay(topic_filter, start)
@@ -41,14 +41,17 @@ class Changing(SqliteContender):
 
 
 class Forgetting(SqliteContender):
-    """Keeps what is stored while somebody reads only if it feels like it."""
+    """A contender that loses a message of each batch of 100, the batch size of the phase ``mixed``."""
 
     def store(self, batch: list[Message]) -> None:
         super().store(batch[1:] if len(batch) == 100 else batch)
 
 
 class Dying(SqliteContender):
-    """Takes the process with it when it is asked for a filter: at once its answers end, and itself when it may."""
+    """A contender that ends its process at the first wildcard filter.
+
+    It closes the process's output at once, and ends the process when the test permits.
+    """
 
     def prepare(self, filters: object) -> None:
         if filters != ["#"]:
@@ -59,7 +62,7 @@ class Dying(SqliteContender):
 
 
 class Hanging(SqliteContender):
-    """Never returns from a replay, and leaves a file that tells when it has come to that."""
+    """A contender whose replays hang after they have created a file that notifies the test."""
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         self.path.with_name("hanging").touch()
@@ -68,20 +71,20 @@ class Hanging(SqliteContender):
 
 
 class Refusing(SqliteContender):
-    """Stores nothing."""
+    """A contender whose `store` raises."""
 
     def store(self, batch: list[Message]) -> None:
         raise OSError("the disk is gone")
 
 
 class Unmade(SqliteContender):
-    """Can't even be made."""
+    """A contender whose constructor raises."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         raise RuntimeError("no such luck")
 
 
 class Narrow(SqliteContender):
-    """Can't do much."""
+    """A contender without any ability."""
 
     abilities = frozenset()

@@ -1,4 +1,4 @@
-"""Messages of workloads as Spark makes them, and the answers to their requests."""
+"""Data sets: messages generated in process and with Spark, and the expected replays of their requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def test_expected_replays_are_those_of_a_plain_walk(
     spark: SparkSession, small: Dataset, small_toml: Path, tmp_path: Path
 ) -> None:
-    """For every request: which messages match, from when; and they are the same wherever tasks run."""
+    """Expected replays equal those of a plain filter over all messages, and Spark generates the same data set."""
     elsewhere, small = small, make(read(str(small_toml)), tmp_path, spark_tasks(spark))
     assert elsewhere.about == small.about
     messages = [message for chunk in small.chunks() for message in chunk]
@@ -39,7 +39,7 @@ def test_expected_replays_are_those_of_a_plain_walk(
 
 
 def test_it_is_made_once(small_toml: Path, tmp_path: Path) -> None:
-    """Fewer messages are others; the directory has a name of its own, and nothing else is left."""
+    """A data set is generated once, and another number of messages has a directory of its own."""
     definition = read(str(small_toml))
     one = make(definition.limited(1_000), tmp_path)
     before = (one.directory / "about.json").stat().st_mtime_ns
@@ -69,14 +69,14 @@ def own(path: Path, times: list[int], topic: str = "a") -> Definition:
     ],
 )
 def test_messages_that_can_not_be_measured(times: list[int], topic: str, says: str, tmp_path: Path) -> None:
-    """Are refused with the reason, and leave nothing."""
+    """Unordered messages, future times and topics with ``$`` are rejected with the reason, and no file is left."""
     with pytest.raises(WorkloadError, match=rf"own\.parquet: .*{says}"):
         make(own(tmp_path, times, topic), tmp_path / "cache")
     assert [] == list((tmp_path / "cache").iterdir())
 
 
 def test_a_request_that_finds_nothing_is_refused(tmp_path: Path) -> None:
-    """Its time would say nothing."""
+    """A request whose filter matches no message is rejected."""
     definition = own(tmp_path, [1, 2])
     asking = from_parquet(Path(definition.source), {"wildcard": ["b/+"]})
     with pytest.raises(WorkloadError, match="no message matches 'b/\\+'"):

@@ -1,4 +1,4 @@
-"""``topicstore bench``, as people call it: whole runs with a Spark of their own, interrupted and gone on with."""
+"""``topicstore bench`` as a program: whole runs with Spark, also interrupted and resumed ones."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def asked(*arguments: object) -> Result:
-    """Run a command that measures nothing in this process, which has imported all that it takes."""
+    """Run a command that measures nothing, in this process, because its imports are already loaded."""
     return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
 
 
 def times(directory: Path) -> dict[str, int]:
-    """Return when each trial's file was written."""
+    """Return the modification times of the trials' files, by name."""
     return {path.name: path.stat().st_mtime_ns for path in (directory / "trials").glob("small-*.parquet")}
 
 
 def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None:
-    """With the trials that are missing; those that are there stay as they are, and nothing else is left."""
+    """A killed run can be resumed: only the missing trials are measured, and no temporary file is left."""
     directory = tmp_path / "run"
     options = ("--workload", small_toml, "--contender", "sqlite", "--contender", "rocksdb-block", *SMALL)
     first = subprocess.Popen(
@@ -68,7 +68,7 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
     with first.stderr as lines:
         for line in lines:
             if "trial 2 of 2" in line:
-                first.send_signal(signal.SIGKILL)  # the lines end when Spark's processes have ended too
+                first.send_signal(signal.SIGKILL)  # the output ends when Spark's processes have ended, too
     assert -signal.SIGKILL == first.wait(PATIENCE)
     before = times(directory)
     assert "small-commit-1.parquet" in before
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out(small_toml: Path, tmp_path: Path) -> None:
-    """Whole trials too; that is told, and the next run goes on with them. If nothing is left, there is no report."""
+    """Trials that exceed the time budget are left out and reported, and a run without any value has no report."""
     options = ("--workload", small_toml, "--contender", "sqlite", *SMALL, "--repetitions", "2", "--set", "budget=0.001")
     done = bench("run", tmp_path / "run", *options)
     assert (1, "") == (done.returncode, done.stdout), done.stderr
@@ -105,7 +105,7 @@ def test_what_does_not_fit_into_the_budget_is_left_out(small_toml: Path, tmp_pat
 
 
 def test_each_workload_has_time_before_any_is_repeated() -> None:
-    """Trials of the first repetition share all that is left; then each takes what it needs, in their order."""
+    """Trials of the first repetition share the remaining time equally; each later trial may use all of it."""
     first, second = (
         [Trial(workload=name, durability="commit", repetition=number) for name in ("a", "b")] for number in (1, 2)
     )
@@ -116,7 +116,7 @@ def test_each_workload_has_time_before_any_is_repeated() -> None:
 
 
 def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
-    """However busy the machine is; a whole run takes as long as it takes."""
+    """A quick run has a time budget of less than five minutes, and a full run has none."""
     quick, whole = (
         new_run("run", [], RunOptions(preset=one, contenders=("sqlite",))).plan.settings for one in ("quick", "full")
     )
@@ -126,7 +126,7 @@ def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
 
 
 def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
-    """Write a run of a contender that is at fault, and one that can't do what is asked for."""
+    """Write the plan of a run with a faulty contender, and one that doesn't support the durability."""
     faulty = ContenderSpec(name="faulty", kind="peer", target=f"faulty_contenders:{contender}")
     plan = Plan(
         workloads=(read(str(small_toml)).limited(1_500),),
@@ -141,7 +141,7 @@ def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
 
 
 def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path: Path) -> None:
-    """And it says what differs; what is there stays."""
+    """A run with another plan in the same directory is rejected with the differences, and the old one is kept."""
     before = (prepared(tmp_path, small_toml, "Losing") / "run.json").read_bytes()
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / "small-sync-1.parquet").touch()
@@ -152,7 +152,7 @@ def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path
 
 
 def test_a_run_that_measured_nothing_gives_way(small_toml: Path, tmp_path: Path) -> None:
-    """Such as one whose messages could not be made."""
+    """A run without measured trials is replaced by a run with another plan; the same plan continues it."""
     there = prepared(tmp_path, small_toml, "Losing")
     run = new_run("run", [], RunOptions(workloads=(str(small_toml),), contenders=("sqlite",)))
     assert run == begin(there, run) == Run.load(there)
@@ -160,7 +160,7 @@ def test_a_run_that_measured_nothing_gives_way(small_toml: Path, tmp_path: Path)
 
 
 def test_two_do_not_measure_in_the_same_directory(small_toml: Path, tmp_path: Path) -> None:
-    """Whoever comes second is told."""
+    """A run in a directory that another process has locked ends with an error that names that process."""
     lock = DirectoryLock(prepared(tmp_path, small_toml, "Losing"))
     done = bench("run", tmp_path)
     lock.release()
@@ -169,7 +169,7 @@ def test_two_do_not_measure_in_the_same_directory(small_toml: Path, tmp_path: Pa
 
 
 def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None:
-    """On standard error, in the results, and by the exit code."""
+    """A wrong replay is reported on standard error, in the results and by the exit code."""
     done = bench("run", prepared(tmp_path, small_toml, "Losing"))
     assert 1 == done.returncode, done.stderr
     assert "failed: small-sync-1, faulty, replay all: wrong replay: a replay of '#' from 0 gave 1,499 of" in done.stderr
@@ -201,7 +201,7 @@ def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None
     ],
 )
 def test_what_can_not_be_measured_is_refused(arguments: list[str], says: str, tmp_path: Path) -> None:
-    """At once, with the choices, and nothing is written."""
+    """Invalid options are rejected before anything is written, with the reason or the valid choices."""
     done = asked("run", tmp_path / "run", *arguments)
     assert 2 == done.exit_code
     assert says in done.stderr
@@ -209,19 +209,19 @@ def test_what_can_not_be_measured_is_refused(arguments: list[str], says: str, tm
 
 
 def test_there_is_no_report_without_a_run(tmp_path: Path) -> None:
-    """And it says so."""
+    """A report of a directory without a run is rejected with the reason."""
     done = asked("report", tmp_path)
     assert (2, f"error: there is no run in {tmp_path}") == (done.exit_code, done.stderr.partition(" (see")[0])
 
 
 def test_there_is_no_report_before_anything_was_measured(small_toml: Path, tmp_path: Path) -> None:
-    """And it says so, in a line."""
+    """A report of a run without measured values is rejected with the reason in one line."""
     pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
     done = asked("report", prepared(tmp_path, small_toml, "Losing"))
     assert (1, f"error: {tmp_path} holds no measured value to report on\n") == (done.exit_code, done.stderr)
 
 
 def test_workloads_and_contenders_are_listed() -> None:
-    """With what they are, and whether they are there."""
+    """``topicstore bench list`` lists the workloads and the contenders."""
     listed = asked("list").stdout
     assert all(name in listed for name in ("fleet", "rocksdb-block", "sqlite"))

@@ -1,4 +1,4 @@
-"""Trials: what is measured, that it was right, and what becomes of a contender that fails."""
+"""Trials: the measured values, the checks of replays, and the handling of contenders that fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def faulty(name: str) -> ContenderSpec:
 
 @pytest.fixture
 def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """Run a trial of these contenders."""
+    """A function that runs a trial of the given contenders, and returns its outcome and rows."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
@@ -61,7 +61,7 @@ def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def status(rows: list[Row], contender: str) -> dict[str, str]:
-    """Return how each phase of a contender ended."""
+    """Return the status of each phase of a contender."""
     return {row["phase"]: row["status"] for row in rows if row["contender"] == contender}
 
 
@@ -70,7 +70,7 @@ def reasons(rows: list[Row], contender: str) -> dict[str, str]:
 
 
 def test_what_is_measured(measure: Measure, small: Dataset) -> None:
-    """Every phase, with values that make sense and all that says where they come from."""
+    """A trial measures every phase with plausible values, and its rows name the workload and the units."""
     specs = catalogue()
     outcome, rows = measure(specs["rocksdb-block"], specs["sqlite"], specs["raw rocksdb"], specs["parquet"])
     assert () == outcome.failed
@@ -94,7 +94,7 @@ def test_what_is_measured(measure: Measure, small: Dataset) -> None:
 
 @pytest.mark.parametrize("name", [spec.name for spec in catalogue().values() if spec.kind == "limit"])
 def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
-    """All that they gave was compared; nothing else is asked of them."""
+    """Limits run the phases ``store`` and ``replay all``, with checked results, and skip all others."""
     limit = catalogue()[name]
     if limit.backend is not None:
         need(limit.backend)
@@ -106,7 +106,7 @@ def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
 
 
 def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -> None:
-    """It has no file, so that the next run goes on with it, and nothing is called a failure."""
+    """A trial without time writes no file, so that a resumed run measures it, and reports no failure."""
     specs = (catalogue()["sqlite"], catalogue()["parquet"])
     plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=1, settings=SETTINGS)
     trial = Trial(workload="small", durability="commit", repetition=1)
@@ -116,7 +116,7 @@ def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
 
 
 def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for those either that came to their turn; what was measured before it stays."""
+    """A phase in which the time ends is skipped for all contenders, and earlier phases keep their values."""
     jumped = [0.0]
     monkeypatch.setattr(trials.time, "monotonic", lambda now=trials.time.monotonic: now() + jumped[0])
     answers = trials._answers
@@ -145,7 +145,7 @@ def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch:
 
 
 def test_who_begins_changes() -> None:
-    """In the second of two repetitions it is the second of two."""
+    """The second of two repetitions begins with the second of two contenders."""
     specs = (catalogue()["sqlite"], catalogue()["parquet"])
     trials = [Trial(workload="small", durability="commit", repetition=n) for n in (1, 2)]
     assert [specs, specs[::-1]] == [tuple(one.order(specs, 2)) for one in trials]
@@ -160,7 +160,7 @@ def test_who_begins_changes() -> None:
     ],
 )
 def test_a_wrong_replay_is_caught(name: str, says: str, measure: Measure) -> None:
-    """And not timed."""
+    """A replay with lost, reordered or changed messages is reported as a failure and has no time."""
     outcome, rows = measure(faulty(name))
     reason = f"wrong replay: a replay of '#' from 0 {says}"
     assert reason == reasons(rows, name.lower())["replay all"]
@@ -169,7 +169,7 @@ def test_a_wrong_replay_is_caught(name: str, says: str, measure: Measure) -> Non
 
 
 def test_what_is_lost_while_reading_is_caught(measure: Measure) -> None:
-    """Everything is compared after ``mixed``."""
+    """Messages that are lost during the phase ``mixed`` are detected after it."""
     settings = Settings(batch=1_000, repeat=1, mixed_seconds=0.1)
     outcome, rows = measure(faulty("Forgetting"), settings=settings)
     assert ["mixed"] == [phase for phase, how in status(rows, "forgetting").items() if how == "failed"]
@@ -180,7 +180,7 @@ def test_what_is_lost_while_reading_is_caught(measure: Measure) -> None:
 def test_a_worker_that_dies_does_not_take_the_others_along(
     measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row has its last lines, and how it ended, for which the trial waits; what it had measured before stays."""
+    """A crashed worker's row has its exit code and last output, its earlier values are kept, and others continue."""
     wait = subprocess.Popen.wait
 
     def let_end_and_wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
@@ -197,7 +197,7 @@ def test_a_worker_that_dies_does_not_take_the_others_along(
 
 
 def test_a_worker_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the time that a phase may take; here that is over as soon as it hangs."""
+    """A worker that doesn't reply within the phase timeout is killed, and its row says so."""
     limits: list[float] = []
 
     def there(output: IO[bytes]) -> bool:
@@ -217,7 +217,7 @@ def test_a_worker_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypa
 
 
 def test_an_answer_is_waited_for() -> None:
-    """As long as it may take; the end of all answers counts as one."""
+    """Waiting for a reply times out, and ends early when the worker closes its output."""
     receiving, sending = os.pipe()
     with os.fdopen(receiving, "rb") as output:
         assert not trials._answers(output, 0.0)
@@ -226,7 +226,7 @@ def test_an_answer_is_waited_for() -> None:
 
 
 def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
-    """One row says why."""
+    """A contender whose ``store`` fails runs no further phase, and has one row with the reason."""
     _, rows = measure(faulty("Refusing"))
     assert [("store", "failed", "OSError: the disk is gone")] == [
         (row["phase"], row["status"], row["reason"]) for row in rows
@@ -234,7 +234,7 @@ def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
 
 
 def test_who_can_not_be_made_has_a_row(measure: Measure) -> None:
-    """With the end of the traceback; the others take part."""
+    """A contender whose constructor raises has a row with the end of the traceback, and others are measured."""
     _, rows = measure(faulty("Unmade"), catalogue()["parquet"])
     assert {"store": "failed"} == status(rows, "unmade")
     assert reasons(rows, "unmade")["store"].endswith("RuntimeError: no such luck")
@@ -242,7 +242,7 @@ def test_who_can_not_be_made_has_a_row(measure: Measure) -> None:
 
 
 def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
-    """With the reason."""
+    """Phases that a contender doesn't support are skipped with the reason."""
     _, rows = measure(faulty("Narrow"))
     assert {
         "wildcard": "it has no filters",
@@ -257,7 +257,7 @@ def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the log of the worker, which is on the same disk, takes no traceback."""
+    """A worker reports a contender's failure even if its own log can't be written, because the disk is full."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     plan = WorkerPlan(
         contender=faulty("Refusing"),

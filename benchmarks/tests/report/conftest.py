@@ -1,4 +1,4 @@
-"""Runs that were never run: rows of the full form, from a model of who is how fast, with noise."""
+"""Simulated runs: complete rows of results, from a model of each contender's speed, with noise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTENDERS: dict[str, tuple[str, str | None, str | None, float]] = {
     "RocksDB alone": ("limit", "rocksdb", None, 6.0),
     "Parquet": ("limit", None, None, 20.0),
 }
-"""Name -> kind, backend, layout, speed."""
+"""The kind, backend, layout and speed of each contender, by name."""
 _MACHINE = {"processor": "Made Processor 3000", "cores": 2, "memory": 8 << 30}
 
 
@@ -132,14 +132,15 @@ def _make(
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> RunMaker:
-    """Make a run's directory: one workload, one durability.
+    """A function that writes a run's directory, by default with one workload and one durability.
 
-    ``changes``: by contender and phase, how many times as fast it is as else. ``edit``: what becomes of a row.
+    ``changes``: the factors by which contenders are faster, by contender and phase. ``edit``: a function that changes
+    each row, or returns None to remove it.
     """
     return partial(_make, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def wide_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three workloads and both durabilities."""
+    """The directory of a run with three workloads and both durabilities."""
     return _make(tmp_path_factory.mktemp("runs"), workloads=_WIDE, durabilities=("commit", "sync"))

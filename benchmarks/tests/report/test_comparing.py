@@ -1,4 +1,4 @@
-"""What `bench compare` says of two runs."""
+"""`topicstore bench compare`: the changes between two runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def verdicts(changes: list[Change]) -> set[str]:
 
 
 def on_another_machine(row: dict[str, Any]) -> dict[str, Any]:
-    """Twice as slow in everything that takes time."""
+    """Return a row as measured on another machine that is half as fast."""
     slower = {"messages/s": 0.5, "s": 2.0, "ms": 2.0}.get(row["unit"], 1.0)
     value = None if row["value"] is None else row["value"] * slower
     return row | {"value": value, "machine": json.dumps({"processor": "Slow Processor 1"})}
 
 
 def test_a_run_is_the_same_as_itself(make_run: RunMaker) -> None:
-    """All of it that isn't too noisy to tell; and nothing is said to differ."""
+    """A run compared with itself has no changes and no differences."""
     run = make_run()
     found = compare(run, run / "results.parquet")
 
@@ -102,7 +102,7 @@ def test_another_machine_makes_everything_worse_but_not_relative_to_a_contender(
 
 
 def test_sizes_are_not_relative(make_run: RunMaker) -> None:
-    """If the reference grows, others don't shrink."""
+    """Sizes are not compared relative to the reference, so a larger reference doesn't make others look smaller."""
 
     def larger(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": row["value"] * 4} if (row["contender"], row["unit"]) == ("SQLite", "bytes") else row

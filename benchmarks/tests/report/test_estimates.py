@@ -1,4 +1,4 @@
-"""What repetitions allow to be said."""
+"""Ratios and confidence intervals from a few repetitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUNDS = 3_000
 
 @pytest.mark.parametrize("repetitions", [2, 3, 5, 12])
 def test_an_interval_of_pairs_holds_the_true_ratio_nineteen_times_of_twenty(repetitions: int) -> None:
-    """Noise that both sides share is as large as one likes; it cancels."""
+    """The 95 % interval of paired ratios covers the true ratio in 95 % of cases, despite large noise in common."""
     chance = random.Random(repetitions)
 
     def holds() -> bool:
@@ -30,7 +30,10 @@ def test_an_interval_of_pairs_holds_the_true_ratio_nineteen_times_of_twenty(repe
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 3), (3, 7), (5, 5)])
 def test_an_interval_of_two_samples_holds_the_true_ratio_at_least_as_often(before: int, after: int) -> None:
-    """Degrees of freedom are rounded down, so that it holds rather more often than it says."""
+    """The 95 % interval of unpaired samples covers the true ratio in at least 95 % of cases.
+
+    Degrees of freedom are rounded down, which makes the interval slightly wider.
+    """
     chance = random.Random(before * 100 + after)
 
     def holds() -> bool:
@@ -72,7 +75,7 @@ def test_the_inverse_says_the_same_of_the_other_side() -> None:
 
 
 def test_values_that_are_all_the_same_leave_no_doubt() -> None:
-    """Bytes on disk often are."""
+    """Values without any variance, such as bytes on disk, yield an exact interval."""
     found = ratio([30.0, 30.0], [60.0, 60.0])
 
     assert (0.5, 0.5, 0.5) == (found.median, pytest.approx(found.low), pytest.approx(found.high))

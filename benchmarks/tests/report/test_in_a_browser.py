@@ -1,4 +1,4 @@
-"""The page in a real browser, wide and narrow, light and dark: what a person would stumble over is measured."""
+"""The report in a real browser, in wide and narrow windows, light and dark, checked for defects of its layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("altair", reason='needs altair: pip install "topicstore[benc
 pytest.importorskip("vl_convert", reason='needs vl-convert-python: pip install "topicstore[bench]"')
 need_browser()
 
-from playwright.sync_api import Page  # noqa: E402 - after the question whether it is there
+from playwright.sync_api import Page  # noqa: E402 - after the check that it is installed
 from topicstore_benchmarks.report.page import write_report  # noqa: E402
 
 
@@ -23,14 +23,17 @@ def report(wide_run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Opens windows, each with a profile of its own."""
+    """A function that opens windows, each with a new profile."""
     with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=str)
 def page(request: pytest.FixtureRequest, chromium: Open, report: Path) -> Page:
-    """The report in a window of some width and scheme, with all of it opened. It asks no network for anything."""
+    """The report in a window of some width and color scheme, with all details opened.
+
+    Fails if the page logs something or requests another file.
+    """
     page = chromium(*request.param).new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -54,6 +57,6 @@ def test_no_text_is_cut_and_none_overlap(page: Page) -> None:
 
 
 def test_text_and_marks_stand_out(page: Page) -> None:
-    """WCAG 2.2: 4.5 for text, 3 for what figures are read from."""
+    """Text has a contrast of at least 4.5, and chart marks of at least 3, as WCAG 2.2 requires."""
     assert [] == page.evaluate("measures.faintTexts(4.5)")
     assert [] == page.evaluate("measures.faintMarks(3)")

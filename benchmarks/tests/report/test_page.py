@@ -1,4 +1,4 @@
-"""The page as a file: whole, valid, and in need of nothing else. `test_in_a_browser` looks at it."""
+"""The report as an HTML file: its validity, self-containment and contents. `test_in_a_browser` checks its layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOID = {"meta", "br"}
 
 
 class Document(HTMLParser):
-    """What the tests ask of a page."""
+    """A parsed page: its tags, attributes and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -57,12 +57,12 @@ def document(wide_run: Path) -> Document:
 
 
 def text(run: Path) -> str:
-    """Return the page without its pictures, which take most of the time."""
+    """Return the page without its charts, which take most of the time to render."""
     return render(load(run), ())
 
 
 def test_it_loads_nothing(document: Document) -> None:
-    """No element names another file, there is no script, and the page's own policy forbids both."""
+    """The page has no script and no external resource, and its content security policy forbids both."""
     assert [] == document.all("link", "img", "image", "iframe", "object", "embed", "base", "script")
     assert [] == [one for _, one in document.tags if "src" in one]
     assert all(str(one["href"]).startswith("#") for one in document.all("a"))
@@ -85,7 +85,7 @@ def test_headings_are_in_order(document: Document) -> None:
 
 
 def test_tables_have_captions_and_each_question_has_a_picture(document: Document) -> None:
-    """The medians stand beside the dots."""
+    """Every table has a caption, and every question has a chart that shows the medians as text."""
     assert len(document.all("table")) == len(document.all("caption"))
     assert 10 == len(document.all("figure")) == len([one for one in document.all("svg") if one["width"]])
     assert {"SQLite", "block on rocksdb", "RocksDB alone"} <= set(document.texts)
@@ -93,7 +93,7 @@ def test_tables_have_captions_and_each_question_has_a_picture(document: Document
 
 
 def test_what_names_hold_is_text_not_markup(make_run: RunMaker) -> None:
-    """Names of workloads and reasons come from users' files."""
+    """Names and reasons, which may come from users' files, are escaped."""
     evil = "</style><img src=x onerror=alert(1)>"
 
     def edit(row: dict[str, Any]) -> dict[str, Any]:
@@ -155,12 +155,12 @@ def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None
 
 
 def text_of(html: str) -> str:
-    """Return what stands between the tags, with single spaces."""
+    """Return the text of HTML without tags, with single spaces."""
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
 def test_it_counts_who_was_measured(make_run: RunMaker) -> None:
-    """Those that were left out are counted by themselves, whether rows or run.json tell of them."""
+    """The page counts measured and skipped contenders separately, skipped ones from the rows and ``run.json``."""
     run = make_run(repetitions=2)
     assert "10 contenders ( 1 left out ), 1 workload," in text_of(text(run))
     (run / "run.json").write_text(json.dumps({"skipped_contenders": {"RabbitMQ streams": "x", "postgres": "y"}}))
@@ -168,7 +168,7 @@ def test_it_counts_who_was_measured(make_run: RunMaker) -> None:
 
 
 def test_a_repetition_without_values_is_none(make_run: RunMaker) -> None:
-    """As when there was no time for it."""
+    """A repetition that was left out for lack of time is not counted as a repetition."""
 
     def left_out(row: dict[str, Any]) -> dict[str, Any]:
         late = {"status": "skipped", "reason": "the time for the run was over", "value": None}
@@ -181,7 +181,7 @@ def test_a_repetition_without_values_is_none(make_run: RunMaker) -> None:
 
 
 def test_long_times_have_no_prefix_of_thousands(make_run: RunMaker) -> None:
-    """Nobody says kiloseconds."""
+    """Long times are shown without a metric prefix."""
 
     def slow(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": row["value"] * 2_000} if row["unit"] in ("ms", "s") else row
@@ -191,7 +191,10 @@ def test_long_times_have_no_prefix_of_thousands(make_run: RunMaker) -> None:
 
 
 def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
-    """Trials that no contender could take part in are not waited for."""
+    """The page reports an unfinished run with its numbers of measured and planned trials.
+
+    Trials with a durability that no contender supports are not counted.
+    """
     run = make_run(repetitions=2)
     plan = {"workloads": [{"name": "fleet", "values": {}}], "repetitions": 3, "durabilities": ["commit", "sync"]}
     for durabilities, says in ((["commit"], "2 of 3 trials"), (["commit", "sync"], "2 of 6 trials")):

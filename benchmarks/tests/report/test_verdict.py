@@ -1,4 +1,4 @@
-"""Who wins, and that the page says so of peers too."""
+"""Winners, comparisons with peers, and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RunMaker = Callable[..., Path]
 
 
 def answer(grids: list[Grid], question: str, column: int = 0) -> Ranking:
-    """Return the answer to a question of the first durability."""
+    """Return the answer to a question for the first durability and the workload of a column."""
     (answers,) = [answers for asked, answers in grids[0].rows if asked.name == question]
     found = answers[column]
     assert found is not None
@@ -47,7 +47,7 @@ def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -
 
 
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:
-    """Even if both of its forms are ahead of all others."""
+    """A winner is compared with another contender, even if its own compacted and uncompacted results are both ahead."""
     far_ahead = {("block on rocksdb", phase): 9.0 for phase in ("replay all", "replay all, compacted")}
     found = answer(winners(load(make_run(changes=far_ahead))), "Replay all")
     assert "block on rocksdb, compacted" == found.result.label
@@ -71,7 +71,7 @@ def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
 
 
 def test_noise_and_a_single_repetition_leave_it_open(make_run: RunMaker) -> None:
-    """The same speed, by turns the one and the other is ahead."""
+    """A difference within the noise, or from a single repetition, is not clear."""
     level = {("SQLite", "store"): 3.0, ("NATS JetStream", "store"): 2.4}
     assert not answer(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
     once = against_peers(load(make_run("once", repetitions=1)))

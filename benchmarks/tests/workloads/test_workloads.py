@@ -1,4 +1,4 @@
-"""Workloads: the same messages whoever makes them, what they say of themselves, and clear errors."""
+"""Workloads: reproducible messages, requests, summaries, and errors in definitions."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def workload(request: pytest.FixtureRequest) -> Workload:
     return made
 
 
-# --- those that come along ---
+# --- built-in workloads ---
 
 
 def test_parts_are_the_same_whoever_makes_them(workload: Workload) -> None:
-    """Each part by itself, the last one first, is what one object gives in order."""
+    """A part has the same messages in whichever order and by whichever object parts are made."""
     whole = table(workload)
     again = [type(workload)(workload.options, workload.beside).part(n) for n in reversed(range(workload.parts))]
     assert whole.equals(pa.Table.from_batches(again[::-1]))
 
 
 def test_messages_are_in_order_of_time(workload: Workload) -> None:
-    """As many as were asked for, of the published schema, none without a time."""
+    """A workload has the requested number of messages, in order of time, with the public schema and no null time."""
     whole = table(workload)
     assert topicstore.SCHEMA == whole.schema
     assert workload.options.messages == whole.num_rows
@@ -73,7 +73,7 @@ def test_messages_are_in_order_of_time(workload: Workload) -> None:
 
 
 def test_requests_find_some_of_the_messages(workload: Workload) -> None:
-    """A wildcard some topics, a device not most of the messages, but for the one that is hot."""
+    """Every requested filter matches some but not all messages, and there are five distinct device filters."""
     counts = Counter(table(workload)["topic"].to_pylist())
     requests = workload.requests()
     assert len(set(requests["one device"])) == len(requests["one device"]) == 5
@@ -83,7 +83,7 @@ def test_requests_find_some_of_the_messages(workload: Workload) -> None:
 
 
 def test_the_digest_names_the_messages() -> None:
-    """Another option or another number of messages: another digest."""
+    """A workload's digest changes with its options and its number of messages, and is otherwise stable."""
     definition = read("fleet")
     other = Definition(name="fleet", source=definition.source, values={**definition.values, "seed": 8})
     digests = {
@@ -96,7 +96,7 @@ def test_the_digest_names_the_messages() -> None:
 
 
 def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
-    """One byte in the middle of some mebibytes is another one."""
+    """The digest of a file workload covers the whole file: one changed byte in the middle changes it."""
     digests = set()
     for middle in (b"0", b"1"):
         (tmp_path / "own.parquet").write_bytes(bytes(2 << 20) + middle + bytes(2 << 20))
@@ -105,11 +105,11 @@ def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
     assert 2 == len(digests)
 
 
-# --- made ones ---
+# --- generated workloads ---
 
 
 def test_all_devices_report_in_turns() -> None:
-    """In another order each time."""
+    """With ``turns`` every device reports once in each turn, in another order each time."""
     topics = table(made(messages=300))["topic"].to_pylist()
     turns = [topics[start : start + 100] for start in (0, 100, 200)]
     assert [set(turns[0])] * 3 == list(map(set, turns))
@@ -117,7 +117,7 @@ def test_all_devices_report_in_turns() -> None:
 
 
 def test_summaries_are_true_of_fewer_messages() -> None:
-    """A number of devices above fewer topics than that would be a lie."""
+    """The summary of a limited workload states its actual number of devices."""
     assert "100,000 vehicles that each report five metrics" in read("fleet").make().summary
     assert "2,000 vehicles that each report five metrics" in read("fleet").limited(40_000).make().summary
     assert "20 sensors of 20 applications" in read("lorawan").limited(200).make().summary
@@ -127,26 +127,26 @@ def test_summaries_are_true_of_fewer_messages() -> None:
 
 
 def test_few_messages_are_of_few_devices() -> None:
-    """Each has as many as a device has at least."""
+    """With few messages a workload has fewer devices, each with the minimum number of messages."""
     counts = Counter(table(made(messages=300, messages_a_device=30))["topic"].to_pylist())
     assert {30} == set(counts.values())
 
 
 def test_a_hot_device() -> None:
-    """Has its share."""
+    """With ``hot`` device 0 sends the configured fraction of the messages."""
     counts = Counter(table(made(popularity="hot", hot=0.9))["topic"].to_pylist())
     assert counts["a/0/value"] == pytest.approx(27_000, rel=0.02)
 
 
 def test_zipf() -> None:
-    """The second device reports half as often as the first, the tenth a tenth."""
+    """With ``zipf`` the second device reports half as often as the first, and the tenth a tenth as often."""
     counts = Counter(table(made(popularity="zipf"))["topic"].to_pylist())
     assert counts["a/1/value"] / counts["a/0/value"] == pytest.approx(0.5, rel=0.1)
     assert counts["a/9/value"] / counts["a/0/value"] == pytest.approx(0.1, rel=0.2)
 
 
 def test_one_metric_a_report() -> None:
-    """By their shares."""
+    """With ``report = "one"`` each message has one metric, chosen by the metrics' shares."""
     metrics = [{"name": "x", "share": 3, "payload": "1"}, {"name": "y", "bytes": [2, 8]}]
     whole = table(made(report="one", metrics=metrics))
     is_x = pc.ends_with(whole["topic"], "/x")
@@ -156,7 +156,7 @@ def test_one_metric_a_report() -> None:
 
 
 def test_braces_that_are_no_placeholders_stay() -> None:
-    """JSON is full of them."""
+    """Braces in a payload pattern that aren't placeholders, as in JSON, are kept."""
     assert table(made(messages=1))["payload"][0].as_py().endswith(b',"empty":{}}')
 
 
@@ -176,7 +176,7 @@ def test_braces_that_are_no_placeholders_stay() -> None:
     ],
 )
 def test_a_bad_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
-    """With its name, the key, and what is allowed."""
+    """An invalid file is rejected with its name, the wrong key, and the allowed ones."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=rf"mine\.toml: .*{says}"):
@@ -203,20 +203,20 @@ def test_a_bad_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused(changes: dict[str, Any], says: str) -> None:
-    """With the key."""
+    """Invalid options are rejected with the name of the key."""
     with pytest.raises(WorkloadError) as refused:
         made(**changes)
     assert f"it.toml: {says}" in str(refused.value)
 
 
 def test_an_unknown_name_is_refused() -> None:
-    """And the known ones are listed."""
+    """An unknown workload is rejected with a list of the known ones."""
     with pytest.raises(WorkloadError, match="'nope' is neither a workload nor a TOML file; workloads are: bus, cold"):
         read("nope")
 
 
 def test_a_plugin_brings_a_kind(tmp_path: Path) -> None:
-    """A distribution with an entry point, and a TOML file that names its kind."""
+    """A TOML file can name a kind of workload that an installed distribution registers."""
     (tmp_path / "ticks.py").write_text(
         "import pyarrow as pa, topicstore\n"
         "from topicstore import Message, MessageBatch\n"
@@ -252,7 +252,7 @@ def test_a_plugin_brings_a_kind(tmp_path: Path) -> None:
     assert ("[['clock'], ['clock']]\n", "") == (done.stdout, done.stderr)
 
 
-# --- somebody's own messages ---
+# --- users' own messages ---
 
 
 def own(path: Path, **columns: Any) -> Path:
@@ -265,7 +265,7 @@ def times(rows: int) -> pa.Array:
 
 
 def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
-    """Whatever its row groups are; what it lacks has the values of `Message`."""
+    """A file is read in parts independent of its row groups, and missing columns get the defaults of `Message`."""
     rows = 120_500
     path = own(tmp_path, timestamp=times(rows), topic=[f"a/{n % 7}" for n in range(rows)], payload=[b"x"] * rows)
     whole = table(from_parquet(path).limited(120_001).make())
@@ -289,27 +289,27 @@ def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_has_no_messages_is_refused(columns: dict[str, Any], says: str, tmp_path: Path) -> None:
-    """With its name, and what is wrong."""
+    """A file without valid messages is rejected with its name and the reason."""
     workload = from_parquet(own(tmp_path, **columns)).make()
     with pytest.raises(WorkloadError, match=rf"own\.parquet.*{says}"):
         workload.part(workload.parts - 1)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Is a reason not to measure."""
+    """A missing file is reported by `why_missing`, with the folders that were searched."""
     reason = from_parquet(tmp_path / "gone.parquet").make().why_missing()
     assert f"there is no gone.parquet in {tmp_path} or {datasets.folder()}; TOPICSTORE_DATA names the latter" == reason
 
 
 def test_the_busiest_wildcard() -> None:
-    """Matches as many as it can, but at most half."""
+    """The busiest wildcard filter matches the most messages, but at most half of them."""
     counts = Counter({"a/x/1": 40, "a/y/1": 35, "b/x/1": 25, "$SYS/x/1": 5})
     assert "a/x/+" == busiest_wildcard(counts)
     assert "#" == busiest_wildcard(Counter({"a": 9}))
 
 
 def test_what_is_asked_of_a_file_can_be_chosen(tmp_path: Path) -> None:
-    """Instead of being found."""
+    """The requests of a file workload can be given, and the others are derived from its topics."""
     path = own(tmp_path, timestamp=times(9), topic=[f"a/{n}" for n in range(9)], payload=[b""] * 9)
     requests = from_parquet(path, {"wildcard": ["a/+"], "mine": ["a/1", "a/2"]}).make().requests()
     found = ("a/2", "a/3", "a/4", "a/5", "a/6")

@@ -1,1 +1,1 @@
-"""The contenders: topicstore, other message stores, and the limits of engines and files."""
+"""The contenders, which are the compared stores: topicstore, other message stores, and bare engines and files."""

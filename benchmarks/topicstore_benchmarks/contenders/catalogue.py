@@ -1,4 +1,4 @@
-"""All contenders by name, with the reason if one can't take part here."""
+"""The catalogue of all contenders by name, with the reason if one can't be measured on this machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Kind = Literal["topicstore", "peer", "limit"]
 
 
 class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a contender, which imports nothing of it. It is passed between processes as JSON."""
+    """The description of a contender, passed between processes as JSON. It doesn't import the contender's modules."""
 
     name: str
     kind: Kind
     target: str
     """``"module:Class"`` of a `Contender`."""
     arguments: dict[str, Any] = {}
-    """The arguments of the class besides name, path and durability."""
+    """The arguments of the class, in addition to name, path and durability."""
     durabilities: tuple[Durability, ...] = ("commit", "sync")
     """The durabilities that the contender supports."""
     needs: tuple[str, ...] = ()
@@ -35,17 +35,17 @@ class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     layout: str | None = None
     missing: str | None = None
-    """Why the contender can't take part, if its plugin says so."""
+    """Why the contender can't be measured, as its plugin reports, or None."""
 
     def why_missing(self) -> str | None:
-        """Return why the contender can't take part here, or None if it can."""
+        """Return why the contender can't be measured on this machine, or None if it can."""
         if self.missing is not None:
             return self.missing
         absent_modules = [name for name in self.needs if importlib.util.find_spec(name) is None]
         return f'needs {", ".join(absent_modules)}: pip install "{self.install}"' if absent_modules else None
 
     def make(self, path: Path, durability: Durability) -> Contender:
-        """Return the contender, not opened."""
+        """Create the contender, without opening its store."""
         module, _, name = self.target.partition(":")
         target: type[Contender] = getattr(importlib.import_module(module), name)
         return target(self.name, path, durability=durability, **self.arguments)
@@ -69,15 +69,15 @@ _LIMITS = (
         name="parquet",
         kind="limit",
         target=f"{_HERE}.limits:ParquetLimit",
-        durabilities=("commit",),  # it writes the file only when it is closed
+        durabilities=("commit",),  # the file can only be read after it is closed
     ),
 )
 
 
 def catalogue() -> dict[str, ContenderSpec]:
-    """Return all contenders: every pair of a persistent backend and a layout that fit, the peers, the limits.
+    """Return all contenders: every compatible pair of a persistent backend and a layout, the peers, and the limits.
 
-    The field ``missing`` of a pair says what it lacks.
+    The field ``missing`` of a pair names its missing dependencies.
     """
     pairs = (
         ContenderSpec(

@@ -1,4 +1,4 @@
-"""The interfaces of contenders: the few calls by which every message store is measured, and limits are."""
+"""The interfaces of contenders: the few methods with which message stores and limits are measured."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ Durability = Literal["commit", "sync"]
 
 
 class Contender(ABC):
-    """One way to keep messages, in a directory of its own: opened to store, closed, opened again to read.
+    """A message store in a directory of its own, which is opened to store, closed, and opened again to read.
 
-    All take the same batches of `Message` objects and return `Message` objects. Times are
-    microseconds since the epoch; messages come in order of their timestamps.
+    All contenders take the same batches of `Message` objects and return `Message` objects. Times are microseconds since
+    the epoch. Messages are stored in order of their timestamps.
     """
 
     abilities: ClassVar[frozenset[str]] = frozenset({"filters", "start", "mixed"})
-    """The supported requests: ``filters`` other than ``#``, a ``start`` of a replay, and ``mixed``, which reads and
-    writes at the same time in two threads."""
+    """The supported requests: ``filters`` other than ``#``, replays from a ``start`` time, and ``mixed``.
+
+    ``mixed`` is reading and writing at the same time in two threads.
+    """
 
     def __init__(self, name: str, path: Path, durability: Durability = "commit") -> None:
         self.name = name
@@ -36,17 +38,17 @@ class Contender(ABC):
 
     @abstractmethod
     def store(self, batch: list[Message]) -> None:
-        """Store a batch, so that it survives the end of the process (``commit``) or power loss (``sync``)."""
+        """Store a batch, so that it survives a crash of the process (``commit``) or a power loss (``sync``)."""
 
     def prepare(self, filters: Sequence[str]) -> None:  # noqa: B027 - most have nothing to prepare
-        """Find the fastest way to answer filters of one kind. Not timed."""
+        """Find the fastest way to answer filters of one kind. This call is not timed."""
 
     @abstractmethod
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """Return the matching messages with times from ``start`` on, each topic's in the order stored."""
+        """Return the matching messages from time ``start`` on, each topic's messages in the order stored."""
 
     def compact(self) -> bool:
-        """Bring everything into the compacted form; return False if there is none, or it is compacted already."""
+        """Compact all messages; return False if there is nothing to compact."""
         return False
 
     @abstractmethod
@@ -54,11 +56,11 @@ class Contender(ABC):
         """Close the store."""
 
     def disk_bytes(self) -> int:
-        """Return the bytes of all its files."""
+        """Return the total size of the contender's files in bytes."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of its libraries."""
+        """Return the versions of the contender's libraries, by distribution."""
         return {}
 
     def settings(self) -> Mapping[str, object]:
@@ -67,22 +69,21 @@ class Contender(ABC):
 
 
 class Limit(Contender):
-    """The speed of an engine or a file without the work that makes it a message store.
+    """A bare engine or file, whose speed is an upper limit for message stores that are built on it.
 
-    It is stored and read as a whole, in a form that is prepared before the clock starts. Only ``store`` and
-    ``replay all`` are measured. There are no filters, no starts and no order but that of storing; what is read stays in
-    the engine's own form, so no `Message` objects are made. Those of `replay` are for checking that everything was
-    stored, and aren't timed.
+    Only the phases ``store`` and ``replay all`` are measured. Batches are encoded before the clock starts. `scan` reads
+    everything in the engine's own form, without filters, and makes no `Message` objects. `replay` makes them to check
+    that everything was stored, and is not timed.
     """
 
     abilities: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def encode(self, batch: list[Message]) -> Any:
-        """Return what `store` takes in place of a batch. Not timed."""
+        """Return the form of a batch that `store` takes. This call is not timed."""
 
     def finish(self) -> None:
-        """Write messages that are held back. Timed, once, after the last batch."""
+        """Write buffered messages. This call is timed, once, after the last batch."""
 
     @abstractmethod
     def scan(self) -> int:

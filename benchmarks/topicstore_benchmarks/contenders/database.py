@@ -1,4 +1,4 @@
-"""topicstore itself: a layout on a backend."""
+"""The contender that measures topicstore: a layout on a backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETTINGS: dict[str, Any] = {"timestamps": "message", "auto_compact": False}
 
 
 class DatabaseContender(Contender):
-    """A layout on a backend, with the defaults of both. Only `compact` merges."""
+    """A topicstore database: a layout on a backend, with the default options of both, and no automatic compaction."""
 
     def __init__(self, name: str, path: Path, durability: Durability = "commit", **options: Any) -> None:
         super().__init__(name, path, durability)
@@ -31,7 +31,7 @@ class DatabaseContender(Contender):
         self._db = topicstore.open(self.path, durability=self.durability, **_SETTINGS, **self._options)
 
     def store(self, batch: list[Message]) -> None:
-        """Store a batch, which is in the engine's log when this returns."""
+        """Store a batch with the contender's durability."""
         self._db.store(batch)
 
     def compact(self) -> bool:
@@ -39,7 +39,7 @@ class DatabaseContender(Contender):
         return self._db.compact().messages > 0
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """Replay in the layout's own order, as other stores do in theirs."""
+        """Replay in the layout's own order, because other stores are also read in theirs."""
         return self._db.replay(topic_filter, start, order="any")
 
     def close(self) -> None:

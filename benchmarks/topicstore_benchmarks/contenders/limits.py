@@ -1,14 +1,14 @@
-"""Limits: the speed of engines' own put and scan, and of Parquet files.
+"""Limits: the speed of bare engines' puts and scans, and of Parquet files.
 
-Engines are called through their own Python modules, without topicstore. Options are the fastest known ones, which
-topicstore uses, too. A batch is one write.
+Engines are called through their own Python modules, without topicstore, with the same fast options that topicstore
+uses. A batch is one write.
 
-In RocksDB and LevelDB a message is one value, encoded before the clock starts, under a key of 24 bytes, like that of
-the layout ``reference``: nothing is compressed, indexed or learned. DuckDB inserts the rows of a table like that of the
-layout ``table``, a batch a transaction, and scans it as Arrow.
+In RocksDB and LevelDB a message is one value, encoded before the clock starts, under a key of 24 bytes, as in the
+layout ``reference``. Messages are not compressed, indexed or grouped by topic. In DuckDB a batch is inserted in one
+transaction into a table like that of the layout ``table``, which is scanned as Arrow.
 
-A Parquet file is written in large pieces and read back into Arrow. Nothing can be read before the file is closed, a
-crash takes all of it, and there is no order by topic and no index: a store that is slower than this does these things.
+A Parquet file is written in large row groups and read back into Arrow. Unlike a message store, the file can't be read
+before it is closed, a crash loses all of it, and it has no order by topic and no index.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class _LibraryLimit(Limit):
-    """The limit of a library, a distribution that has its version."""
+    """The limit of a library, whose version is that of the distribution ``library``."""
 
     library: ClassVar[str]
     _db: Any
 
     def close(self) -> None:
-        """Close it."""
+        """Close the engine."""
         self._db.close()
 
     def versions(self) -> Mapping[str, str]:
@@ -60,7 +60,7 @@ class _KeyValueLimit(_LibraryLimit):
     _stored = 0
 
     def encode(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
-        """Return keys and values."""
+        """Return the keys and the values of a batch; keys are numbered from 0 over all batches."""
         first, self._stored = self._stored, self._stored + len(batch)
         keys = [bytes(16) + number.to_bytes(8, "big") for number in range(first, self._stored)]
         return keys, list(map(_encode, batch))
@@ -83,7 +83,7 @@ class _KeyValueLimit(_LibraryLimit):
 
 
 class RocksdbLimit(_KeyValueLimit):
-    """RocksDB through rocksdict."""
+    """RocksDB, called through rocksdict."""
 
     library = "rocksdict"
 
@@ -112,7 +112,7 @@ class RocksdbLimit(_KeyValueLimit):
 
 
 class LeveldbLimit(_KeyValueLimit):
-    """LevelDB through plyvel, with verified checksums: without them damaged data would be returned."""
+    """LevelDB, called through plyvel. Scans verify checksums, because otherwise they would return damaged data."""
 
     library = "plyvel"
 
@@ -133,10 +133,10 @@ class LeveldbLimit(_KeyValueLimit):
 
 
 class _ArrowLimit(_LibraryLimit):
-    """What is stored and scanned as Arrow."""
+    """The limit of a library that stores and scans Arrow data."""
 
     def encode(self, batch: list[Message]) -> pa.RecordBatch:
-        """Return columns."""
+        """Return the batch as Arrow columns."""
         return MessageBatch.from_messages(batch).to_arrow()
 
     @abstractmethod
@@ -150,9 +150,9 @@ class _ArrowLimit(_LibraryLimit):
 
 
 class DuckdbLimit(_ArrowLimit):
-    """Inserts into a table of DuckDB, and its scan, with the options of topicstore's backend.
+    """A table of DuckDB, with the options of topicstore's backend.
 
-    DuckDB finds a table of Arrow by the name of the local variable that holds it.
+    DuckDB resolves a table name in a statement to the local variable of that name, which holds an Arrow table.
     """
 
     library = "duckdb"
@@ -184,25 +184,25 @@ class DuckdbLimit(_ArrowLimit):
 
 
 class ParquetLimit(_ArrowLimit):
-    """One file, compressed with zstd, a row group for 100,000 messages."""
+    """One Parquet file, compressed with zstd, with a row group for every 100,000 messages."""
 
     library = "pyarrow"
 
     def open(self) -> None:
-        """Begin a file, unless one exists to be read."""
+        """Begin a new file, or use the existing one for reading."""
         self.path.mkdir(exist_ok=True)
         self._file = self.path / "messages.parquet"
         self._held: list[pa.RecordBatch] = []
         self._db = None if self._file.exists() else pq.ParquetWriter(self._file, topicstore.SCHEMA, compression="zstd")
 
     def store(self, batch: Any) -> None:
-        """Hold a prepared batch, and write a row group when there are enough messages for one."""
+        """Buffer a prepared batch, and write a row group when enough messages are buffered."""
         self._held.append(batch)
         if sum(held.num_rows for held in self._held) >= _ROW_GROUP:
             self.finish()
 
     def finish(self) -> None:
-        """Write the messages that are held back."""
+        """Write the buffered messages."""
         if self._held and self._db is not None:
             self._db.write_table(pa.Table.from_batches(self._held))
             self._held = []
@@ -216,7 +216,7 @@ class ParquetLimit(_ArrowLimit):
         return pq.ParquetFile(self._file).iter_batches()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the file."""
+        """Complete and close the file."""
         if self._db is not None:
             self._db.close()
 

@@ -1,19 +1,19 @@
-"""SQLite, a common alternative, tuned for this use.
+"""The contender SQLite, a common alternative, tuned for this use.
 
-One table in WAL mode with ``synchronous=NORMAL`` (which, like ``durability="commit"``, loses nothing when
-the process dies: https://www.sqlite.org/pragma.html#pragma_synchronous), an index on the topic, and one
-transaction per batch. Messages are numbered
-as they come, in order of time, so that a start is found by bisection, and so that the index, which
-ends with that number, gives a topic's messages from there on. Rows come back as `Message` objects.
+It has one table in WAL mode, an index on the topic, and one transaction per batch. ``synchronous=NORMAL``, like
+``durability="commit"``, loses nothing when the process crashes: https://www.sqlite.org/pragma.html#pragma_synchronous
 
-An exact topic is looked up in the index. There are three ways to answer a filter with wildcards, and
-which is fastest depends on how many topics there are and match; all are tried before a filter is
-first timed, and the fastest is kept:
+Messages are numbered as they are stored, in order of time. A start time is therefore found by bisection. Index entries
+end with that number, so the index also yields a topic's messages from a start on. Rows are returned as `Message`
+objects.
 
-* leap through the index from one topic to the next, and look up the messages of those that match
+An exact topic is looked up in the index. A filter with wildcards can be answered in three ways, whose speed depends on
+the numbers of all and of matching topics. All are tried before the filter is timed, and the fastest is used:
+
+* leap through the index from one topic to the next, and look up the messages of matching topics
   (``SELECT DISTINCT`` reads every entry of the index instead, and took five times as long);
 * read the range of the index below the filter's first levels;
-* walk the table.
+* scan the table.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ _INSERT = f"INSERT INTO messages ({', '.join(_NAMES)}) VALUES (?, ?, ?, ?, ?, ?,
 _FROM = f"SELECT {_COLUMNS} FROM messages WHERE position >= ? ORDER BY position"  # noqa: S608
 _EXACT = f"SELECT {_COLUMNS} FROM messages WHERE topic = ? AND position >= ? ORDER BY position"  # noqa: S608
 _GLOB = "{0} GLOB :glob AND length({0}) - length(replace({0}, '/', '')) = :slashes"
-"""The condition for filters with ``+``. The `*` of GLOB matches slashes, too, but the condition on the number of
-slashes leaves none for it."""
+"""The condition for filters with ``+``. The `*` of GLOB also matches slashes, so the number of slashes is compared."""
 _ANY = "matches(:filter, {0})"
 """The condition for all other filters, which calls `_matches`."""
 _LEAP = f"""
@@ -70,8 +69,11 @@ SELECT {_COLUMNS} FROM messages NOT INDEXED WHERE position >= :position AND {{ma
 """  # noqa: S608
 _SYNCHRONOUS = {"commit": "NORMAL", "sync": "FULL"}
 _MEMORY = {"cache_size": -65_536, "mmap_size": 256 << 20}
-"""Pragmas for memory, in KiB (negative) and bytes. They saved 0 to 10 % of the processor time of reading and writing
-50,000 messages; other page sizes, and fewer checkpoints of the log, made no difference."""
+"""Pragmas for memory: the cache size in KiB (negative), and the size of the memory map in bytes.
+
+They saved up to 10 % of the CPU time of reading and writing 50,000 messages. Other page sizes, and fewer checkpoints of
+the log, made no difference.
+"""
 _WAYS = (_LEAP, _RANGE, _WALK)
 _BEHIND_ALL = b"\xff"
 """An upper bound of all topics: a BLOB sorts after every TEXT."""
@@ -90,7 +92,7 @@ class SqliteContender(Contender):
     def __init__(self, name: str, path: Path, durability: Durability = "commit") -> None:
         super().__init__(name, path, durability)
         self._ways: dict[str, str] = {}
-        """The fastest way to answer each filter that was prepared."""
+        """The fastest statement for each prepared filter."""
 
     def open(self) -> None:
         """Open the file. Transactions are begun and ended explicitly."""
@@ -115,7 +117,7 @@ class SqliteContender(Contender):
         return db
 
     def _connection(self) -> sqlite3.Connection:
-        """Return the connection of the calling thread."""
+        """Return the connection of the calling thread, opened on its first call."""
         thread = threading.get_ident()
         if thread == self._writer:
             return self._db
@@ -124,13 +126,13 @@ class SqliteContender(Contender):
         return self._readers[thread]
 
     def store(self, batch: list[Message]) -> None:
-        """One transaction."""
+        """Insert a batch in one transaction."""
         self._db.execute("BEGIN")
         self._db.executemany(_INSERT, map(msgspec.structs.astuple, batch))
         self._db.execute("COMMIT")
 
     def prepare(self, filters: Sequence[str]) -> None:
-        """Find the fastest way to answer such filters."""
+        """Time the three statements for the first filter, and use the fastest for all of these filters."""
         first = filters[0]
         if first != "#" and not TopicFilter(first).literal and first not in self._ways:
             fastest = min(_WAYS, key=lambda way: timed(lambda: consume(self._wildcards(way, first, 0))))
@@ -178,7 +180,7 @@ class SqliteContender(Contender):
         return 1 + bisect_left(range(1, last + 1), start, key=time)
 
     def close(self) -> None:
-        """Close the connections, which writes the rest of the log into the file."""
+        """Copy the write-ahead log into the database file, and close all connections."""
         for reader in self._readers.values():
             reader.close()
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -189,7 +191,7 @@ class SqliteContender(Contender):
         return {"sqlite": sqlite3.sqlite_version}
 
     def settings(self) -> Mapping[str, object]:
-        """Return the pragmas, and the way in which each filter is answered."""
+        """Return the pragmas, and the way in which each prepared filter is answered."""
         names = {_LEAP: "leap", _RANGE: "range", _WALK: "walk"}
         ways = {topic_filter: names[way] for topic_filter, way in self._ways.items()}
         return {"journal_mode": "WAL", "synchronous": _SYNCHRONOUS[self.durability], **_MEMORY, "ways": ways}

@@ -1,1 +1,1 @@
-"""Figures of one thing at a time, with promised bounds: ``topicstore bench figures``."""
+"""Figures, which are measurements of single features with documented bounds: ``topicstore bench figures``."""

@@ -1,4 +1,4 @@
-"""Figures of trials, which are measured one after the other, without Spark, and what contenders are held to in them."""
+"""Figures from trials, which are run one after the other without Spark, and the bounds that contenders must meet."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ _COMPACTED = compacted("")
 
 @attrs.frozen(kw_only=True)
 class Bound:
-    """The least or the most of a value of some contenders with one workload, a median over the trials."""
+    """A lower or upper bound for a value of some contenders with one workload. The value is a median over trials."""
 
     workload: str
     subjects: tuple[str, ...]
-    """Contenders; their compacted forms are named as `results.compacted` names phases."""
+    """The names of contenders. `results.compacted` of a name stands for the contender after compaction."""
     name: str
     phase: str
     metric: str = "messages_per_second"
     other: str = ""
-    """The contender whose value the value is divided by; empty if not by another one's."""
+    """The contender by whose value the value is divided; empty for the subject itself."""
     other_phase: str = ""
-    """The phase whose value the value is divided by; empty if not by another one's."""
+    """The phase by whose value the value is divided; empty for the same phase.
+
+    If ``other`` and ``other_phase`` are empty, the value isn't divided.
+    """
     scale: float = 1.0
-    """What the value is multiplied by, such as seconds to give milliseconds."""
+    """The factor of a value that isn't divided, such as 1,000 to convert seconds to milliseconds."""
     least: float | None = None
     most: float | None = None
 
@@ -74,12 +77,12 @@ class Bound:
 
     def _values(self, run: Run, subject: str, phase: str) -> Mapping[str, float]:
         contender = subject.removesuffix(_COMPACTED)
-        again = {"store": "compact"}.get(phase, compacted(phase))  # what is on disk is measured after both
+        again = {"store": "compact"}.get(phase, compacted(phase))  # bytes on disk are measured after both phases
         return run.of(self.workload, _DURABILITY, contender, phase if contender == subject else again, self.metric)
 
 
 def plan_of(workload: Definition, messages: int, repetitions: int, takes_part: Callable[[ContenderSpec], bool]) -> Plan:
-    """Return what is measured with a workload: the contenders that take part in it, and can here."""
+    """Return the plan for a workload, with the selected contenders that can be measured on this machine."""
     specs = filter(takes_part, catalogue().values())
     return Plan(
         workloads=(workload.limited(messages),),
@@ -91,7 +94,7 @@ def plan_of(workload: Definition, messages: int, repetitions: int, takes_part: C
 
 
 def measure(plan: Plan, progress: Progress) -> Run:
-    """Make the messages of all workloads, measure every trial, and return the results; nothing else stays.
+    """Generate the messages of all workloads in a temporary directory, measure every trial, and return the results.
 
     Raises `WorkloadError`, and `AssertionError` if a contender failed in any phase.
     """
@@ -130,7 +133,7 @@ def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
 
 
 def _overview(run: Run, workload: str) -> Sheet:
-    """Return a sheet with one column per contender and one row per question, with the best of topicstore marked."""
+    """Return a sheet with a column per contender and a row per question, in which topicstore's best is marked."""
     columns: dict[str, None] = {}
     rows = []
     for question, found in by_question(run, workload, _DURABILITY):

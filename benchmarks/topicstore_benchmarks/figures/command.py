@@ -1,4 +1,4 @@
-"""``topicstore bench figures``: all sections, or the one that is named, as tables."""
+"""``topicstore bench figures``: measures all sections or the named one, and prints tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def figures(ctx: click.Context, /, **_shown_by: object) -> Iterable[Section]:
 
 @figures.result_callback()
 def _report(sections: Iterable[Section], json_file: Path | None, markdown: bool) -> None:
-    """Show each section when it is done."""
+    """Print each section when it is measured, and write the JSON file at the end."""
     console = Console(width=None if os.isatty(1) else 180)
     click.echo(machine())
     done = []
@@ -60,7 +60,7 @@ def _report(sections: Iterable[Section], json_file: Path | None, markdown: bool)
 
 
 def _add_trials(name: str, section: ModuleType, summary: str) -> None:
-    """Add the command of a section of trials: those of each workload whose messages are here."""
+    """Add the command of a section of trials, which skips workloads whose messages are not available."""
 
     @figures.command(name, help=summary)
     @click.option("--messages", default=1_000_000, show_default=True, type=_LARGE, help="Most of a workload.")

@@ -25,9 +25,9 @@ class Figure:
     """One measured value."""
 
     data: str
-    """The stored messages."""
+    """A description of the stored messages or of the load."""
     subject: str
-    """The measured side: a layout, SQLite, or the engine."""
+    """The measured system, such as a layout, SQLite, an engine or a server."""
     name: str
     value: float
     unit: str = ""
@@ -44,7 +44,7 @@ class Figure:
         return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
 
     def cell(self) -> Cell:
-        """Return the value, with its bound in brackets."""
+        """Return a cell with the value and, in brackets, its bound."""
         if self.held is None:
             return Cell(shown(self.value))
         bound = f"≤ {self.most:,.9g}" if self.least is None else f"≥ {self.least:,.9g}"
@@ -56,7 +56,7 @@ _STYLES = {"": "default", "good": "green", "bad": "red", "best": "bold"}
 
 @attrs.frozen(kw_only=True)
 class Sheet:
-    """A table."""
+    """A table of results, which can be shown in a terminal or as Markdown."""
 
     title: str
     columns: Sequence[str]
@@ -66,7 +66,7 @@ class Sheet:
 
     @classmethod
     def listing(cls, title: str, first: Mapping[str, str], figures: Sequence[Figure], *, note: str) -> Sheet:
-        """Return a sheet with one row per figure: attributes named by ``first``, under its headings, then the value."""
+        """Return a sheet with a row per figure: its attributes that ``first`` names by heading, and then the value."""
         rows = [[*(getattr(figure, name) for name in first.values()), figure.cell()] for figure in figures]
         return cls(title=title, columns=[*first, "is"], rows=rows, note=note)
 

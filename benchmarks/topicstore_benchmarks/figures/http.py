@@ -1,8 +1,8 @@
 """The section ``http``: a replay as Arrow over HTTP, against the same replay in process.
 
-Both read the same stored messages; over HTTP a client in the measuring process reads them from `topicstore serve`, in a
-process of its own. Each round measures all of them one after the other, and a figure is the median of the rounds.
-Python's own client on a plain socket shows what the server gives; that of this package, by httpx, what a program gets.
+Both read the same stored messages. Over HTTP a client in the measuring process reads them from `topicstore serve` in a
+process of its own. Each round measures all variants one after the other, and a figure is the median over the rounds.
+The standard library's client shows the server's own speed; this package's client, which uses httpx, that of a program.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .figure import Figure, Section, Sheet
 __all__ = ["measure_http"]
 
 _LEAST = 0.5
-"""The least share of the rate in process that a replay over HTTP has."""
+"""The lower bound of a replay's rate over HTTP, as a fraction of the rate in process."""
 _MOST_GROWTH = 64.0
-"""The most mebibytes by which the server may grow in a replay after the first."""
+"""The upper bound of the server's memory growth during replays after the first, in MiB."""
 
 
 def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
-    """Store a message set, and replay it in process and over HTTP; the first round warms up and doesn't count."""
+    """Store messages, and replay them in process and over HTTP; the first round warms up and doesn't count."""
     rates: dict[str, list[float]] = {"in process": [], "plain socket": [], "httpx": []}
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         path = Path(directory) / "db"
@@ -49,7 +49,7 @@ def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
             progress(f"http: round {number} of {rounds}")
             taken = {"in process": _in_process(path, messages)}
             with serving(path, "--http", "127.0.0.1:0") as server:
-                os.sched_setaffinity(server.pid, range(os.cpu_count() or 1))  # a client has a machine of its own
+                os.sched_setaffinity(server.pid, range(os.cpu_count() or 1))  # the server may use all cores
                 url = f"http://{server.ready['http'][0]}"
                 taken["warm-up"] = timed(lambda url=url: check(_by_socket(url), messages))  # type: ignore[misc]
                 before = server.memory()
@@ -64,7 +64,7 @@ def measure_http(messages: int, rounds: int, progress: Progress) -> Section:
 
 def _in_process(path: Path, messages: int) -> float:
     with topicstore.open(path) as db:
-        _rows(db)  # as the server is warm too
+        _rows(db)  # warms up, because the server is warm, too
         return timed(lambda: check(_rows(db), messages))
 
 
@@ -73,7 +73,7 @@ def _rows(db: topicstore.Database) -> int:
 
 
 def _by_socket(url: str) -> int:
-    """Read a replay by the least that a client can do; return its messages."""
+    """Read a replay with a minimal client; return the number of messages."""
     with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
         connection.request("GET", "/api/v5/messages", headers={"Accept": ARROW})
         with pa.ipc.open_stream(connection.getresponse()) as stream:

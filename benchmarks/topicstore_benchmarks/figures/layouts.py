@@ -1,4 +1,4 @@
-"""The section ``layouts``: every layout on RocksDB beside SQLite and the engine alone."""
+"""The section ``layouts``: every layout on RocksDB, compared with SQLite and with the bare engine."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ BOUNDS = (
     _fleet(subjects=(_BLOCK,), name="store, times the engine's put", phase=STORE, other=_ENGINE, least=0.25),
     *_of_every_set("fleet"),
 )
-"""Where a figure was one of a single topic or device, it is now one of the five that are asked for."""
+"""The bounds of this section, for both workloads."""
 
 
 def plan(workload: str, messages: int, repetitions: int) -> Plan:
-    """Return what is measured with one of `WORKLOADS`: RocksDB's contenders and SQLite.
+    """Return the plan for one of `WORKLOADS`, with RocksDB's contenders and SQLite.
 
-    `reference`, which reads everything for every filter, takes no part in the larger one.
+    The larger workload is not measured with `reference`, which reads all messages for every filter.
     """
 
     def takes_part(spec: ContenderSpec) -> bool:

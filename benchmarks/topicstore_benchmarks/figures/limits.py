@@ -1,6 +1,6 @@
-"""The section ``limits``: layouts against the put and the scan of the engine that each is on.
+"""The section ``limits``: the layout `block`, compared with the put and the scan of the bare engine below.
 
-Messages of 128 bytes, over various numbers of topics: a reading as JSON, or bytes that no codec can shrink.
+Messages have 128 bytes, JSON or random (incompressible) ones, and belong to various numbers of topics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST = {
     ("hundred-lines", "rocksdb"): (0.5, 0.5),
     ("hundred-lines", "leveldb"): (0.45, 0.4),
 }
-"""The least rates of storing and of replaying everything with `block`, as multiples of the engine's own."""
+"""The lower bounds of the rates of storing and of replaying everything with `block`, as multiples of the engine's."""
 
 
 def _bounds() -> Iterator[Bound]:
@@ -64,7 +64,7 @@ BOUNDS = tuple(_bounds())
 
 
 def plan(workload: str, messages: int, repetitions: int) -> Plan:
-    """Return what is measured with one of `WORKLOADS`: `block` and the bare engines."""
+    """Return the plan for one of `WORKLOADS`, with `block` and the bare engines."""
     engines, layouts = ("rocksdb", "leveldb"), (None, "block")
     return plan_of(
         _definition(workload, messages),

@@ -1,9 +1,8 @@
-"""The section ``metrics``: what it costs to be watched, with many topics and sessions.
+"""The section ``metrics``: the cost of metrics and their scrapes, with many topics and sessions.
 
-The database has one shard of `block` on RocksDB; half of the sessions are connected, the others are away. The server
-runs on one core; who scrapes runs on the others. Nothing is merged meanwhile. What stores take is the processor time of
-all threads of Python, so that neither what else the machine does nor the engine's own compactions count, and the rounds
-of both sides alternate.
+The database has one shard of `block` on RocksDB. Half of the sessions are connected. The server runs on one core, the
+scraper on the others. Compaction of layouts is off. Stores are measured by the CPU time of all Python threads, which
+excludes other processes and the engine's own compaction threads. Rounds with and without scrapes alternate.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ print(json.dumps(took))
 
 
 def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, progress: Progress) -> Section:
-    """Measure scrapes, and what they cost those who store.
+    """Measure scrapes, and the slowdown of stores by scrapes.
 
-    rounds:  how often stores are measured with scrapes, and without them.
-    seconds: how long one of these takes at least; a server is scraped once in each second.
+    rounds:  the number of times that stores are measured with scrapes, and without.
+    seconds: the least duration of one such measurement; the server is scraped once a second.
     """
     figures: list[Figure] = []
     data = f"{topics:,} topics, {sessions:,} sessions"
@@ -92,11 +91,14 @@ def _topic(number: int, topics: int) -> str:
 
 @contextmanager
 def _scraping(server: Server, times: int, every: float) -> Iterator[list[float]]:
-    """Scrape a server so often, from another process; the seconds that each scrape took are there at the end."""
+    """Scrape a server ``times`` times, every ``every`` seconds, from another process, during a ``with`` block.
+
+    Yields a list that holds the seconds of each scrape once the block has ended.
+    """
     port = server.urls_of_http[0].rpartition(":")[2]
     command = [sys.executable, "-c", _SCRAPE, port, str(times), str(every)]
     took: list[float] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:  # noqa: S603 - ourselves
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:  # noqa: S603 - this program's own code
         yield took
         out, _ = program.communicate()
     if program.returncode:
@@ -149,15 +151,15 @@ def _times(data: str, seconds: Sequence[float]) -> Iterator[Figure]:
 
 
 def _idle(wait: Callable[[], object]) -> float:
-    """Return the share of a core that this process takes meanwhile."""
+    """Return the fraction of a core that this process uses during the call of ``wait``."""
     before, began = time.process_time(), time.perf_counter()
     wait()
     return (time.process_time() - before) / (time.perf_counter() - began)
 
 
 def _stored(db: ts.Database, seconds: float) -> float:
-    """Store for so long; return the processor time of all threads of Python for each message."""
-    batch = messages_of(lambda n: f"load/{n}", range(_BATCH))  # for no session, or its deliveries would count
+    """Store for some seconds; return the CPU time of all Python threads per message, in seconds."""
+    batch = messages_of(lambda n: f"load/{n}", range(_BATCH))  # no session subscribes to it: deliveries would count
     stored, end, before = 0, time.perf_counter() + seconds, _spent()
     while time.perf_counter() < end:
         stored += db.store(batch).count
@@ -166,15 +168,16 @@ def _stored(db: ts.Database, seconds: float) -> float:
 
 
 def _spent() -> dict[int, float]:
-    """Return the processor time of each thread of Python that runs, by its id."""
+    """Return the CPU time in seconds of each running Python thread, by thread id."""
     threads = [one.ident for one in threading.enumerate() if one.ident is not None]
     return {thread: time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in threads}
 
 
 def _observation(size: int, rounds: int) -> float:
-    """Return the share that observing a batch's latency has of storing it, both measured by themselves in turn.
+    """Return the time to record a batch's latency as a fraction of the time to store the batch.
 
-    The difference of stores with and without it is lost in the noise: it takes a quarter of a microsecond.
+    Both are measured separately, because recording takes a quarter of a microsecond, and a difference of two store
+    times would be lost in noise.
     """
     batch = messages_of(lambda n: f"a/{n % 7}", range(size))
     latencies = Latencies()
@@ -187,7 +190,7 @@ def _observation(size: int, rounds: int) -> float:
 
 
 def _passed(work: Callable[[], object], times: int) -> float:
-    """Return the processor time of one call."""
+    """Return the mean CPU time of a call in seconds, over ``times`` calls."""
     before = time.thread_time()
     for _ in range(times):
         work()

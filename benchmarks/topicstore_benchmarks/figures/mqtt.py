@@ -1,7 +1,7 @@
 """The section ``mqtt``: `topicstore serve` and other MQTT servers under the same load, in the same run.
 
-Every server runs on the one core of this process; the load comes from a process on the others. A session that is away
-keeps what is published, so that an acknowledged message is stored.
+Every server runs on the one core of this process; the load comes from a process on the other cores. A disconnected
+session subscribes to all published messages, so that an acknowledged message is stored.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["Sizes", "measure_mqtt"]
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the loads."""
 
     messages: int = 400_000
-    """Messages of QoS 1 that twenty clients publish; half as many of QoS 2, and a tenth one at a time."""
+    """The number of QoS 1 messages that twenty clients publish; with QoS 2 half as many, and a tenth one at a time."""
     backlog: int = 200_000
     followers: int = 500
-    """Readers of one topic."""
+    """The number of subscribers to one topic."""
     unicast: int = 1_000
-    """Readers with a topic each."""
+    """The number of subscribers with a topic each."""
     delivered: int = 40_000
-    """Messages to those, and deliveries of one topic."""
+    """The total number of deliveries, to subscribers with a topic each and to those of one topic."""
     seconds: float = 10.0
-    """How long latency is measured."""
+    """The duration of the latency measurement in seconds."""
     connects: int = 2_000
     idle: int = 5_000
 
@@ -49,10 +49,10 @@ class _Row:
     load: str
     options: Callable[[Sizes], dict[str, object]]
     least: float | None = None
-    """The lower bound of our value."""
+    """The lower bound of topicstore's value."""
     most: float | None = None
     percentiles: Mapping[str, float] = {}
-    """What is taken of a load that gives a list, such as ``p99``, each with its upper bound."""
+    """The percentiles to report of a load that returns a list, such as ``p99``, with their upper bounds."""
     sync: bool = False
 
 
@@ -100,9 +100,9 @@ _ROWS = [
 
 
 def measure_mqtt(sizes: Sizes, rounds: int, progress: Progress) -> Section:
-    """Measure all servers that are there, each row for one after the other, and the median of ``rounds``.
+    """Measure all installed servers, row by row; values are medians over ``rounds``.
 
-    A server that fails under a load has no value in that row; the reason is told.
+    A server that fails under a load has no value in that row, and the reason is reported as progress.
     """
     raise_file_limit()
     servers = []
@@ -144,13 +144,13 @@ def _measured(row: _Row, server: MqttServer, sizes: Sizes, rounds: int, progress
 
 
 def _load(row: _Row, port: int, pid: int, options: dict[str, object]) -> dict[str, float]:
-    """Run a load in a process of its own; return what the row takes of its results, by name."""
+    """Run a load in a child process; return the values that the row reports, by name."""
     if row.load == "idle":
         options = {**options, "server": pid}
     program = ["-m", "topicstore_benchmarks.figures.mqtt_load", row.load, str(port)]
     command = [sys.executable, *program, msgspec.json.encode(options).decode()]
     hang = 5 * PATIENCE
-    done = subprocess.run(command, capture_output=True, timeout=hang, check=True)  # noqa: S603 - ourselves
+    done = subprocess.run(command, capture_output=True, timeout=hang, check=True)  # noqa: S603 - this program's own code
     result = msgspec.json.decode(done.stdout)
     if not row.percentiles:
         return {"": float(result)}

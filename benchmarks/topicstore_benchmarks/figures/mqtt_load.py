@@ -1,8 +1,8 @@
-"""``python -m topicstore_benchmarks.figures.mqtt_load LOAD PORT JSON``: load on an MQTT server, in this process.
+"""``python -m topicstore_benchmarks.figures.mqtt_load LOAD PORT JSON``: a load generator for MQTT servers.
 
-Clients are raw sockets that speak MQTT 3.1.1, because client libraries take longer for a message than the servers do.
-Packets are made before the clock starts; those that come have one size, so that many are read and acknowledged at
-once. A load prints its result as JSON, a number or a list of numbers.
+Clients are raw sockets that speak MQTT 3.1.1, because client libraries need more time for a message than the servers.
+Packets are encoded before the clock starts. Received packets have a fixed size, so that many are read and acknowledged
+at once. A load prints its result as JSON, a number or a list of numbers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from topicstore_benchmarks.harness.hardware import resident
 __all__ = ["LOADS", "PATIENCE", "raise_file_limit"]
 
 PATIENCE = 120.0
-"""Seconds without anything from the server after which a load gives up."""
+"""The timeout of a load in seconds, during which the server sends nothing."""
 _PAYLOAD = 100
 _TOPIC = "load/{:05}"
-"""Topics have one length, so that packets have."""
+"""The format of topics, all of which have the same length, so that packets have the same size."""
 _HOT = _TOPIC.format(0)
 _CHUNK = 1 << 18
 
@@ -44,18 +44,18 @@ def _text(text: str) -> bytes:
 
 
 def _publish(topic: str, number: int, qos: int = 1) -> bytes:
-    """Return the PUBLISH of a message by its number, from 0; packet ids come around."""
+    """Return the PUBLISH of a message with a number from 0; packet identifiers wrap around."""
     return _frame(0x30 | qos << 1, _text(topic) + struct.pack(">H", number % 65_535 + 1) + b"x" * _PAYLOAD)
 
 
 _SIZE = len(_publish(_HOT, 0))
-"""Bytes of a PUBLISH of QoS 1 or 2."""
+"""The size in bytes of a PUBLISH with QoS 1 or 2."""
 _ID = _SIZE - _PAYLOAD - 2
-"""Where the packet id stands in it."""
+"""The offset of the packet identifier in a PUBLISH."""
 
 
 class _Client:
-    """A connection, on which a client has asked to be accepted, and to subscribe to a filter if there is one."""
+    """A client's connection, on which a CONNECT was sent, and a SUBSCRIBE if a topic filter is given."""
 
     def __init__(self, port: int, client_id: str, topic_filter: str = "", *, clean: bool = True, qos: int = 1) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
@@ -67,7 +67,7 @@ class _Client:
         self.socket.sendall(request)
 
     def accepted(self) -> None:
-        """Wait for the server's answers. Raises `ConnectionError` if it refuses something."""
+        """Wait for the CONNACK and the SUBACK. Raises `ConnectionError` if the server refuses one of the requests."""
         answer = self.take(4)
         if answer[0] != 0x20 or answer[3] != 0:
             raise ConnectionError(f"the server refuses a client: {answer.hex()}")
@@ -87,18 +87,18 @@ class _Client:
         return found
 
     def whole(self, size: int) -> bytes:
-        """Return what has come, as far as it consists of whole packets of this size."""
+        """Return the received packets of this size that are complete; the rest is buffered."""
         data = self.rest + self._received(_CHUNK)
         end = len(data) - len(data) % size
         self.rest = data[end:]
         return data[:end]
 
     def acknowledged(self) -> int:
-        """Return how many PUBACKs have come."""
+        """Return the number of PUBACKs received in one read."""
         return len(self.whole(4)) // 4
 
     def take_messages(self) -> int:
-        """Acknowledge the messages that have come; return how many there were."""
+        """Acknowledge the messages received in one read; return their number."""
         packets = self.whole(_SIZE)
         if packets:
             self.socket.sendall(_puback(packets))
@@ -114,7 +114,7 @@ class _Client:
 def _clients(
     port: int, name: str, count: int, topic_filter: Callable[[int], str] = lambda _: "", *, clean: bool = True
 ) -> Iterator[list[_Client]]:
-    """Connect clients, which subscribe to one filter each, found by their number."""
+    """Yield connected clients; ``topic_filter`` returns the filter that each subscribes to, by its number."""
     with ExitStack() as closing:
         made = []
         for number in range(count):
@@ -125,7 +125,7 @@ def _clients(
 
 
 class _Poll:
-    """Which clients have something to read."""
+    """A selector of the clients that have data to read."""
 
     def __init__(self, clients: Sequence[_Client]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -141,7 +141,7 @@ class _Poll:
 
 
 def _leave_session(port: int, name: str, qos: int) -> None:
-    """Leave a session behind, for which the server keeps all messages, and return when it has closed the connection."""
+    """Create a disconnected session that subscribes to all messages; return when the server has closed the socket."""
     client = _Client(port, name, "load/#", clean=False, qos=qos)
     with client.socket:
         client.accepted()
@@ -161,7 +161,10 @@ def _puback(packets: bytes) -> bytearray:
 
 
 class _Ring:
-    """A client's messages to some topics in turn, until so many were sent; packet ids come around with the topics."""
+    """The encoded messages of a client, to some topics in turn; packet identifiers repeat with the topics.
+
+    It sends at most ``messages`` messages.
+    """
 
     def __init__(self, client: _Client, topics: Sequence[str], messages: int, qos: int = 1) -> None:
         self.client, self._around, self._left = client, len(topics), messages
@@ -169,7 +172,7 @@ class _Ring:
         self._next = 0
 
     def send(self, count: int, before: bytes = b"") -> None:
-        """Send the next messages, not more than are left."""
+        """Send the bytes ``before``, and then the next ``count`` messages or as many as are left."""
         count = min(count, self._left)
         self._left -= count
         data = before + self._packets[self._next * _SIZE : (self._next + count) * _SIZE]
@@ -179,7 +182,10 @@ class _Ring:
 
 
 def publish(port: int, clients: int, window: int, messages: int, qos: int) -> float:
-    """Return messages a second whose PUBACK or PUBCOMP has come, of all clients; a session that is away gets them."""
+    """Return the messages a second that all clients publish and get acknowledged by PUBACK or PUBCOMP.
+
+    ``window``: the number of in-flight messages of each client. A disconnected session subscribes to all messages.
+    """
     _leave_session(port, f"keeper-{qos}", qos)
     with _clients(port, "writer", clients) as writers:
         each = messages // clients
@@ -191,7 +197,7 @@ def publish(port: int, clients: int, window: int, messages: int, qos: int) -> fl
         while missing:
             for client in poll.ready():
                 rows = np.frombuffer(client.whole(4), np.uint8).reshape(-1, 4)
-                released = rows[rows[:, 0] == 0x50].copy()  # PUBRECs, answered by PUBRELs
+                released = rows[rows[:, 0] == 0x50].copy()  # PUBRECs, which are answered by PUBRELs
                 released[:, 0] = 0x62
                 done = len(rows) - len(released)
                 missing -= done
@@ -200,7 +206,7 @@ def publish(port: int, clients: int, window: int, messages: int, qos: int) -> fl
 
 
 def backlog(port: int, messages: int) -> float:
-    """Return messages a second to one client that was away while they were published, each acknowledged."""
+    """Return the acknowledged messages a second of a client that was offline when they were published."""
     _leave_session(port, "reader", 1)
     with _clients(port, "writer", 1) as (writer,):
         ring, missing = _Ring(writer, [_HOT] * 500, messages), messages
@@ -221,7 +227,10 @@ def backlog(port: int, messages: int) -> float:
 
 
 def _deliver(rings: Mapping[_Client, _Ring], readers: Sequence[_Client], messages: int, window: int) -> float:
-    """Return the seconds until so many messages were delivered and acknowledged, with so many under way of each."""
+    """Return the seconds until ``messages`` messages were delivered and acknowledged.
+
+    ``window``: the number of in-flight messages of each publisher.
+    """
     poll, missing, started = _Poll([*rings, *readers]), messages, time.perf_counter()
     for ring in rings.values():
         ring.send(window)
@@ -235,14 +244,14 @@ def _deliver(rings: Mapping[_Client, _Ring], readers: Sequence[_Client], message
 
 
 def fan_out(port: int, readers: int, messages: int) -> float:
-    """Return deliveries a second of one topic's messages to all readers together, twenty messages under way."""
+    """Return the deliveries a second of one topic's messages to all readers together, with twenty in flight."""
     with _clients(port, "reader", readers, lambda _: _HOT) as all_readers, _clients(port, "writer", 1) as (writer,):
         rings = {writer: _Ring(writer, [_HOT] * 20, messages)}
         return readers * messages / _deliver(rings, all_readers, readers * messages, 20)
 
 
 def last_receiver(port: int, readers: int, messages: int) -> list[float]:
-    """Return for each message, one after the other, the milliseconds until the last reader has it."""
+    """Return the milliseconds until the last reader has received a message, for each of several in sequence."""
     with _clients(port, "reader", readers, lambda _: _HOT) as all_readers, _clients(port, "writer", 1) as (writer,):
         poll, found, ring = _Poll(all_readers), [], _Ring(writer, [_HOT], messages)
         for _ in range(messages):
@@ -262,7 +271,10 @@ def last_receiver(port: int, readers: int, messages: int) -> list[float]:
 
 
 def unicast(port: int, readers: int, messages: int) -> float:
-    """Return deliveries a second to readers with a topic each, acknowledged; ten publishers, 200 messages under way."""
+    """Return the acknowledged deliveries a second to readers with a topic each.
+
+    There are ten publishers, each with 200 messages in flight.
+    """
     with _clients(port, "reader", readers, _TOPIC.format) as all_readers, _clients(port, "writer", 10) as writers:
         each = messages // len(writers)
         rings = {
@@ -273,7 +285,7 @@ def unicast(port: int, readers: int, messages: int) -> float:
 
 
 def latency(port: int, rate: int, seconds: float) -> list[float]:
-    """Return the milliseconds from sending each message of QoS 1 until its reader has it, at a steady rate."""
+    """Return the milliseconds from sending each QoS 1 message to its delivery, at a steady rate a second."""
     with _clients(port, "reader", 1, lambda _: _HOT) as (reader,), _clients(port, "writer", 1) as (writer,):
         reader.socket.setblocking(False)
         writer.socket.setblocking(False)
@@ -303,7 +315,7 @@ def latency(port: int, rate: int, seconds: float) -> list[float]:
 
 
 def connects(port: int, clients: int, together: int) -> float:
-    """Return clients a second that connect and subscribe to a filter of their own, some at a time."""
+    """Return the clients a second that connect and subscribe to a filter each, ``together`` at a time."""
     started = time.perf_counter()
     with ExitStack() as closing:
         for first in range(0, clients, together):
@@ -316,9 +328,9 @@ def connects(port: int, clients: int, together: int) -> float:
 
 
 def idle(port: int, clients: int, server: int) -> float:
-    """Return the bytes of memory that the server's process grows by for each idle client with a session and a filter.
+    """Return the memory in bytes that the server needs for each idle client with a session and a subscription.
 
-    server: the id of its process.
+    server: the id of the server's process.
     """
     with _clients(port, "first", 100, "first/{}/#".format):
         pass
@@ -328,7 +340,7 @@ def idle(port: int, clients: int, server: int) -> float:
 
 
 def raise_file_limit() -> None:
-    """Let this process, and those that it starts, have as many sockets as the system allows."""
+    """Raise the limit of open files of this process and its children to the maximum that the system allows."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -345,7 +357,7 @@ def _main() -> None:
     raise_file_limit()
     cores = set(range(os.cpu_count() or 1))
     if hasattr(os, "sched_setaffinity") and (others := cores - os.sched_getaffinity(0)):
-        os.sched_setaffinity(0, others)  # the server has the one that it inherited
+        os.sched_setaffinity(0, others)  # the server runs on the core that it inherited
     gc.disable()
     sys.stdout.buffer.write(msgspec.json.encode(LOADS[load](int(port), **msgspec.json.decode(options))))
 

@@ -1,4 +1,4 @@
-"""MQTT servers that are measured: `topicstore serve`, and those that are installed beside it."""
+"""The MQTT servers that are measured: `topicstore serve`, and other servers that may be installed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ OURS = "topicstore"
 
 @attrs.frozen(kw_only=True)
 class MqttServer:
-    """How a server is started."""
+    """An MQTT server that can be started."""
 
     name: str
     command: Callable[[Path, int, bool], list[str]]
-    """Takes a directory, a port, and whether what is acknowledged must be on disk."""
+    """Returns the command for a directory, a port, and whether acknowledged messages must be fsynced."""
     syncs: bool
-    """Whether it can promise that."""
+    """Whether the server can fsync messages before it acknowledges them."""
     missing: Callable[[], str | None]
-    """Returns what to install, or None."""
+    """Returns a text that says what to install, or None if the server is installed."""
 
     @contextmanager
     def running(self, *, sync: bool = False) -> Iterator[tuple[int, int]]:
-        """Run the server on an empty directory; yields its port and process id. It ends with this process."""
+        """Run the server on an empty directory; yield its port and process id. It also ends if this process does."""
         with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as name:
             directory, (held, port) = Path(name), hold_port()
             log = directory / "server.log"
             with held, log.open("wb") as output:
-                process = subprocess.Popen(  # noqa: S603 - commands of ours
+                process = subprocess.Popen(  # noqa: S603 - the commands are defined below
                     ["/bin/sh", "-c", _WATCHED, "sh", *self.command(directory, port, sync)],
                     stdin=subprocess.PIPE,
                     stdout=output,
@@ -57,8 +57,8 @@ class MqttServer:
                     process.communicate(b"\n")
 
 
-# The shell replaces itself by the server, whose process id is $$. A shell beside it waits for a line on a pipe, and
-# kills the server if the pipe ends without one, because the process that started it was killed.
+# The shell replaces itself by the server, so the server's process id is $$. A background shell waits for a line on a
+# pipe. If the pipe ends without a line, because the benchmark's process was killed, that shell kills the server.
 _WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 
 

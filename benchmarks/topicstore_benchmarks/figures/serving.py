@@ -1,6 +1,6 @@
-"""The figures of a server that stands on sessions: many clients, small batches, an event loop that must not wait.
+"""Figures of sessions as a server uses them: many clients, small batches, an event loop that must not block.
 
-Sessions are connected and messages are made before the clock starts. Each figure is the median of the rounds.
+Sessions are connected and messages are made before the clock starts. Each figure is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .session_clients import acknowledge, connect, database, deliver_all, messag
 __all__ = ["serving_figures"]
 
 SIZES = {1: 200, 10: 100, 100: 50, 1_000: 20}
-"""How many messages are published with one call, and how often in a round."""
+"""The numbers of calls in a round, by the number of messages that a call publishes."""
 _MOST_MICROSECONDS = {1: 60.0, 10: 7.0, 100: 1.0, 1_000: 0.4}
-"""The most microseconds of publishing one message, by how many are published with one call."""
+"""The upper bounds of the microseconds to publish a message, by the number of messages that a call publishes."""
 _PAGE = 1_000
-"""Retained messages of a page."""
+"""The number of retained messages on a page."""
 _BATCH = 1_000
 _SWITCH = 1e-4
-"""Seconds after which a thread that computes lets another one compute, while an event loop's waits are measured."""
+"""The interpreter's thread switch interval, in seconds, while an event loop's waits are measured."""
 
 
 def serving_figures(clients: int, rounds: int) -> Iterator[Figure]:
-    """Measure everything, each in databases of its own; yield medians of ``rounds``.
+    """Measure all figures, each in a database of its own; yield medians over ``rounds``.
 
-    ``clients`` have a topic each. From it follow the other numbers: half as many follow one topic, ten times as many
-    connect, a hundred times as many topics have a retained message, and a quarter to four times as many wait for a
-    message each.
+    ``clients`` subscribe to a topic each. The other numbers are multiples of that: half as many clients subscribe to
+    one topic, ten times as many connect, a hundred times as many topics have a retained message, and a quarter to four
+    times as many clients have an undelivered message each.
     """
     yield _unicast(clients, rounds)
     yield _fan_out_of_one(clients // 2, rounds)
@@ -85,7 +85,7 @@ def _fan_out_of_one(followers: int, rounds: int) -> Figure:
 
 
 def _qos2_incoming(clients: int, rounds: int) -> Iterator[Figure]:
-    """Measure messages until the PUBRECs may be sent, one of each client, and PUBRELs."""
+    """Measure the rate of QoS 2 messages, one from each client, until PUBREC, and the rate of PUBRELs."""
     received, released = [], []
     with database() as db:
         open_session(db, "archive", "sensor/#")
@@ -111,9 +111,9 @@ def _connecting(clients: int, rounds: int) -> Figure:
 
 
 def _publishing(rounds: int) -> Iterator[Figure]:
-    """Measure the publishing of one message, by how many are published with one call.
+    """Measure the time to publish a message, by the number of messages that a call publishes.
 
-    A connected client of QoS 1 wants all of them: they are stored. It gets them between the rounds.
+    A connected client subscribes to all of them with QoS 1, so they are stored. They are delivered after the calls.
     """
     found: dict[int, list[float]] = {size: [] for size in SIZES}
     with database() as db:
@@ -131,7 +131,7 @@ def _publishing(rounds: int) -> Iterator[Figure]:
 
 
 def _retained_lookups(topics: int, rounds: int) -> Iterator[Figure]:
-    """Measure the first page of many retained messages below a level, and those of ``+/7``."""
+    """Measure the lookup of the first page of many retained messages below a level, and of those matching ``+/7``."""
     with database() as db:
         for first in range(0, topics, _BATCH):
             numbers = range(first, min(first + _BATCH, topics))
@@ -155,7 +155,7 @@ def _backlogs(sizes: tuple[int, ...], rounds: int) -> Iterator[Figure]:
 
 
 def _backlog(clients: int, rounds: int) -> float:
-    """Return microseconds a delivery, where one message waits for each client, and each was published by itself."""
+    """Return the microseconds of a delivery when each client has one undelivered message, published by its own call."""
     found = []
     for _ in range(rounds):
         with database() as db:
@@ -166,15 +166,14 @@ def _backlog(clients: int, rounds: int) -> float:
     return statistics.median(found)
 
 
-# --- an event loop beside a thread that delivers ---
+# --- an event loop while another thread delivers ---
 
 
 def _loop_waits(followers: int, rounds: int) -> Iterator[Figure]:
-    """Measure the longest of each call of an event loop while another thread delivers a batch to many followers.
+    """Measure the longest duration of calls by an event loop while another thread delivers a batch to many clients.
 
-    ``ended`` reads one attribute and waits for nothing: its time is what the machine adds. What Python adds to every
-    call is kept out of it: no garbage is collected, and a thread that wants to compute waits for one that does for
-    0.1 ms instead of 5.
+    ``ended`` only reads an attribute, so its duration is the noise of the machine. To reduce noise from Python, garbage
+    collection is off, and the thread switch interval is 0.1 ms instead of 5 ms.
     """
     found: dict[str, list[float]] = {}
     with database() as db, _undisturbed():
@@ -200,7 +199,7 @@ def _loop_waits(followers: int, rounds: int) -> Iterator[Figure]:
 
 
 def _longest_beside(db: ts.Database, deliveries: int, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the longest seconds of each call while a thread delivers everything to everybody."""
+    """Return the longest duration of each call, in seconds, while another thread makes all deliveries."""
     delivered: list[object] = []
 
     def deliver() -> None:
@@ -213,7 +212,7 @@ def _longest_beside(db: ts.Database, deliveries: int, calls: dict[str, Callable[
     thread.start()
     delivering = True
     while delivering:
-        # Every call is timed once even where the thread has delivered everything before it could be.
+        # Every call is timed at least once, even if the thread has made all deliveries before.
         delivering = thread.is_alive()
         for name, call in calls.items():
             time.sleep(_SWITCH)

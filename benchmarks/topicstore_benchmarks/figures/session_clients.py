@@ -1,4 +1,4 @@
-"""What the figures of sessions and of serving have in common: a database, messages, and clients that acknowledge."""
+"""Helpers for the figures of sessions and of serving: a database, messages, and clients that acknowledge."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .figure import Figure
 __all__ = ["acknowledge", "connect", "database", "deliver_all", "messages_of", "open_session", "session_figure"]
 
 _TOGETHER = 1_000
-"""How many clients connect with one call."""
+"""The number of clients that one call connects."""
 
 session_figure = partial(Figure, subject="sessions")
-"""Returns a figure of sessions."""
+"""Creates a `Figure` whose subject is sessions."""
 
 
 @contextmanager
 def database(**options: Any) -> Iterator[ts.Database]:
-    """Open a new database, and remove it afterwards."""
+    """Yield a new database, and close and remove it afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory,
         ts.open(Path(directory) / "db", **options) as db,
@@ -39,19 +39,19 @@ def messages_of(topic: Callable[[int], str], numbers: range, qos: int = 1, *, re
 
 
 def open_session(db: ts.Database, client_id: str, topic_filter: str, qos: int = 1) -> Session:
-    """Connect a client, whose session doesn't expire, and which subscribes to a filter."""
+    """Connect a client whose session doesn't expire, and subscribe it to a filter."""
     session = db.sessions.open(client_id, expiry_interval=None)
     session.subscribe(topic_filter, qos)
     return session
 
 
 def connect(db: ts.Database, count: int, topic_filter: Callable[[int], str]) -> list[Session]:
-    """Connect clients, many with one call, which subscribe to a filter each; it is found by the client's number."""
+    """Connect many clients with few calls; ``topic_filter`` returns the filter of each client by its number."""
     opened: list[Session] = []
     for first in range(0, count, _TOGETHER):
         numbers = range(first, min(first + _TOGETHER, count))
         some = db.sessions.open_many([Connect(client_id=f"client-{n}", expiry_interval=None) for n in numbers])
-        sessions = [one for one in some if isinstance(one, Session)]  # all, as it raises what goes wrong
+        sessions = [one for one in some if isinstance(one, Session)]  # always all of them; this narrows the type
         options = SubscribeOptions(qos=1)
         db.sessions.subscribe([(one, topic_filter(n), options) for one, n in zip(sessions, numbers, strict=True)])
         opened += sessions
@@ -59,7 +59,7 @@ def connect(db: ts.Database, count: int, topic_filter: Callable[[int], str]) -> 
 
 
 def deliver_all(db: ts.Database, expected: int) -> list[tuple[Session, Sequence[Publish | PubRel]]]:
-    """Deliver until nothing waits. Raises `AssertionError` unless ``expected`` packets were handed out."""
+    """Deliver until no packet is left. Raises `AssertionError` unless ``expected`` packets were delivered."""
     delivered: list[tuple[Session, Sequence[Publish | PubRel]]] = []
     while out := db.sessions.deliver():
         delivered += out
@@ -69,5 +69,5 @@ def deliver_all(db: ts.Database, expected: int) -> list[tuple[Session, Sequence[
 
 
 def acknowledge(session: Session, items: Sequence[Publish | PubRel]) -> int:
-    """Send the PUBACKs of all items; return how many there were."""
+    """Process the client's PUBACKs of all items; return the number of messages acknowledged."""
     return session.puback(*[item.packet_id for item in items])

@@ -24,24 +24,24 @@ __all__ = ["measure_sessions"]
 
 _BATCH = 1_000
 _RATE = 1_000
-"""Messages a second while latency is measured."""
+"""The messages a second while latency is measured."""
 _IDLE = 2_000
-"""Sessions whose memory is measured."""
+"""The number of sessions whose memory is measured."""
 _SUBSCRIBERS = 1_000
 
 
 def measure_sessions(
     *, sessions: int, published: int, backlog: int, stored: int, seconds: float, clients: int, rounds: int
 ) -> Section:
-    """Measure everything, each in a database of its own.
+    """Measure all figures, each in a database of its own.
 
-    sessions:  sessions that follow the hot topic.
-    published: messages published to it.
-    backlog:   messages that one session drains.
-    stored:    sessions of the database whose opening is timed.
-    seconds:   seconds for which latency is measured.
-    clients:   clients of the server whose figures are in `serving`.
-    rounds:    how often those are measured.
+    sessions:  the number of sessions that subscribe to the hot topic.
+    published: the number of messages published to the hot topic.
+    backlog:   the number of messages that one session drains.
+    stored:    the number of sessions in the database whose opening is timed.
+    seconds:   the duration of the latency measurements, in seconds.
+    clients:   the number of clients in the figures of `serving`.
+    rounds:    the number of rounds of the figures of `serving`.
     """
     figures = [
         *_fan_out(sessions, published),
@@ -63,7 +63,7 @@ def measure_sessions(
 
 
 def _fan_out(sessions: int, published: int) -> Iterator[Figure]:
-    """Measure deliveries of one hot topic to all sessions together, and stored copies of each message."""
+    """Measure the deliveries of one topic to all sessions together, and the number of stored copies of a message."""
     published -= published % _BATCH
     with database() as db:
         connect(db, sessions, lambda _: "hot/topic")
@@ -85,7 +85,7 @@ def _fan_out(sessions: int, published: int) -> Iterator[Figure]:
 
 
 def _drain(backlog: int, qos: int, least: float | None = None) -> Figure:
-    """Measure messages through one session, each acknowledged as its QoS asks."""
+    """Measure the rate at which one session drains a backlog, with the acknowledgements of its QoS."""
     with database() as db:
         session = open_session(db, "client", "bus/+", qos)
         for first in range(0, backlog, _BATCH):
@@ -135,7 +135,7 @@ def _latencies(seconds: float) -> Iterator[Figure]:
 def _latency(
     publish: Callable[[list[ts.Message]], object], receive: Callable[[], Sequence[ts.Message]], seconds: float
 ) -> list[float]:
-    """Return the milliseconds from each call of ``publish``, at a steady rate, to a receiver that has its message."""
+    """Return the milliseconds from each call of ``publish``, at a steady rate, until its message is received."""
     count, found = int(seconds * _RATE), list[float]()
 
     def run() -> None:
@@ -155,7 +155,7 @@ def _latency(
 
 
 def _opening(stored: int) -> Figure:
-    """Measure the opening of a database with many stored sessions, and the lookup of their filters."""
+    """Measure the time to open a database with many stored sessions and to look up one of their filters."""
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         path = Path(directory) / "db"
         with ts.open(path) as db:
@@ -171,7 +171,7 @@ def _opening(stored: int) -> Figure:
 
 
 def _idle_bytes() -> Figure:
-    """Measure the memory of one idle session with a filter of its own."""
+    """Measure the memory of an idle session with a filter of its own."""
     with database() as db:
         open_session(db, "first", "device/first/#")
         gc.collect()
@@ -184,7 +184,7 @@ def _idle_bytes() -> Figure:
 
 
 def _idle_subscribers() -> Figure:
-    """Measure storing with idle subscribers, as a multiple of the time without any."""
+    """Measure the time to store with idle subscribers, as a multiple of the time without."""
 
     def store(db: ts.Database) -> float:
         batch = messages_of(lambda n: f"bus/{n % 100}", range(_BATCH))

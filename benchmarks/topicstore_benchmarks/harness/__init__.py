@@ -1,11 +1,11 @@
-"""How a run is made: a plan, the data of its workloads, and trials of workers, which Spark runs as one job.
+"""The execution of a run: a plan, the data sets of its workloads, and trials, which Spark runs as one job.
 
-``choosing``   from the requested options to a plan
-``plan``       what is to be measured; ``run.json``
+``choosing``   makes a plan from the requested options
+``plan``       the plan of a run, stored in ``run.json``
 ``dataset``    the messages of a workload as Parquet, the expected replays of its requests, and checks of replays
 ``phases``     the measurements of a worker
 ``worker``     the process in which one contender is measured
-``trial``      the workers of a workload, a durability and a repetition, taking turns phase by phase
-``drive``      a whole run, by Spark
-``hardware``   the machine and versions of a measurement
+``trial``      the workers of a workload, a durability and a repetition, which run each phase in turn
+``drive``      a whole run, with Spark
+``hardware``   the machine and the versions of a measurement
 """

@@ -1,4 +1,4 @@
-"""Turns the requested options into the plan of a run, and lists what is left out of it."""
+"""Makes the plan of a run from the requested options, and lists the workloads and contenders that are skipped."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ _QUICK_CONTENDERS = (
     "duckdb-table",
 )
 _QUICK_SETTINGS = Settings(repeat=3, patience=0.5, mixed_seconds=1.0, phase_timeout=120.0, budget=240.0)
-"""Five minutes, of which one is for beginning, ending and the report."""
+"""The settings for a run of five minutes, of which one is for startup, shutdown and the report."""
 
 
 class ChoiceError(InvalidArgumentError):
-    """The requested options name something unknown, or contradict each other. Nothing was measured."""
+    """Raised, before anything is measured, if the requested options contradict each other or have unknown names."""
 
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """The requested options. Empty ones and None stand for the defaults of the preset."""
+    """The requested options of a run. Empty ones and None stand for the defaults of the preset."""
 
     preset: Literal["quick", "full"] = "full"
     workloads: tuple[str, ...] = ()
     data: Path | None = None
     requests: Sequence[tuple[str, str]] = ()
-    """Names and filters of ``data``."""
+    """The requests to the messages of ``data``, as pairs of a name and a topic filter."""
     contenders: tuple[str, ...] = ()
-    """Patterns of names."""
+    """Shell-style patterns of contenders' names."""
     durabilities: tuple[Durability, ...] = ()
     messages: int | None = None
     repetitions: int | None = None
     settings: Sequence[tuple[str, str]] = ()
-    """Names of fields of `Settings`, and their values as texts."""
+    """Pairs of a field's name in `Settings` and its value as text."""
 
     @property
     def quick(self) -> bool:
-        """Whether a small matrix is measured."""
+        """Whether the small preset is requested."""
         return self.preset == "quick"
 
 
 def new_run(name: str, command: list[str], asked: RunOptions) -> Run:
-    """Return the requested run. Raises `ChoiceError`, `WorkloadError`."""
+    """Return the requested run. Raises `ChoiceError` or `WorkloadError`."""
     chosen = _contenders(asked, catalogue())
     missing = {spec.name: reason for spec in chosen if (reason := spec.why_missing()) is not None}
     definitions = _definitions(asked)
@@ -80,7 +80,7 @@ def new_run(name: str, command: list[str], asked: RunOptions) -> Run:
         reasons = "; ".join(f"{what}: {why}" for what, why in {**absent, **missing, **unable}.items())
         raise ChoiceError(f"there is nothing to measure{': ' * bool(reasons)}{reasons}")
     for one in present:
-        _ = one.make().parts  # raises for a file that can't be read, before Spark has started
+        _ = one.make().parts  # raises for an unreadable file before Spark starts
     return Run(
         name=name,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -95,7 +95,7 @@ def new_run(name: str, command: list[str], asked: RunOptions) -> Run:
 
 
 def _why_unable(spec: ContenderSpec, durabilities: Iterable[Durability]) -> str | None:
-    """Return why a contender has no part in any trial, or None if it has one."""
+    """Return why a contender supports none of the durabilities, or None if it supports one."""
     wanted = tuple(durabilities)
     return None if set(wanted) & set(spec.durabilities) else f"it has no durability {', '.join(map(repr, wanted))}"
 

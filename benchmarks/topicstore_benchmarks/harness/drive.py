@@ -1,10 +1,10 @@
-"""A run from its plan to its results: Spark makes the messages, measures the trials, and summarises the results.
+"""A run from its plan to its results: Spark generates the messages, runs the trials, and summarizes the results.
 
-All missing trials are one Spark job, a task each. A task takes all cores of an executor, and holds a lock of its
-machine, so that nothing else uses the machine meanwhile: one trial at a time on a machine, and on a cluster as many as
-it has machines. On one machine Spark isolates and resumes trials; it doesn't hasten them. A task is tried once: a
-failure is a result. Each trial writes its own file by rename, which is the checkpoint from which an interrupted run
-continues. Spark SQL joins and summarises the files. All machines must see the directory of a run under the same path.
+All missing trials are one Spark job, with a task for each. A task takes all cores of an executor and holds a lock of
+its machine, so that a machine runs one trial at a time. On a single machine Spark isolates and resumes trials, but
+doesn't make them faster. A task is tried once, because a failure is a result. Each trial writes its own file by rename;
+an interrupted run continues with the trials that have no file. Spark SQL joins and summarizes the files. All machines
+must see the directory of a run under the same path.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ RESULTS, SUMMARY, WORKLOADS = "results.parquet", "summary.parquet", "workloads"
 
 
 def begin(directory: Path, run: Run) -> Run:
-    """Return the run of a directory: the one that is there, if it has the same plan, or else this one, written.
+    """Return the run in a directory if it has the same plan; otherwise write this run there and return it.
 
-    A run with another plan gives way if none of its trials was measured. Raises `PlanMismatchError`, and
-    `DatabaseLockedError` while another process measures there.
+    An existing run with another plan is replaced only if none of its trials was measured; else raises
+    `PlanMismatchError`. Raises `DatabaseLockedError` while another process measures in the directory.
     """
     there = Run.load(directory)
     differing = [] if there is None else there.plan.differences(run.plan)
@@ -67,9 +67,9 @@ def begin(directory: Path, run: Run) -> Run:
 
 
 def drive(directory: Path, run: Run, master: str | None, progress: Progress) -> Path:
-    """Measure the trials that are missing; return the file with the rows of all.
+    """Measure the missing trials; return the path of the file with the rows of all trials.
 
-    Raises `WorkloadError`, and `DatabaseLockedError` while another process measures there.
+    Raises `WorkloadError`, and `DatabaseLockedError` while another process measures in the directory.
     """
     lock = DirectoryLock(directory)
     try:
@@ -109,7 +109,7 @@ def _run_all(
     deadline: float,
     progress: Progress,
 ) -> None:
-    """Measure trials as one job, in their order on each machine."""
+    """Measure trials as one Spark job, in their order on each machine."""
 
     def work(number: int) -> bool:
         trial = missing[number]
@@ -131,7 +131,7 @@ def _run_all(
 
 @contextmanager
 def machine_lock() -> Iterator[None]:
-    """Wait until no other trial of this user is measured on this machine."""
+    """Hold the lock by which this user's trials on this machine exclude each other; wait for it if necessary."""
     path = Path(tempfile.gettempdir()) / f"topicstore-bench-{os.getuid()}.lock"
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -139,12 +139,18 @@ def machine_lock() -> Iterator[None]:
 
 
 def share(seconds: float, trials: Sequence[Trial]) -> float:
-    """Return what the first trial may take: in the first repetition as much as others, so that each has some."""
+    """Return the seconds for the first of the remaining trials.
+
+    The remaining time is divided equally among the trials of the first repetition; later ones may use all of it.
+    """
     return seconds / max(1, sum(trial.repetition == 1 for trial in trials))
 
 
 def spark_tasks(spark: SparkSession) -> Tasks:
-    """Return what makes the parts of data: tasks for all cores; a bad message comes back as `WorkloadError`."""
+    """Return a `Tasks` function that runs Spark tasks on all cores.
+
+    An `InvalidArgumentError` in a task is raised as a `WorkloadError`.
+    """
 
     def run(work: Callable[[int], Any], items: Sequence[int]) -> list[Any]:
         def guarded(item: int) -> tuple[Any, str | None]:
@@ -164,13 +170,13 @@ def spark_tasks(spark: SparkSession) -> Tasks:
 
 
 def _progress_from_task(text: str) -> None:
-    """Report progress: on a single machine, a task's standard error is that of the run."""
+    """Print progress to standard error, which on a single machine is that of the run."""
     print(f"          {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _spark(master: str | None, **settings: object) -> Iterator[SparkSession]:
-    """Return a session; each task is tried once, because a trial that is tried again would be measured twice."""
+    """Yield a Spark session in which each task is tried once, because a retry would measure a trial twice."""
     from topicstore.spark import session
 
     settings |= {"spark_master": master} if master else {}
@@ -194,7 +200,7 @@ def _skipped(directory: Path) -> Path:
 
 
 def _write_skipped(directory: Path, run: Run, data: dict[str, Dataset]) -> None:
-    """Write the rows of contenders that take no part in anything, or not with one of the durabilities."""
+    """Write the rows of contenders that are skipped, in all trials or with one of the durabilities."""
     rows = []
     for trial in (trial for trial in run.plan.trials() if trial.repetition == 1):
         skipped = [(spec, run.skipped_contenders[spec.name]) for spec in run.left_out]
@@ -218,7 +224,7 @@ ORDER BY workload, durability, min(started), contender, metric
 
 
 def _write_results(spark: SparkSession, directory: Path) -> None:
-    """Join the rows of all trials that are there into one file, and write the median and range of each value."""
+    """Join the rows of all measured trials into one file, and write the median and range of each value."""
     spark.read.parquet(str(directory / "trials")).createOrReplaceTempView("results")
     for name, table in (
         (SUMMARY, spark.sql(_SUMMARY).toArrow()),

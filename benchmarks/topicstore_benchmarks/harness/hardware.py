@@ -17,7 +17,7 @@ _PACKAGES = ("topicstore", "pyarrow", "msgspec", "numpy", "pyspark")
 
 
 def machine() -> dict[str, Any]:
-    """Return processor, cores, memory in bytes, system and Python."""
+    """Return the processor, the number of cores, the memory in bytes, the system, and the Python version."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -37,18 +37,18 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that all workers share, without Spark where it isn't installed."""
+    """Return the versions of the packages that all workers share, without those that aren't installed."""
     return {name: version(name) for name in _PACKAGES if find_spec(name)}
 
 
 def resident(process: int) -> int:
-    """Return the bytes of a process that are in memory, as Linux tells."""
+    """Return the resident memory of a process in bytes, from Linux's /proc."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> int:
-    """Return the highest resident size that this process ever had, in bytes."""
-    with contextlib.suppress(OSError):  # Linux alone has the file; elsewhere a child starts with its parent's peak
+    """Return the peak resident memory of this process, in bytes."""
+    with contextlib.suppress(OSError):  # only Linux has the file; the fallback's peak may include the parent's
         found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
         if found:
             return int(found[1]) << 10

@@ -1,16 +1,16 @@
-"""The phases of a worker, and how each measures.
+"""The phases of a worker, and their measurements.
 
-**store**: batches, made before the clock starts, a part of the data at a time (none reaches from one part to the
-next, so those of large payloads are small). The first fiftieth, of five batches at most, warms up and isn't
-counted. Then the contender is closed, its files are measured, and it is opened again.
-**replays**: the filters of the phase one after the other are one run. The first run warms up and is compared with
-what was stored; it isn't timed. In the others messages are counted. The median over the runs counts; the time to
-the first message is the median over all replays.
-**reopen**: open it, and read the first message of a late start.
-**mixed**: one thread stores batches of 100 new messages, or about 256 KiB, when they are due, another replays one
-device after the other; both are threads of one Python. A store's latency begins when the batch was due, so that a
-pause counts for all that had to wait for it. It takes at most three times as long as planned. Afterwards everything
-is compared with what was stored until then. A 99.9th percentile needs a thousand values; there is none of fewer.
+**store**: Stores all messages in batches, which are prepared before the clock starts. A batch doesn't span two parts of
+the data set, so batches of large payloads are small. The first fiftieth of the batches, at most five, warms up and
+isn't counted. Then the contender is closed, its files are measured, and it is opened again.
+**replays**: A run replays the filters of the phase one after the other. The first run warms up: its messages are
+compared with the stored ones, and it isn't timed. The other runs only count messages. The result is the median over
+these runs. The time to the first message is the median over all replays.
+**reopen**: Opens the contender, and reads the first message of a late start.
+**mixed**: One thread stores batches of 100 new messages, or about 256 KiB, at a fixed rate. Another thread of the same
+process replays one device after the other. A store's latency begins when the batch is due, so that a pause counts for
+all delayed batches. The phase takes at most three times as long as planned. Afterwards all messages are compared with
+the stored ones. A 99.9th percentile is reported only for a thousand values or more.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NOTHING_TO_COMPACT = "it has nothing to compact"
 
 
 class Skipped(Exception):  # noqa: N818 - not an error
-    """The contender can't do what the phase needs; the text says why."""
+    """Raised if the contender can't run a phase; the text says why."""
 
 
 @attrs.frozen
@@ -65,11 +65,11 @@ class PhaseResult:
     values: dict[str, float]
     """The values by metric."""
     messages: int
-    """The number of messages that the phase moved."""
+    """The number of messages that the phase stored or read."""
 
 
 class Phases:
-    """The phases of one contender with one set of messages, to be run in the order of `results.phases`."""
+    """The phases of one contender with one data set, which must be run in the order of `results.phases`."""
 
     def __init__(self, contender: Contender, data: Dataset, settings: Settings) -> None:
         self._contender = contender
@@ -78,7 +78,7 @@ class Phases:
         self._compacted = False
 
     def run(self, phase: str) -> PhaseResult:
-        """Run a phase. Raises `Skipped`, `WrongReplayError`, and whatever the contender raises."""
+        """Run a phase. Raises `Skipped`, `WrongReplayError`, and any error of the contender."""
         others = {STORE: self._store, "reopen": self._reopen, "compact": self._compact, "mixed": self._mixed}
         if phase in others:
             return others[phase]()
@@ -116,7 +116,7 @@ class Phases:
         return PhaseResult(values, counted)
 
     def _ready(self, batches: Sequence[list[Message]]) -> Sequence[Any]:
-        """Return batches in the form in which they are stored: limits prepare them."""
+        """Return batches in the form that the contender stores: limits encode them."""
         return list(map(self._contender.encode, batches)) if isinstance(self._contender, Limit) else batches
 
     def _disk(self, messages: int) -> dict[str, float]:
@@ -142,7 +142,7 @@ class Phases:
         return PhaseResult(values, messages)
 
     def _median(self, work: Callable[[], float]) -> float:
-        """Return the median of the seconds that ``work`` returns, called as often as settings say."""
+        """Call ``work``, which returns seconds, as often as the settings allow; return the median."""
         taken: list[float] = []
         while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
             gc.collect()
@@ -153,7 +153,7 @@ class Phases:
         return iter(self._contender.replay(expected.topic_filter, expected.start))
 
     def _read(self, expected: ExpectedReplay, firsts: list[float]) -> float:
-        """Replay everything that a request asks for; return the seconds."""
+        """Replay a request; return the seconds, and append those until the first message to ``firsts``."""
         started = time.perf_counter()
         replay = self._replay(expected)
         count = consume(islice(replay, 1))
@@ -165,7 +165,7 @@ class Phases:
 
     def _scan(self, expected: ExpectedReplay, _: list[float]) -> float:
         contender = self._contender
-        assert isinstance(contender, Limit)  # noqa: S101 - chosen by that
+        assert isinstance(contender, Limit)  # noqa: S101 - only limits are scanned
         return timed(lambda: expected.check_count(contender.scan()))
 
     # --- reopen and compact ---
@@ -222,13 +222,13 @@ class Phases:
         return PhaseResult(values | _latencies("store", latencies) | _latencies("read", read_latencies), messages)
 
     def _read_until(self, ending: threading.Event, devices: Sequence[ExpectedReplay]) -> list[float]:
-        """Replay one device after the other; return the seconds that each replay took."""
+        """Replay one device after the other until ``ending`` is set; return the seconds of each replay."""
         latencies = []
         for expected in cycle(devices):
             started = time.perf_counter()
             count = consume(self._replay(expected))
             latencies.append(time.perf_counter() - started)
-            expected.check_count(min(count, expected.messages))  # new messages may be among them
+            expected.check_count(min(count, expected.messages))  # the replay may include new messages
             if ending.is_set():
                 break
         return latencies
@@ -243,7 +243,7 @@ class Phases:
         return [messages[at : at + batch] for at in range(0, len(messages), batch)]
 
     def _store_when_due(self, batches: Iterable[list[Message]], started: float) -> list[float]:
-        """Store batches at the planned rate, for a limited time; return the latencies."""
+        """Store batches at the planned rate, for a limited time; return the latencies in seconds."""
         latencies: list[float] = []
         end = started + _MIXED_PATIENCE * self._settings.mixed_seconds
         for number, batch in enumerate(batches):
@@ -265,7 +265,7 @@ class Phases:
 
 
 def _stored(contender: Contender, batches: Iterable[Any]) -> float:
-    """Store batches that are ready; return the seconds that it took."""
+    """Store prepared batches; return the seconds that this took."""
     gc.collect()
     started = time.perf_counter()
     for batch in batches:
@@ -274,7 +274,7 @@ def _stored(contender: Contender, batches: Iterable[Any]) -> float:
 
 
 def _latencies(what: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Return percentiles in milliseconds."""
+    """Return percentiles of latencies in milliseconds, by metric; ``what`` is the metrics' prefix."""
     values = {f"{what}_p50_ms": 50.0, f"{what}_p99_ms": 99.0}
     if len(seconds) >= _ENOUGH:
         values[f"{what}_p999_ms"] = 99.9

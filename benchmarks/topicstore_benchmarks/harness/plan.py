@@ -1,4 +1,4 @@
-"""The plan of a run, as stored in ``run.json``, and the trials that it consists of."""
+"""The plan of a run, as stored in ``run.json``, and the trials of which the run consists."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Plan", "PlanMismatchError", "Run", "Settings", "Trial"]
 
 
 class PlanMismatchError(InvalidArgumentError):
-    """The directory has a different run from the requested one. Nothing was measured."""
+    """Raised, before anything is measured, if the directory has another run than the requested one."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
-_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # and finite: JSON has no infinity
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # finite, because JSON has no infinity
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,43 +30,43 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch: _Count = 1_000
     """The number of messages in a stored batch."""
     repeat: _Count = 5
-    """The most timed runs of a replay within a worker, whose median counts."""
+    """The maximum number of timed runs of a replay within a worker; the result is their median."""
     patience: _Positive = 2.0
-    """Seconds of timed runs of one phase after which no further run begins."""
+    """The total seconds of a phase's timed runs after which no further run begins."""
     mixed_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 10.0
-    """How long ``mixed`` takes; 0 leaves it out."""
+    """The planned seconds of the phase ``mixed``; 0 leaves it out."""
     mixed_rate: _Positive = 100.0
-    """Batches that are due in each second of ``mixed``; `phases` says how large they are."""
+    """The number of batches that are due in each second of ``mixed``; `phases` defines their size."""
     phase_timeout: _Positive = 900.0
-    """Seconds after which a worker that doesn't answer is ended."""
+    """The seconds after which a worker that doesn't reply is killed."""
     budget: _Positive | None = None
-    """Seconds that all trials may take together; what doesn't fit is left out. None: as long as it takes."""
+    """The total seconds for all trials, after which the rest is skipped; None for no limit."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured."""
+    """The workloads, durabilities, contenders and repetitions to measure."""
 
     workloads: tuple[Definition, ...]
     durabilities: tuple[Durability, ...]
     contenders: tuple[ContenderSpec, ...]
-    """The contenders that take part."""
+    """The contenders to measure."""
     repetitions: int
     settings: Settings
 
     def trials(self) -> Iterator[Trial]:
-        """Yield all trials: each repetition has every workload, so that an early end leaves some of all."""
+        """Yield all trials by repetition, so that a run that ends early has results of every workload."""
         for repetition in range(1, self.repetitions + 1):
             for workload in self.workloads:
                 for durability in self.durabilities:
                     yield Trial(workload=workload.name, durability=durability, repetition=repetition)
 
     def differences(self, other: Plan) -> list[str]:
-        """Return the names of the fields that differ."""
+        """Return the names of the fields in which two plans differ."""
         return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """All contenders with one workload and durability, once."""
+    """One measurement of all contenders with one workload and durability."""
 
     workload: str
     durability: Durability
@@ -74,18 +74,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the trial in its file name and rows."""
+        """Return the name of the trial, which is used in its file name and rows."""
         return f"{self.workload}-{self.durability}-{self.repetition}"
 
     def order(self, contenders: tuple[ContenderSpec, ...], repetitions: int) -> list[ContenderSpec]:
-        """Return the contenders that have the durability, beginning with another one in each repetition."""
+        """Return the contenders that support the durability, beginning with another one in each repetition."""
         able = [spec for spec in contenders if self.durability in spec.durabilities]
         first = len(able) * (self.repetition - 1) // repetitions
         return [*able[first:], *able[:first]]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run: ``run.json``."""
+    """A run, as stored in ``run.json``."""
 
     name: str
     created: str
@@ -103,14 +103,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
 
     def save(self, directory: Path) -> None:
-        """Write the run, completely or not at all."""
+        """Write the run to its directory by rename, so that the file is complete or absent."""
         making = directory / ".run.json"
         making.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
         making.rename(directory / "run.json")
 
     @classmethod
     def load(cls, directory: Path) -> Run | None:
-        """Return the run of a directory, or None if there is none yet."""
+        """Return the run in a directory, or None if there is none. Raises `PlanMismatchError` if it is invalid."""
         path = directory / "run.json"
         if not path.exists():
             return None

@@ -1,10 +1,12 @@
-"""A trial: all contenders with one workload and one durability, a worker each, that take turns.
+"""A trial: all contenders with one workload and one durability, each in a worker process; the workers take turns.
 
-All workers are ready before the first begins. A phase runs in one after the other before the next phase begins, so
-that what is compared was measured within moments, on a machine that was as fast for all. Who begins changes from
-repetition to repetition. A worker that ends, raises or takes too long has rows that say so; the others go on.
-When the time of a trial is over, the phase that is under way counts for none of them, and the rows of that phase and of
-those after it say that they were left out.
+All workers are ready before the first begins. Each phase runs in all workers, one after the other, before the next
+phase begins. The compared values are therefore measured shortly after each other, when the machine is equally fast for
+all. The order changes from repetition to repetition.
+
+A worker that ends, raises or takes too long has rows that report this, and the others continue. When the time of a
+trial is over, the current phase counts for no worker. The rows of that phase and of later ones report that the phases
+were left out.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ __all__ = ["LEFT_OUT", "SCRATCH", "WRONG", "Outcome", "run_trial", "skipped_row"
 Row = dict[str, Any]
 
 SCRATCH = "scratch"
-"""The subdirectory of a run in which contenders keep their files."""
+"""The subdirectory of a run for the contenders' files."""
 LEFT_OUT = "the time for the run was over"
-"""The reason of what there was no time for."""
+"""The reason in rows of phases that were left out for lack of time."""
 _LAST_LINES = 5
 _ENDING = 300.0
-"""Seconds that a worker may take to close its contender."""
+"""The seconds that a worker may take to close its contender."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,12 +58,12 @@ class Outcome:
     trial: str
     seconds: float
     failed: tuple[str, ...]
-    """Lines of text about failures: contender, phase, reason."""
+    """A line of text for each failure: contender, phase, reason."""
     left_out: tuple[str, ...]
-    """Phases for which there was no time."""
+    """The phases that were left out for lack of time."""
 
     def lines(self) -> Iterator[str]:
-        """Yield what people are told."""
+        """Yield the lines that report the outcome to the user."""
         yield f"{self.trial}: {self.seconds:.0f} s"
         yield from (f"    {line}" for line in self.failed)
         if self.left_out:
@@ -79,7 +81,7 @@ class _WorkerProcess:
         self.versions: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
         self.over = False
-        """Whether the worker takes part in no more phases."""
+        """Whether the worker runs no further phases."""
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "topicstore_benchmarks.harness.worker"],
@@ -93,16 +95,16 @@ class _WorkerProcess:
         self._say(plan)
 
     def _say(self, line: WorkerPlan | str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the worker has ended, so there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended; reading its reply reports that
             self._input.write(msgspec.json.encode(line) + b"\n")
             self._input.flush()
 
     def ready(self) -> Reply:
-        """Wait until it is ready; a failure is one of the first phase."""
+        """Wait until the worker is ready; a failure counts as one of the first phase."""
         return self._reply(STORE)
 
     def run(self, phase: str) -> Reply:
-        """Run a phase."""
+        """Run a phase, and return the worker's reply."""
         self._say(phase)
         reply = self._reply(phase)
         self.versions = reply.versions or self.versions
@@ -112,7 +114,7 @@ class _WorkerProcess:
         return reply
 
     def _reply(self, phase: str) -> Reply:
-        """Return the answer; if there is none in time, end the process, which failed or came too late for its trial."""
+        """Return the worker's reply. If it doesn't come in time, kill the worker and return a reply that says so."""
         output, started = self._output, time.time()
         left = math.inf if phase == WORKER else self._deadline - time.monotonic()
         if _answers(output, max(0.0, min(self._timeout, left))):
@@ -129,7 +131,7 @@ class _WorkerProcess:
         return Reply(phase=phase, status="failed", reason=reason, started=started)
 
     def _last_words(self) -> str:
-        """Return why no answer comes, from the log and the exit code of the ended process."""
+        """Return why no reply comes, from the log and the exit code of the ended process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING)
         code = self._process.poll()
@@ -143,7 +145,7 @@ class _WorkerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Let it close its contender and end."""
+        """Close the worker's input, so that the worker closes its contender and ends."""
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
 
@@ -157,7 +159,7 @@ class _WorkerProcess:
 
 
 def _answers(output: IO[bytes], seconds: float) -> bool:
-    """Wait for an answer, or for the end of all answers; return whether one of them came in time."""
+    """Wait until a reply or the end of the output can be read; return whether that came within ``seconds``."""
     readable, _, _ = select.select([output], [], [], seconds)
     return bool(readable)
 
@@ -165,9 +167,9 @@ def _answers(output: IO[bytes], seconds: float) -> bool:
 def run_trial(
     trial: Trial, plan: Plan, data: Path, directory: Path, progress: Progress, seconds: float = math.inf
 ) -> Outcome:
-    """Measure a trial, in so many seconds, and write its file, by rename; ``directory`` is that of the run.
+    """Measure a trial within ``seconds``, and write its file by rename; ``directory`` is that of the run.
 
-    There is no file if there was no time for anything.
+    No file is written if there was no time for any phase.
     """
     started = time.monotonic()
     deadline = started + seconds
@@ -225,7 +227,7 @@ def _take_turns(
             progress(phase)
             replies = [(worker, worker.run(phase)) for worker in able]
         if any(reply.reason == LEFT_OUT for _, reply in replies):
-            # A contender that came to its turn would else win a phase that the others had no time for.
+            # Otherwise a contender measured in time would win a phase that the others had no time for.
             yield from ((one, reply if reply.status == "failed" else _left_out(phase)) for one, reply in replies)
             yield from ((worker, _left_out(name)) for name in order[number + 1 :] for worker in able)
             return
@@ -279,7 +281,7 @@ def _base(spec: ContenderSpec, trial: Trial, data: Dataset, run: str, reply: Rep
 
 
 def skipped_row(spec: ContenderSpec, reason: str, trial: Trial, data: Dataset, run: str) -> Row:
-    """Return the row of a contender that takes no part in any repetition of a trial; it is of repetition 0."""
+    """Return the row, with repetition 0, of a contender that is skipped in all repetitions of a trial."""
     reply = Reply(phase=WORKER, status="skipped", reason=reason, started=time.time())
     return _base(spec, msgspec.structs.replace(trial, repetition=0), data, run, reply)
 
@@ -289,7 +291,7 @@ def _json(value: Any) -> str:
 
 
 def write_rows(rows: list[Row], path: Path) -> None:
-    """Write rows into a file, whole or not at all."""
+    """Write rows to a Parquet file by rename, so that the file is complete or absent."""
     path.parent.mkdir(exist_ok=True)
     making = path.with_name(f".{path.name}")
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), making)

@@ -1,13 +1,12 @@
-"""A worker: the process in which one contender is measured, with nothing else in it.
+"""A worker: the process in which a single contender is measured.
 
-``python -m topicstore_benchmarks.harness.worker`` reads lines of JSON on its standard input, a `WorkerPlan` and then
-the names of phases (of `results.phases`, or `WORKER`), and answers each with a line on its standard output: a `Reply`,
-the first one when it is ready for phases. It ends when its input does, or with the process that started it. What a
-contender prints goes to standard error at once, so that it is there however the process ends.
+``python -m topicstore_benchmarks.harness.worker`` reads lines of JSON from standard input: a `WorkerPlan`, and then
+names of phases (of `results.phases`, or `WORKER`). It answers each with a `Reply` as a line on standard output; the
+first reply reports that it is ready. It ends at the end of its input, or when its parent process ends. The contender's
+output goes to standard error unbuffered, so that none is lost if the process crashes.
 
-It doesn't restrict cores: engines may use all their threads, because only one worker works at a time.
-Its memory is that of Python with a part of the messages, and of the contender: ``memory_before`` is the former,
-measured before the contender was opened.
+Engines may use all cores and threads, because only one worker works at a time. The worker's memory includes Python and
+a part of the messages, which ``memory_before`` measures before the contender is opened.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ __all__ = ["READY", "WRONG", "Reply", "WorkerPlan"]
 READY = "ready"
 """The phase of the first reply."""
 WRONG = "wrong replay"
-"""The beginning of the reason if a replay returned other messages than were stored."""
+"""The beginning of the reason if a replay returned other messages than the stored ones."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is to measure."""
+    """The contender, data set and settings that a worker measures."""
 
     contender: ContenderSpec
     path: str
-    """The directory of the contender, which doesn't exist yet."""
+    """The directory for the contender's files, which doesn't exist yet."""
     durability: Durability
     data: str
-    """The directory of the messages."""
+    """The directory of the data set."""
     settings: Settings
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a phase."""
+    """A worker's reply: the result of a phase."""
 
     phase: str
     status: Literal["ok", "skipped", "failed"]
@@ -65,7 +64,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float] = {}
     messages: int = 0
     started: float
-    """Seconds since the epoch."""
+    """The start of the phase, in seconds since the epoch."""
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}
 
@@ -111,7 +110,7 @@ class _Worker:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to end this process with its parent, where that is possible."""
+    """Ask the kernel to kill this process when its parent ends; only Linux supports this."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -122,7 +121,7 @@ def _answer(stream: IO[bytes], reply: Reply) -> None:
 
 
 def main() -> None:
-    """Run a worker."""
+    """Run a worker: read a plan and phases from standard input, and write replies to standard output."""
     parent = os.getppid()
     _end_with_parent()
     if os.getppid() != parent:

@@ -1,1 +1,1 @@
-"""Recommending a layout, by one trial with a sample of the messages: ``topicstore recommend``."""
+"""Recommends a layout by one trial with a sample of the user's messages: ``topicstore recommend``."""

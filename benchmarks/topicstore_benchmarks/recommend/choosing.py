@@ -1,13 +1,13 @@
-"""Recommending a layout: all layouts that are installed are measured in one trial with a sample of the messages.
+"""Recommends a layout: measures all installed layouts in one trial with a sample of the user's messages.
 
-The trial is one of the benchmarks, without Spark: a process for each layout, which take turns phase by phase. The
-sample is sorted by time. Each layout stores and replays it, compacts it, and replays it again; every replay is compared
-with what was stored before it is timed.
+The trial is one of the benchmark harness, without Spark: each layout has a process, and the processes take turns phase
+by phase. The sample is sorted by time. Each layout stores and replays it, compacts it, and replays it again. The
+messages of every replay are checked before replays are timed.
 
-The rule. A layout's *total* is the time that its replays of the filters take after compaction, each counted as often as
-the filter was given. The smallest total wins. Layouts within a tenth of it, or nearer to it than `SHORT_SECONDS`, count
-as equal; of these, the one wins that has the smallest product of the time to store a message, compaction included, and
-the bytes that the message takes. ``reference`` is measured beside the others, but it is never recommended.
+Rule: a layout's *total* is the time of its replays of the filters after compaction, each counted as often as the filter
+was given. The smallest total wins. Layouts whose total is within a tenth of it, or within `SHORT_SECONDS`, count as
+equal. Among these the smallest cost wins: the time to store and compact a message, multiplied by its bytes on disk.
+``reference`` is measured, too, but never recommended.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "choose",
 
 ORACLE = "reference"
 TIE = 1.1
-"""Factor of the smallest total up to which other totals count as equal."""
+"""The multiple of the smallest total up to which other totals count as equal."""
 SHORT_SECONDS = 0.005
-"""Seconds below which a difference says nothing about a larger database."""
+"""The difference in seconds below which totals count as equal, because it says nothing about a larger database."""
 _SETTINGS = Settings(repeat=9, patience=1.0, mixed_seconds=0)
 _PART = 20_000
 _MOST_LEVELS = 16
-"""Largest number of a topic's levels that are tried as ``+``."""
+"""The maximum number of a topic's levels that are tried as ``+``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +56,7 @@ class Question:
     start: int = 0
     """Start of the replay, in microseconds since the epoch."""
     weight: int = 0
-    """How often the replay counts in the totals; 0: it is only shown."""
+    """The number of times that the replay counts in the totals; 0 if it is only shown."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,7 +67,7 @@ class ReplayFigures:
     seconds: float
     """Median duration of the replays."""
     rate: float
-    """Messages read a second."""
+    """Number of messages read a second."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,22 +76,22 @@ class LayoutFigures:
 
     layout: str
     store_rate: float
-    """Messages stored a second."""
+    """Number of messages stored a second."""
     compact_seconds: float
     merged: int
     """Number of messages that the compaction rewrote; 0 for layouts that keep messages as they were stored."""
     bytes_per_message: float
     """Bytes on disk after compaction, less those of an empty database."""
     delay_seconds: float
-    """How long a message may stay hidden after it was stored: an epoch, if the layout has epochs."""
+    """Maximum seconds until a stored message is visible: the length of an epoch, or 0 without epochs."""
     replays: list[ReplayFigures]
     """Figures of the replays, in the order of the questions."""
     total_seconds: float
     """Sum of the median durations after compaction, each times the weight of its question."""
     unmerged_seconds: float | None
-    """Sum of the median durations before compaction, likewise; None for layouts with nothing to merge."""
+    """Sum of the weighted median durations before compaction; None for layouts with nothing to compact."""
     cost: float
-    """Seconds to store and compact a message, times its bytes; decides between layouts of equal speed."""
+    """Seconds to store and compact a message, multiplied by its bytes; decides between layouts of equal speed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,16 +123,16 @@ def compare(
 ) -> Comparison:
     """Measure all layouts that run on a backend and recommend one; the module's docstring states the rule.
 
-    batches:   the sample. A time in the future counts as now; a message without a time has that of the one before it.
-    filters:   filters that will be replayed; one that is given twice counts twice. The replay of everything, and one
-               that starts in the last hundredth, are measured too, but don't count.
+    batches:   the sample. A time in the future counts as now; a message without a time has that of the message before.
+    filters:   the filters that will be replayed; a repeated filter counts more than once. A replay of everything, and
+               one that starts in the last hundredth, are measured, too, but don't count.
     directory: an existing, empty directory, in which a database of each layout is created.
     options:   options of the backend and of any layouts, by plugin, as for `topicstore.open`.
-    progress:  is called with a description of each step.
+    progress:  a function called with a description of each step.
 
-    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample and for filters that match
-    nothing in it, `InvalidFilterError`, `UnsupportedError` if there is nothing to choose from or the backend keeps
-    nothing, `PluginError` if a layout fails or returns other messages, and the errors of `topicstore.open`.
+    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample and for filters that match nothing in
+    it, `InvalidFilterError`, `UnsupportedError` if the backend has no layout to choose or isn't persistent,
+    `PluginError` if a layout fails or returns other messages, and the errors of `topicstore.open`.
     """
     if not any(map(len, batches)):
         raise InvalidArgumentError("the sample has no messages")
@@ -173,10 +173,10 @@ def compare(
 
 
 def representative_filters(counts: Mapping[str, int]) -> list[str]:
-    """Return filters for topics with these numbers of messages.
+    """Return filters for topics with these numbers of messages, to use if the user gives none.
 
-    These are the topic of median traffic, the busiest topic, and the first of the two with one of its varying levels
-    replaced by ``+``, for at most the three deepest of these levels.
+    These are the topic with the median number of messages, the busiest topic, and wildcard filters. The latter are the
+    median topic with one level replaced by ``+``, for the three deepest levels at which topics differ.
     """
     by_traffic = sorted(counts, key=lambda topic: (counts[topic], topic))
     median = by_traffic[len(by_traffic) // 2]
@@ -187,7 +187,7 @@ def representative_filters(counts: Mapping[str, int]) -> list[str]:
 
 
 def _layouts_on(backend: str) -> tuple[list[str], dict[str, str]]:
-    """Return the layouts that run on a backend, the reference layout first, and the others with the reason."""
+    """Return the layouts that run on a backend, the reference layout first, and the others with the reasons."""
     load_target(registry().backend(backend))
     pairs = [pair for pair in registry().pairs() if pair.backend.name == backend]
     left_out = {pair.layout.name: why for pair in pairs if (why := pair.why_refused() or pair.why_absent()) is not None}
@@ -217,7 +217,7 @@ class _Sample(Workload):
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """Return the number of parts."""
         return len(range(0, self._table.num_rows, _PART))
 
     def part(self, number: int) -> pa.RecordBatch:
@@ -225,12 +225,12 @@ class _Sample(Workload):
         return self._table.slice(number * _PART, _PART).combine_chunks().to_batches()[0]
 
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """Return each filter as a request of its own. Names are numbers, because a filter may be called as a phase."""
+        """Return each filter as a request of its own, named by a number, because a filter may equal a phase's name."""
         return {f"filter {number}": (text,) for number, text in enumerate(self._filters, 1)}
 
 
 def _contender(backend: str, layout: str, options: Mapping[str, Mapping[str, Any]]) -> ContenderSpec:
-    """Return a contender of the name of its layout, opened with its options."""
+    """Return a contender with its layout's name and options."""
     known = catalogue().get(f"{backend}-{layout}")
     if known is None:
         raise UnsupportedError(f"layouts can't be compared on {backend!r}, which keeps nothing when it is closed")
@@ -240,7 +240,7 @@ def _contender(backend: str, layout: str, options: Mapping[str, Mapping[str, Any
 
 
 def _empty(spec: ContenderSpec, path: Path) -> tuple[int, float]:
-    """Return the bytes of an empty database, and the seconds that a message may stay hidden."""
+    """Return the bytes of an empty database, and the maximum seconds until a stored message is visible."""
     path.parent.mkdir(exist_ok=True)
     with topicstore.open(path, **spec.arguments) as db:
         size: int = db.info().disk_bytes
@@ -263,10 +263,10 @@ def _figures(
     """Return the figures of a layout from the results of the trial; ``questions`` are by request."""
 
     def value(phase: str, metric: str = "seconds") -> float:
-        return next(iter(run.of("sample", "commit", layout, phase, metric).values()), 0.0)  # 0 without such a phase
+        return next(iter(run.of("sample", "commit", layout, phase, metric).values()), 0.0)  # 0 if the phase was skipped
 
     def replayed(phase: Callable[[str], str]) -> tuple[list[ReplayFigures], float]:
-        """Return the figures of the replays, and their total."""
+        """Return the figures of the replays, and their weighted total in seconds."""
         found, total = [], 0.0
         for request, question in questions.items():
             seconds, count = value(phase(request)), data.about.expected[request][0].messages

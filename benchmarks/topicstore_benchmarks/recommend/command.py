@@ -47,7 +47,7 @@ _BATCH_SIZE = 1_000
 
 @attrs.frozen(kw_only=True)
 class _Sample:
-    """The messages that the layouts are measured with."""
+    """The messages with which the layouts are measured."""
 
     name: str
     batches: list[MessageBatch]
@@ -161,7 +161,7 @@ def _read_filters(file: Path) -> list[str]:
 
 
 def _read_sample(file: Path, file_format: str | None, limit: int) -> _Sample:
-    """Read the first rows of a file. Raises `ImportSourceError`, naming the bad row."""
+    """Read the first rows of a file. Raises `ImportSourceError` for an empty file and for a bad row, naming the row."""
     batches: list[MessageBatch] = []
     counts: Counter[str] = Counter()
     room, cut = limit, False

@@ -1,7 +1,7 @@
-"""The pictures, as static SVG: a row for each contender, a column for each workload, on a logarithmic axis.
+"""The charts of a report, as static SVG: a row for each contender, a column for each workload, a logarithmic axis.
 
-Colours are CSS variables of the page, so that a picture changes between light and dark with it. The medians are
-written beside the dots, so that nothing has to be read off an axis.
+Colours are CSS variables of the page, so that charts follow its light or dark mode. The medians are written beside the
+dots, so that readers don't have to read them off the axis.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .verdict import Question, Result, questions, results
 __all__ = ["Picture", "colour", "pictures"]
 
 _BACKENDS = ("rocksdb", "leveldb", "duckdb")
-"""Backends with a hue of their own in the family. Others share the fourth."""
+"""The backends with a colour of their own. All others share a fourth one."""
 _SHAPES = {"topicstore": "circle", "peer": "diamond", "limit": "square"}
 _PLOT, _COLUMN, _ROW = 140, 265, 20
-"""Widths of the part of a column that has dots, and of a column; the height of a row. In pixels."""
+"""The width of a column's plot, the width of a column, and the height of a row, in pixels."""
 _BESIDE = 4
-"""The most columns beside each other."""
+"""The maximum number of columns side by side."""
 _CONFIG: dict[str, Any] = {
     "font": "system-ui, sans-serif",
     "background": "transparent",
@@ -49,16 +49,16 @@ _CONFIG: dict[str, Any] = {
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """The figures of one question."""
+    """A chart of the results for one question."""
 
     question: Question
     note: str
-    """The unit, which direction is better, and what hollow marks are."""
+    """A text with the unit, the better direction, and the meaning of hollow marks."""
     svg: str
 
 
 def colour(contender: Contender) -> str:
-    """Return the CSS variable of a contender's colour: blues for topicstore's, orange for peers, grey for limits."""
+    """Return the CSS variable of a contender's colour, which depends on its kind and, for topicstore, its backend."""
     if contender.kind != "topicstore":
         return f"var(--{contender.kind})"
     number = _BACKENDS.index(contender.backend) + 1 if contender.backend in _BACKENDS else len(_BACKENDS) + 1
@@ -66,7 +66,7 @@ def colour(contender: Contender) -> str:
 
 
 def pictures(run: Run) -> Iterator[Picture]:
-    """Yield the pictures of the questions with an answer, in their order."""
+    """Yield a chart for each question that has results, in order."""
     for question in questions(run):
         rows = list(_rows(run, question))
         if rows:
@@ -77,7 +77,10 @@ def pictures(run: Run) -> Iterator[Picture]:
 
 
 def _rows(run: Run, question: Question) -> Iterator[dict[str, Any]]:
-    """Yield the marks: of the first durability, and hollow for what is compacted or, when storing, synced."""
+    """Yield the data of a chart's marks, for the first durability.
+
+    Marks are hollow for compacted contenders and, in the phase ``store``, for the other durabilities.
+    """
     for workload in run.workloads:
         found = results(run, question, workload, run.durabilities[0])
         marks = [(one, one.compacted) for one in found]

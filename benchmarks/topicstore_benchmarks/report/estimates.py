@@ -1,14 +1,15 @@
 """Medians, ratios and their confidence intervals from a few repetitions. Pure functions.
 
-Noise of times multiplies (a slow second slows everything by a factor), so that ratios are taken, and
-intervals are made of logarithms: Student's *t* at 95 %, of paired differences for what was measured
-side by side (Student, "The probable error of a mean", 1908), and of two samples of unequal variance
-for two runs (Welch, "The generalization of 'Student's' problem", 1947). With two to five repetitions,
-which is what benchmarks have, intervals of ranks can't reach 95 % and those of a bootstrap hold much
-less than they claim (Hesterberg, "What teachers should know about the bootstrap", 2015, section 4).
-These hold what they say from two repetitions on; they are wide then, as they should be.
+Noise of times is multiplicative (a slow second slows everything by a factor), so values are compared by ratios, and
+intervals are computed from logarithms. They are Student's *t* intervals at 95 %: of paired differences for values of
+the same trial (Student, "The probable error of a mean", 1908), and of two samples of unequal variance for two runs
+(Welch, "The generalization of 'Student's' problem", 1947).
 
-What is shown as *the* value is the median, which one disturbed repetition doesn't move.
+Benchmarks have two to five repetitions. With so few, rank-based intervals can't reach 95 %, and bootstrap intervals
+cover much less than they claim (Hesterberg, "What teachers should know about the bootstrap", 2015, section 4). The
+intervals used here have the stated coverage from two repetitions on, but are wide then.
+
+The value shown is the median, which a single disturbed repetition doesn't change.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _T = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""Student's *t*, 97.5 %, of 1 to 30 degrees of freedom. The last stands for more: a little too wide."""
+"""The 97.5 % quantiles of Student's *t*, for 1 to 30 degrees of freedom. More use the last, which is slightly large."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,21 +36,21 @@ class Ratio:
 
     median: float
     least: float
-    """The lowest ratio of any repetitions that were compared."""
+    """The lowest ratio of any two compared repetitions."""
     most: float
     low: float
-    """The lower end of the interval that holds the true ratio with 95 % confidence."""
+    """The lower end of the 95 % confidence interval."""
     high: float
     repetitions: int
-    """The repetitions of the side that has fewer. With a single one the interval is unbounded."""
+    """The smaller number of repetitions of the two sides. With a single one the interval is unbounded."""
 
     @property
     def clear(self) -> bool:
-        """Whether 1, "no difference", lies outside the interval."""
+        """Whether 1, which means no difference, lies outside the confidence interval."""
         return self.low > 1 or self.high < 1
 
     def inverse(self) -> Ratio:
-        """Return how many times the other is the one."""
+        """Return the reciprocal ratio."""
         return Ratio(
             median=1 / self.median,
             least=1 / self.most,
@@ -61,9 +62,10 @@ class Ratio:
 
 
 def paired_ratio(ones: Mapping[str, float], others: Mapping[str, float]) -> Ratio | None:
-    """Return how many times the ones are the others, of positive values by what they share, such as a trial.
+    """Return the ratio of ``ones`` to ``others``, which are values by a common key, such as the trial.
 
-    Each ratio is taken within a pair, so that what slowed both cancels. None without a pair.
+    Each ratio is taken within a pair of positive values, so that disturbances of both cancel out. Returns None if there
+    is no pair.
     """
     ratios = [ones[key] / others[key] for key in ones.keys() & others.keys() if ones[key] > 0 and others[key] > 0]
     if not ratios:
@@ -75,9 +77,9 @@ def paired_ratio(ones: Mapping[str, float], others: Mapping[str, float]) -> Rati
 
 
 def ratio(ones: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Return how many times the ones are the others: positive values, not paired, at least one of each.
+    """Return the ratio of ``ones`` to ``others``, which are unpaired positive values, at least one of each.
 
-    The median is the ratio of medians; least and most are of any one to any other.
+    The median is the ratio of the medians; ``least`` and ``most`` are the extreme ratios of any two values.
     """
     logs = [[math.log(value) for value in side] for side in (ones, others)]
     fewer = min(len(ones), len(others))
@@ -92,7 +94,7 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> Ratio:
 
 
 def _welch(ones: Sequence[float], others: Sequence[float]) -> float:
-    """Return half the width of the interval around the difference of two means."""
+    """Return half the width of Welch's confidence interval of the difference of two means."""
     parts = [(statistics.variance(side) / len(side), len(side) - 1) for side in (ones, others)]
     total = sum(part for part, _ in parts)
     if total == 0:
@@ -106,7 +108,7 @@ def _t(freedom: int) -> float:
 
 
 def _interval(centre: float, half: float) -> dict[str, float]:
-    """Return where it begins and ends, from logarithms; beyond what floats hold, everything."""
+    """Return an interval's ends from its logarithmic centre and half width; on overflow, zero and infinity."""
     try:
         return {"low": math.exp(centre - half), "high": math.exp(centre + half)}
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The report: one static HTML file with everything in it, which opens without a network and has no scripts."""
+"""The report: one self-contained static HTML file, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["render", "write_report"]
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` beside the results of a run, in place of an earlier one, and return its path.
+    """Write ``report.html`` to the directory of a run, replacing an existing one, and return its path.
 
-    Raises `FileNotFoundError` without results, and `ValueError` if none of them is a value.
+    Raises `FileNotFoundError` if there are no results, and `ValueError` if they have no measured value.
     """
     run = load(run_dir)
     if not run.values:
@@ -37,7 +37,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def render(run: Run, drawn: Sequence[Picture]) -> str:
-    """Return the page with these pictures."""
+    """Return the HTML of the report with these charts."""
     environment = Environment(
         loader=PackageLoader("topicstore_benchmarks", "report"),
         autoescape=select_autoescape(),
@@ -71,7 +71,7 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
 
 
 def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:
-    """Return a table: for each result its medians, in the order of the questions, None where it has none."""
+    """Return a table's data: for each result its medians in the order of the questions, or None without a value."""
     columns, order = by_question(run, workload, durability), list(run.contenders)
     found = {label: one for _, column in columns for label, one in column.items()}
     rows = {
@@ -98,7 +98,7 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _made_of(by_durability: Mapping[str, MadeOf]) -> MadeOf:
-    """Return the versions and settings of a contender under all durabilities."""
+    """Return the versions and settings of a contender, merged over all durabilities."""
     return MadeOf(
         _together({durability: made.versions for durability, made in by_durability.items()}),
         _together({durability: made.settings for durability, made in by_durability.items()}),
@@ -106,7 +106,7 @@ def _made_of(by_durability: Mapping[str, MadeOf]) -> MadeOf:
 
 
 def _together(by_durability: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return values by name; of one that not all durabilities have, which have it."""
+    """Merge values by name; a value that differs between durabilities, or that some lack, names its durabilities."""
     found = {}
     for name in dict.fromkeys(name for document in by_durability.values() for name in document):
         values = {durability: document[name] for durability, document in by_durability.items() if name in document}
@@ -117,7 +117,7 @@ def _together(by_durability: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def _times(ratio: Ratio) -> str:
-    """Return how many times, with the digits that mean something, and from where to where repetitions go."""
+    """Return a ratio as text, with significant digits and the range over the repetitions."""
     if ratio.repetitions == 1:
         return f"{_digits(ratio.median)}× (measured once)"
     return f"{_digits(ratio.median)}× ({_digits(ratio.least)} to {_digits(ratio.most)})"

@@ -1,4 +1,4 @@
-"""Figures as a person reads them: 1.25 M messages/s, 0.21 ms, 37.5 bytes, 212 MB."""
+"""Formats values for people: 1.25 M messages/s, 0.21 ms, 37.5 bytes, 212 MB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def quantity(metric: str, value: float) -> str:
-    """Return a value of a metric with its unit: bytes with a prefix, and times without one."""
+    """Return a value of a metric with its unit; times have no metric prefix, and are in seconds from a second on."""
     unit = UNITS[metric]
     if unit == "ms" and value >= _LARGE:
         unit, value = "s", value / 1e3
@@ -24,17 +24,17 @@ def quantity(metric: str, value: float) -> str:
 
 
 def bare(metric: str, value: float) -> str:
-    """Return a value of a metric where its unit stands elsewhere."""
+    """Return a value of a metric without its unit."""
     return unprefixed(value) if UNITS[metric] in ("ms", "s") else short(value)
 
 
 def unprefixed(value: float) -> str:
-    """Return a number with three digits, or as a whole one from a thousand on."""
+    """Return a number with about three digits, or as an integer from a thousand on."""
     return f"{value:,.0f}" if value >= _LARGE else _digits(value)
 
 
 def short(value: float) -> str:
-    """Return a number with three digits, and a prefix from a thousand on."""
+    """Return a number with about three digits, and a metric prefix from a thousand on."""
     for size, prefix in _STEPS:
         if value >= 0.9995 * size:
             return f"{_digits(value / size)} {prefix}"

@@ -1,4 +1,4 @@
-"""A run's rows, as the page and the comparison read them: values by what was measured, and then by trial."""
+"""The results of a run, as the report and the comparison read them: values by `Key`, and then by trial."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Key:
 
 @attrs.frozen
 class Contender:
-    """A contender that was compared."""
+    """A contender that was measured or skipped."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class Contender:
 
 @attrs.frozen
 class Workload:
-    """The stored messages; ``bytes`` are those of topics and payloads."""
+    """The numbers of a workload's messages and topics, and the total bytes of topics and payloads."""
 
     name: str
     messages: int
@@ -64,7 +64,7 @@ class MadeOf:
 
 @attrs.frozen
 class Problem:
-    """Something that was skipped or failed, and the reason; an empty name stands for all."""
+    """A skip or a failure, with its reason; an empty name stands for all contenders, workloads and so on."""
 
     status: str
     contender: str
@@ -76,31 +76,31 @@ class Problem:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """All results of one run so far."""
+    """All results of a run that are available."""
 
     name: str
     asked: Mapping[str, Any]
-    """The contents of run.json; empty if there is none."""
+    """The contents of ``run.json``; empty if there is none."""
     contenders: Mapping[str, Contender]
     """The contenders by name: topicstore's, then peers, then limits."""
     workloads: Mapping[str, Workload]
     durabilities: tuple[str, ...]
     phases: tuple[str, ...]
-    """All phases that some contender had, in their order."""
+    """All phases in the results, except the one of the whole worker, in the order in which they ran."""
     values: Mapping[Key, Mapping[str, float]]
-    """The values by trial: those of the same trial were measured side by side."""
+    """The values by trial; values of the same trial were measured shortly after each other."""
     problems: tuple[Problem, ...]
     machines: tuple[Mapping[str, Any], ...]
     made_of: Mapping[str, Mapping[str, MadeOf]]
     """The versions and settings of measured contenders, by contender and durability."""
     repetitions: int
     trials: frozenset[str]
-    """The measured trials, whether they have values or failed."""
+    """The names of the measured trials, including failed ones."""
     began: dt.datetime | None
-    """The time when the first worker started; None if there was none."""
+    """The earliest start of any row, or None if there are no rows."""
 
     def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
-        """Return values by trial, none if there are none."""
+        """Return values by trial, or an empty mapping if there are none."""
         return self.values.get(Key(workload, durability, contender, phase, metric), {})
 
     def requests(self) -> list[str]:
@@ -108,7 +108,7 @@ class Run:
         return [phase for phase in self.phases if compacted(phase) in self.phases]
 
     def missing(self) -> int:
-        """Return how many trials of the plan weren't measured yet; 0 where there is no plan."""
+        """Return the number of the plan's trials that were not measured yet; 0 if there is no plan."""
         plan = self.asked.get("plan")
         if plan is None:
             return 0
@@ -123,9 +123,9 @@ class Run:
 
 
 def load(path: Path) -> Run:
-    """Read a run's directory, whose trials need not all be there yet, or a file of results alone.
+    """Read the results of a run's directory, which may be incomplete, or of a single Parquet file.
 
-    Raises `FileNotFoundError` where there is none, and `ValueError` for a file of another form.
+    Raises `FileNotFoundError` if there are none, and `ValueError` if columns are missing.
     """
     directory = path.is_dir()
     trials, results = path / "trials", path / "results.parquet"
@@ -192,7 +192,7 @@ def _problem(row: Row) -> Problem:
 
 
 def _refused(asked: Mapping[str, Any], contenders: Mapping[str, Contender]) -> Iterator[Problem]:
-    """Give what run.json says was skipped, unless rows say so: of a whole workload there is none."""
+    """Yield the workloads that ``run.json`` lists as skipped, and the skipped contenders that have no rows."""
     for name, reason in asked.get("skipped_workloads", {}).items():
         yield Problem("skipped", "", name, "", "", reason)
     for name, reason in asked.get("skipped_contenders", {}).items():

@@ -1,4 +1,4 @@
-"""The questions of a report, and the answers: what wins, our best pair against the best peer, and what is missing."""
+"""The questions of a report, and their answers: the winners, topicstore against the best peer, and failures."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """A question: something in which a contender can be better or worse."""
+    """A metric of a phase by which contenders are compared."""
 
     name: str
     phase: str
     metric: str
     compacted: str | None = None
-    """The phase that asks the same after ``compact``."""
+    """The phase in which the same metric is measured after ``compact``, or None."""
     more_is_better: bool = False
 
 
 def questions(run: Run) -> list[Question]:
-    """Return the questions that a run may answer, in the order of the page."""
+    """Return the questions that a run may answer, in the order of the report."""
     replays = (
         Question(
             name=request.capitalize(),
@@ -65,42 +65,42 @@ def questions(run: Run) -> list[Question]:
 
 @attrs.frozen
 class Result:
-    """A contender, as it stored or compacted, with what its repetitions gave."""
+    """The values of a contender, compacted or not, for one question, workload and durability."""
 
     contender: Contender
     compacted: bool
     values: Mapping[str, float]
-    """By trial."""
+    """The values by trial."""
 
     @property
     def label(self) -> str:
-        """The contender's name, and whether it was compacted."""
+        """Return the contender's name, with a note if the contender was compacted."""
         return f"{self.contender.name}, compacted" if self.compacted else self.contender.name
 
     @property
     def median(self) -> float:
-        """The median of the values."""
+        """Return the median of the values."""
         return statistics.median(self.values.values())
 
 
 @attrs.frozen(kw_only=True)
 class Ranking:
-    """One of two results of a question with one workload and durability, as it compares with the other."""
+    """A comparison of a result with another one for the same question, workload and durability."""
 
     result: Result
     other: Result | None
-    """None if no other took part."""
+    """The other result, or None if there is no other."""
     lead: Ratio | None
-    """How many times better the result is; None if the two were never measured side by side."""
+    """The factor by which the result is better; None if the two have no trial in common."""
 
     @property
     def ahead(self) -> bool:
-        """Whether the result is the better one, by the medians of what was measured side by side."""
+        """Whether the result is better than the other, by the median ratio within trials."""
         return self.lead is None or self.lead.median > 1
 
     @property
     def clear(self) -> bool:
-        """Whether the two differ beyond the noise, or there is nothing to compare with."""
+        """Whether the difference is statistically significant, or there is no other result."""
         return self.other is None or (self.lead is not None and self.lead.clear)
 
 
@@ -112,14 +112,14 @@ class Grid:
     rows: tuple[tuple[Question, tuple[Ranking | None, ...]], ...]
 
     def answers(self) -> list[Ranking]:
-        """Return the answers that there are."""
+        """Return all answers that are not None."""
         return [answer for _, answers in self.rows for answer in answers if answer is not None]
 
 
 def results(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
-    """Return those of some kinds, or all, that have an answer, in the order of the run's contenders.
+    """Return the results of contenders of some kinds, or of all, in the order of the run's contenders.
 
-    A contender that can compact is in it twice, because users may compact.
+    A contender that can compact has two results, one before and one after compaction.
     """
     phases = ((question.phase, False), (question.compacted, True))
     return [
@@ -131,13 +131,13 @@ def results(run: Run, question: Question, workload: str, durability: str, *kinds
 
 
 def by_question(run: Run, workload: str, durability: str) -> list[tuple[Question, dict[str, Result]]]:
-    """Return the results of all contenders by their labels, for each question."""
+    """Return for each question the results of all contenders, by label."""
     found = [(question, results(run, question, workload, durability)) for question in questions(run)]
     return [(question, {one.label: one for one in some}) for question, some in found]
 
 
 def winners(run: Run) -> list[Grid]:
-    """Return, for each durability, who has the best median, compared with the best of another contender."""
+    """Return for each durability the results with the best median, compared with the best of another contender."""
 
     def winner(question: Question, workload: str, durability: str) -> Ranking | None:
         ranked = _ranked(run, question, workload, durability, "topicstore", "peer")
@@ -150,7 +150,7 @@ def winners(run: Run) -> list[Grid]:
 
 
 def against_peers(run: Run) -> list[Grid]:
-    """Return, for each durability, topicstore's best pair compared with the best peer; only where both took part."""
+    """Return for each durability topicstore's best result compared with the best peer's, if both have one."""
 
     def against_peer(question: Question, workload: str, durability: str) -> Ranking | None:
         ours = _ranked(run, question, workload, durability, "topicstore")
@@ -161,7 +161,7 @@ def against_peers(run: Run) -> list[Grid]:
 
 
 def _ranked(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
-    """Return results, the best median first."""
+    """Return the results in order of their medians, the best first."""
     found = results(run, question, workload, durability, *kinds)
     return sorted(found, key=lambda one: one.median, reverse=question.more_is_better)
 
@@ -190,18 +190,18 @@ def _grids(run: Run, answer: Callable[[Question, str, str], Ranking | None]) -> 
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """What failed or was skipped for one reason, and so is missing from the figures."""
+    """All failures or skips of a contender with the same reason."""
 
     status: str
     contender: str
-    """Empty for all."""
+    """The contender's name; empty for all contenders."""
     where: str
-    """The phases, workloads and durabilities, of which those are named that aren't all; empty if all are."""
+    """The affected phases, workloads and durabilities, as text; each is left out if all of its kind are affected."""
     reason: str
 
 
 def failures(run: Run) -> list[Failure]:
-    """Return what failed, and then what was skipped, each reason of a contender once."""
+    """Return failures and then skips, grouped by contender and reason."""
     found: defaultdict[tuple[str, str, str], list[Problem]] = defaultdict(list)
     for problem in run.problems:
         found[problem.status, problem.contender, problem.reason].append(problem)

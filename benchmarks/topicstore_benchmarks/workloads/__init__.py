@@ -1,1 +1,1 @@
-"""Workloads: TOML files that configure the kinds of workloads that plugins provide."""
+"""Workloads, which are TOML files that configure a kind of workload; plugins provide the kinds."""

@@ -1,14 +1,14 @@
-"""Definitions of workloads: built-in TOML files, and users' own.
+"""Definitions of workloads: built-in TOML files, and those of users.
 
 ::
 
     [workload]
-    kind = "made"                 # or "file", or a kind that a plugin brings
+    kind = "made"                 # or "file", or a kind that a plugin provides
     summary = "one line for people"
     messages = 1_000_000          # of a full run
     …                             # the other options of the kind
 
-The name of a workload is that of its file, without the ending.
+The name of a workload is its file's name without the extension.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """The name and options of a workload, from which any process can make it. It is part of a run's plan."""
+    """The name and the options of a workload, from which any process can create it. It is part of a run's plan."""
 
     name: str
     source: str
-    """Path of the file it came from."""
+    """Path of the file that contains the definition."""
     values: dict[str, Any]
     """The table ``[workload]``."""
     messages: int | None = None
-    """The most messages that are made of it."""
+    """The maximum number of messages, or None for all."""
     summary: str = ""
-    """One line for people, true of so many messages, once they are limited."""
+    """One line of description, set by `limited` for the limited number of messages."""
 
     def limited(self, messages: int | None) -> Definition:
-        """Return the definition of at most so many messages."""
+        """Return the definition limited to at most ``messages`` messages."""
         limited = msgspec.structs.replace(self, messages=messages)
         return msgspec.structs.replace(limited, summary=limited.make().summary)
 
     def make(self) -> Workload:
-        """Return the workload. Raises `WorkloadError` naming file and key."""
+        """Create the workload. Raises `WorkloadError`, which names the file and the key."""
         kind = self._decoded(self.values, _Kind).kind
         target = _load(self._spec(kind))
         options: WorkloadOptions = self._decoded(self.values, target.Options)
@@ -107,7 +107,7 @@ def _load(spec: WorkloadSpec) -> type[Workload]:
 
 
 def _allowed(text: str, into: type[Any]) -> list[str]:
-    """Return the keys or words that may stand where an error says that something else does; none if it isn't that."""
+    """Return the allowed keys or values at the place that a validation error names, or none for other errors."""
     place: Any = inspect.type_info(into)
     path = re.search(r"`workload([^`]*)`", text)
     for name in re.findall(r"[a-z_]+|\[", path[1] if path else ""):
@@ -126,9 +126,9 @@ def built_in() -> dict[str, Path]:
 
 
 def read(name: str) -> Definition:
-    """Return a workload by the name of a built-in one, or by the path of a TOML file.
+    """Return the definition of a built-in workload by its name, or of any by the path of its TOML file.
 
-    Raises `WorkloadError`.
+    Raises `WorkloadError` for an unknown name and for an invalid file.
     """
     path = built_in().get(name) or Path(name)
     if not path.is_file():
@@ -143,6 +143,6 @@ def read(name: str) -> Definition:
 
 
 def from_parquet(path: Path, requests: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Definition:
-    """Return the workload of a Parquet file with these requests, without a TOML file."""
+    """Return the definition of a workload with a Parquet file's messages and these requests, without a TOML file."""
     values = {"kind": "file", "path": path.name, "summary": f"the messages of {path.name}", "requests": dict(requests)}
     return Definition(name=path.stem, source=str(path.resolve()), values=values)

@@ -1,4 +1,4 @@
-"""Workloads of a Parquet file: a user's own messages, or one of the real sets."""
+"""Workloads with the messages of a Parquet file: a user's own, or a data set of real messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ class FileOptions(WorkloadOptions, frozen=True, kw_only=True):
     """The file of a workload, and its requests."""
 
     path: str
-    """With the columns of `topicstore.SCHEMA`, of which ``client_id``, ``qos``, ``retain`` and ``properties`` may
-    be absent, in order of ``timestamp``. A relative path starts where the TOML file lies, or else in the folder
-    of the real sets (`topicstore_conformance.subjects.datasets`)."""
+    """Path of a Parquet file with the columns of `topicstore.SCHEMA`, in order of ``timestamp``.
+
+    The columns ``client_id``, ``qos``, ``retain`` and ``properties`` may be absent. A relative path is relative to the
+    TOML file's directory or, if there is no such file, to the folder of `topicstore_conformance.subjects.datasets`.
+    """
 
 
 class FileWorkload(Workload):
-    """The first messages of a file."""
+    """A workload with the messages of a file, or the first of them."""
 
     Options = FileOptions
     replaceable = (WILDCARD, DEVICE)
@@ -45,7 +47,7 @@ class FileWorkload(Workload):
         return beside if datasets.is_there(beside) else datasets.folder() / self.options.path
 
     def why_missing(self) -> str | None:
-        """Return why the file can't be read, if so."""
+        """Return why the file can't be read, or None if it can."""
         if datasets.is_there(self._path):
             return None
         folder = datasets.folder()
@@ -70,7 +72,7 @@ class FileWorkload(Workload):
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """Return the number of parts."""
         return max(1, -(-self._rows // _PART))
 
     @cached_property
@@ -81,7 +83,7 @@ class FileWorkload(Workload):
         return min(rows, self.options.messages or rows)
 
     def part(self, number: int) -> pa.RecordBatch:
-        """Return the messages of a part, checked."""
+        """Return the messages of a part. Raises `WorkloadError` if they are invalid or have no timestamp."""
         first = number * _PART
         table = self._slice(first, min(_PART, self._rows - first))
         try:
@@ -94,7 +96,7 @@ class FileWorkload(Workload):
         return batch
 
     def _slice(self, first: int, rows: int) -> pa.Table:
-        """Read only the row groups that are needed."""
+        """Return rows of the file, reading only the row groups that contain them."""
         metadata, groups, skipped, end = self._file.metadata, [], 0, 0
         for group in range(metadata.num_row_groups):
             start, end = end, end + metadata.row_group(group).num_rows
@@ -105,22 +107,22 @@ class FileWorkload(Workload):
         return self._file.read_row_groups(groups).slice(first - skipped, rows)
 
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """Return the filters of the options, and such as fit the messages for requests that every workload has."""
+        """Return the filters of the options, and for the requests of every workload filters made from the topics."""
         counts = Counter(self._file.read(columns=["topic"]).column("topic")[: self._rows].to_pylist())
         chosen = {WILDCARD: (busiest_wildcard(counts),), DEVICE: _around_the_median(counts)}
         return {**chosen, **self.options.requests}
 
 
 def busiest_wildcard(counts: Counter[str]) -> str:
-    """Return the filter, of a topic with one of its levels open, that matches most messages, but not most of all.
+    """Return the filter, a topic with one level replaced by ``+``, that matches the most messages, but at most half.
 
-    At most half of them, if there is such a filter: another one reads about everything, as ``#`` does. ``#``,
-    if there is but one topic.
+    If every such filter matches more than half of the messages, returns the one that matches the most. Returns ``#`` if
+    there is only one topic.
     """
     found: Counter[str] = Counter()
     for topic, count in counts.items():
         levels = topic.split("/")
-        for depth in range(topic.startswith("$"), len(levels)):  # wildcards in front don't match those with a dollar
+        for depth in range(topic.startswith("$"), len(levels)):  # a leading wildcard doesn't match a leading dollar
             found["/".join([*levels[:depth], "+", *levels[depth + 1 :]])] += count
     half = counts.total() // 2
     narrow = {text: count for text, count in found.items() if count <= half}

@@ -1,7 +1,7 @@
 """Generated workloads: devices that report, with topics and payloads made from patterns.
 
-A *report* of a device is one message of each of its metrics, or of one of them. Patterns are texts with
-placeholders such as ``fleet/region-{region}/bus-{device:05}/{metric}``; braces around anything else stay.
+A *report* of a device is one message for each of its metrics, or for one of them. Patterns are texts with placeholders,
+such as ``fleet/region-{region}/bus-{device:05}/{metric}``. Braces around other text are kept literally.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .workload import Workload, WorkloadError, WorkloadOptions
 __all__ = ["MadeOptions", "MadeWorkload", "Metric"]
 
 _START = 1_735_689_600_000_000
-"""2025-01-01T00:00:00Z."""
+"""The time of the first message, 2025-01-01T00:00:00Z, in microseconds since the epoch."""
 _PART_MESSAGES, _PART_BYTES = 20_000, 32 << 20
-"""The most messages, and approximately the most bytes of payloads, of a part."""
+"""The maximum number of messages, and approximately that of payload bytes, in a part."""
 _ASKED = 5
 """The number of devices in the requests."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)(:[^{}]*)?\}")
@@ -40,15 +40,15 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the things that a device reports."""
+    """A metric that devices report."""
 
     name: str = "value"
     share: _Share = 1.0
-    """With ``report = "one"``: how often it is the one, compared with the others."""
+    """With ``report = "one"``: the relative frequency of this metric."""
     payload: str | None = None
-    """Pattern; placeholders are those of topics and ``unit``, ``value``, ``ms`` (of the time) and ``number``."""
+    """Pattern of the payload; placeholders are those of topics, ``unit``, ``value``, ``ms`` (time) and ``number``."""
     bytes: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None = None
-    """The least and the most random bytes of a payload; each order of magnitude of sizes is equally likely."""
+    """The minimum and maximum size of a random payload; sizes are distributed log-uniformly."""
     unit: str = ""
     low: float = 0.0
     high: float = 100.0
@@ -60,18 +60,21 @@ class MadeOptions(WorkloadOptions, frozen=True, kw_only=True):
 
     messages: _Count
     topic: str
-    """Pattern; placeholders are ``device`` (its number), ``metric`` and the names of ``groups``."""
+    """Pattern of the topic; placeholders are ``device`` (its number), ``metric`` and the names of ``groups``."""
     client_id: str = "device-{device}"
     devices: _Count
     messages_a_device: _Count = 1
-    """The least messages per device; a run with few messages has fewer devices."""
+    """The minimum number of messages per device; a run with few messages has fewer devices."""
     groups: Mapping[str, _Count] = msgspec.field(default_factory=dict)
-    """Names of groups, and how many there are of each; a device is in that of its number modulo the count."""
+    """Names of groupings, and the number of groups in each; a device's group is its number modulo that."""
     metrics: Annotated[list[Metric], Meta(min_length=1)] = msgspec.field(default_factory=lambda: [Metric()])
     report: Literal["all", "one"] = "all"
     popularity: Literal["turns", "uniform", "zipf", "hot"] = "turns"
-    """The next device to report: all in turns, in an order that is shuffled each time; any one; the first devices more
-    often than others, as in Zipf's law with the exponent ``skew``; or device 0, with the share ``hot``."""
+    """The choice of the next device to report.
+
+    ``turns``: all devices in turns, in an order that is shuffled for each turn. ``uniform``: a random one. ``zipf``: by
+    Zipf's law with the exponent ``skew``. ``hot``: device 0 with the probability ``hot``, else a random other one.
+    """
     skew: _Share = 1.0
     hot: Annotated[float, Meta(gt=0, le=1)] = 0.95
     seconds: Annotated[float, Meta(gt=0, le=31_536_000)] = 3_600.0
@@ -86,7 +89,7 @@ class MadeOptions(WorkloadOptions, frozen=True, kw_only=True):
 
 
 class MadeWorkload(Workload):
-    """Devices that report."""
+    """A generated workload of reporting devices."""
 
     Options = MadeOptions
     options: MadeOptions
@@ -103,7 +106,7 @@ class MadeWorkload(Workload):
 
     @property
     def summary(self) -> str:
-        """The summary with how many devices there are, ``{devices}``, and how many of each group."""
+        """Return the summary, in which ``{devices}`` and the names of groupings are replaced by their numbers."""
         return self._summary.format(**self._counts())
 
     def _counts(self) -> dict[str, int]:
@@ -111,12 +114,12 @@ class MadeWorkload(Workload):
         return {"devices": self._devices, **groups}
 
     def identity(self) -> str:
-        """Return the version of what is made; another one where the same options give other messages."""
+        """Return the generator's version, which changes when the same options generate other messages."""
         return "1"
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """Return the number of parts."""
         return -(-self._reports // self._a_part)
 
     # --- patterns ---
@@ -143,13 +146,13 @@ class MadeWorkload(Workload):
         ]
 
     def _of(self, device: int) -> dict[str, Any]:
-        """Return the placeholders of a device."""
+        """Return the placeholders' values of a device."""
         return {"device": device, **{name: device % count for name, count in self.options.groups.items()}}
 
     # --- reporting devices ---
 
     def _reporting(self, part: int, source: np.random.Generator) -> _Numbers:
-        """Return the devices of a part's reports; ``source`` is the part's, and nothing was drawn from it yet."""
+        """Return the devices of a part's reports; ``source`` is the part's new random generator."""
         first = part * self._a_part
         reports = min(self._a_part, self._reports - first)
         popularity, devices = self.options.popularity, self._devices
@@ -208,13 +211,13 @@ class MadeWorkload(Workload):
         return source.choice(len(shares), rows, p=shares / shares.sum())
 
     def _times(self, first: int, rows: int, source: np.random.Generator) -> _Numbers:
-        """Return evenly spread times, each moved by less than the space between two."""
+        """Return ascending times in microseconds, each random within its interval of equal length."""
         step = self.options.seconds * 1e6 / self.options.messages
         moved = np.arange(first, first + rows) + source.random(rows)
         return _START + (moved * step).astype(np.int64)
 
     def _names(self, devices: list[int], metrics: list[int]) -> tuple[list[str], list[str]]:
-        """Return topics and client ids; those of few devices are many times the same."""
+        """Return the topics and the client ids of messages; equal ones are the same string object."""
         names = [metric.name for metric in self.options.metrics]
         known: dict[tuple[int, int], tuple[str, str]] = {}
         topics, client_ids = [], []
@@ -257,7 +260,7 @@ class MadeWorkload(Workload):
 
 
 def _pattern(key: str, text: str, known: Mapping[str, Any]) -> str:
-    """Return a pattern as `str.format` has them, checked."""
+    """Return a pattern as a format string for `str.format`. Raises `WorkloadError` if it is invalid."""
     made, end = [], 0
     for found in _PLACEHOLDER.finditer(text):
         if found[1] not in known:
@@ -277,7 +280,7 @@ def _literal(text: str) -> str:
 
 
 def _size(metric: Metric, value: float) -> int:
-    """Return a size between the bounds, each order of magnitude as likely as another."""
+    """Return a payload size for a random ``value`` from 0 to 1; sizes are distributed log-uniformly."""
     low, high = metric.bytes or (0, 0)
     size: int = round((low + 1) * ((high + 1) / (low + 1)) ** value) - 1
     return size
@@ -285,12 +288,12 @@ def _size(metric: Metric, value: float) -> int:
 
 @lru_cache(maxsize=2)
 def _turn(seed: int, number: int, devices: int) -> _Numbers:
-    """Return the order in which the devices report in a turn."""
+    """Return the random order in which the devices report in a turn."""
     return np.random.default_rng([seed, 2, number]).permutation(devices)
 
 
 def _split(reports: _Numbers, devices: int) -> Iterable[tuple[int, _Numbers]]:
-    """Split reports by turns: the number of each turn, and the places within it."""
+    """Split consecutive reports by turns; yield the number of each turn, and the places within the turn."""
     turns, places = np.divmod(reports, devices)
     ends = np.flatnonzero(np.diff(turns)) + 1
     for part, number in zip(np.split(places, ends), turns[np.r_[0, ends]].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The kinds of workloads that come with topicstore, as any plugin would register them."""
+"""The plugin that registers the built-in kinds of workloads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["topicstore_workloads"]
 
 @hookimpl
 def topicstore_workloads() -> list[WorkloadSpec]:
-    """Return the kinds of this package."""
+    """Return the specifications of the built-in kinds."""
     return [
         WorkloadSpec(
             name="made",

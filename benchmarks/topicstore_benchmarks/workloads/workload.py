@@ -1,7 +1,7 @@
-"""The interface of workloads: messages in order of time, made in parts, and requests for them.
+"""The interface of workloads: messages in order of time, generated or read in parts, and requests to replay them.
 
-A plugin brings a *kind* of workload through the hook ``topicstore_workloads``: a `WorkloadSpec` whose target is
-a subclass of `Workload`. A TOML file names a kind and sets its options (`definition`).
+A plugin provides a *kind* of workload through the hook ``topicstore_workloads``: a `WorkloadSpec` whose target is a
+subclass of `Workload`. A TOML file names a kind and sets its options (see `definition`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["Workload", "WorkloadError", "WorkloadOptions"]
 
 
 class WorkloadError(InvalidArgumentError):
-    """A workload is not what it should be: its file, an option, its messages. Nothing was measured."""
+    """Raised, before anything is measured, if a workload's file, options or messages are invalid."""
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of every kind's ``Options``: what the table ``[workload]`` of a TOML file may say.
+    """The base of every kind's ``Options``, which are the keys of the table ``[workload]`` in a TOML file.
 
-    Plain values, lists and tables of them: the options, as JSON, name the data that is made.
+    Options must be encodable as JSON, because a hash of them identifies the data set.
     """
 
     kind: str
-    """Name of the kind, as its plugin registered it."""
+    """Name of the kind, under which its plugin registered it."""
     summary: str = ""
-    """One line for people, of a full run; a kind may fill in numbers that depend on how many messages there are."""
+    """One line of description; a kind may insert numbers that depend on the number of messages."""
     messages: int | None = None
     """The number of messages of a full run; a run may use fewer. None means all messages."""
     requests: Mapping[str, tuple[str, ...]] = {}
-    """More filters to replay, by the names of their requests."""
+    """Additional filters to replay, by the names of their requests."""
 
     def limited(self, messages: int | None) -> WorkloadOptions:
         """Return the options with at most ``messages`` messages."""
@@ -48,18 +48,18 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Workload(ABC):
-    """Messages in order of time, in parts that can be made one without the other.
+    """Messages in order of time, in parts that can be made independently of each other.
 
-    Objects are made in every process that makes parts: from ``options``, and the directory ``beside`` of the
-    file that these came from (relative paths in them start there).
+    Every process that makes parts creates its own object, from ``options`` and from ``beside``, the directory of the
+    TOML file, to which relative paths in the options are relative.
 
-    The same options always give the same messages, whichever process makes a part. So the randomness of a part
-    is seeded with its number.
+    The same options must always yield the same messages, in any process. A part's random numbers must therefore be
+    seeded with the part's number.
     """
 
     Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
     replaceable: ClassVar[tuple[str, ...]] = ()
-    """Names of requests that every workload has, and for which the options' ``requests`` may give other filters."""
+    """The built-in requests whose filters may be replaced by the options' ``requests``."""
 
     def __init__(self, options: WorkloadOptions, beside: Path) -> None:
         self.options = options
@@ -73,36 +73,36 @@ class Workload(ABC):
 
     @property
     def summary(self) -> str:
-        """One line for people, true of these messages."""
+        """Return one line of description of these messages."""
         return self.options.summary
 
     def why_missing(self) -> str | None:
-        """Return why there are no messages here, such as a file that isn't there; None if there are."""
+        """Return why the messages are not available, such as a missing file, or None if they are."""
         return None
 
     def identity(self) -> str:
-        """Return what besides the options decides which messages these are: a version, or the size of a file."""
+        """Return a text that, together with the options, identifies the messages: a version, or a file's hash."""
         return ""
 
     @property
     @abstractmethod
     def parts(self) -> int:
-        """The number of parts, at least 1."""
+        """Return the number of parts, at least 1."""
 
     @abstractmethod
     def part(self, number: int) -> pa.RecordBatch:
-        """Return the messages of a part, of `topicstore.SCHEMA`, all of them with a timestamp.
+        """Return the messages of a part, numbered from 0, with the schema `topicstore.SCHEMA`.
 
-        Timestamps never fall, within a part or from one to the next, and lie in the past. A part has some
-        10,000 to 100,000 messages; it is in memory as a whole. Raises `WorkloadError`.
+        All messages have a timestamp. Timestamps never decrease, within a part or from one to the next, and lie in the
+        past. A part should have 10,000 to 100,000 messages, because it is in memory as a whole. Raises `WorkloadError`.
         """
 
     @abstractmethod
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """Return filters by the name of their request; those of one name are replayed one after the other.
+        """Return filters by the name of their request; filters of one request are replayed one after the other.
 
-        There are ``wildcard``, a filter that many topics match, but not all, and ``one device``, filters that each
-        match the topics of one device, or one topic, and not all of busy ones. Any others may follow. Replays of
-        everything and of the last hundredth in time are added to them. Each filter matches at least one message.
-        Called once, where the data is made.
+        The request ``wildcard`` must have a filter that many topics match, but not all. ``one device`` must have
+        filters that each match the topics of one device, or one topic, and not only those with many messages. Others
+        may follow. Replays of everything and of the last hundredth of the messages are added. Each filter must match at
+        least one message. Called once, in the process that makes the data set.
         """

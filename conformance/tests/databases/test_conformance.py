@@ -1,4 +1,4 @@
-"""Whole databases hold what is promised of them, on a pair of each kind: in memory, with epochs, and on disk."""
+"""The database suite on three pairs: in memory, in memory with epochs, and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest, which is the same under every pair: damaged, lost or of a later version it is told as that."""
+"""The manifest, which has the same format for every pair: damage, loss and newer formats are reported as such."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ERRORS = (ts.CorruptionError, ts.NotADatabaseError, ts.NewerFormatError)
 
 
 def test_flipped_byte(tmp_path: Path) -> None:
-    """Any bit changed in the manifest is noticed, and the message names the file; white space may differ."""
+    """Opening reports any flipped bit in the manifest, with its path, unless the bit is insignificant white space."""
     with pairs("persistent")[0].open(tmp_path / "db") as db:
         db.store([Message("a", b"1")])
         expected = db.manifest
@@ -41,7 +41,7 @@ def test_flipped_byte(tmp_path: Path) -> None:
     "nonsense", [b"", b"{", b"[]", b"null", b"{}", b"\xff", b'{"format": true}', b'{"format": 1}', b"0" * 10_000]
 )
 def test_nonsense(tmp_path: Path, nonsense: bytes) -> None:
-    """What is no manifest at all is refused, and left as it was."""
+    """Opening rejects a file that is not a manifest, and doesn't change that file."""
     pairs("persistent")[0].open(tmp_path / "db").close()
     manifest = tmp_path / "db" / "topicstore.json"
     manifest.write_bytes(nonsense)
@@ -51,7 +51,7 @@ def test_nonsense(tmp_path: Path, nonsense: bytes) -> None:
 
 
 def test_newer_version(tmp_path: Path) -> None:
-    """A manifest of a later format is refused as that, and left as it was."""
+    """Opening a manifest of a newer format raises NewerFormatError, and doesn't change the file."""
     pairs("persistent")[0].open(tmp_path / "db").close()
     manifest = tmp_path / "db" / "topicstore.json"
     newer = manifest.read_bytes().replace(b'"format": 1', b'"format": 2')

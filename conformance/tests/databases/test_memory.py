@@ -1,6 +1,6 @@
-"""Memory does not grow with what is stored: under each persistent backend, and each layout.
+"""Memory use does not grow with the number of stored messages, for each persistent backend and each layout.
 
-Counted is what a process has for itself: how much of mapped files is in memory is the kernel's choice.
+Only anonymous memory is measured, because the kernel decides which pages of mapped files are resident.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SMALL_CACHES = {
     "rocksdb": {"write_buffer_bytes": 4 << 20, "cache_bytes": 4 << 20},
     "duckdb": {"memory_bytes": 128 << 20, "log_bytes": 4 << 20},
 }
-"""Options of backends whose own buffers would hide what grows."""
+"""Options that limit the buffers of backends, which would otherwise hide growth."""
 
 
 PERSISTENT = [pair for pair in covering() if "persistent" in pair.capabilities]
@@ -76,7 +76,7 @@ PERSISTENT = [pair for pair in covering() if "persistent" in pair.capabilities]
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc to see a process's memory")
 @pytest.mark.parametrize("pair", PERSISTENT, ids=str)
 def test_storing_and_replaying_more_takes_no_more_memory(pair: Pair, tmp_path: Path) -> None:
-    """Four times as many messages: the process stays as large as after the second time."""
+    """A process that has stored and replayed four times as many messages uses no more memory than after twice."""
     options = {name: values for name, values in SMALL_CACHES.items() if name == pair.backend}
     options[pair.layout] = quick_options(pair.layout)
     command = [sys.executable, "-c", CHILD, str(tmp_path / "db"), pair.backend, pair.layout, json.dumps(options)]
@@ -92,7 +92,7 @@ def test_storing_and_replaying_more_takes_no_more_memory(pair: Pair, tmp_path: P
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_tiny_batches_leave_nothing_in_memory(tmp_path: Path, backend: str) -> None:
-    """A hundred thousand and more leave less than 80 bytes each: about what one object of Python takes."""
+    """Each of many batches of one message leaves less than 80 bytes in memory, about the size of a Python object."""
     need(backend)
     batches = 100_000 if MODE == "quick" else 1_000_000
     command = [sys.executable, "-c", TINY, str(tmp_path / "db"), backend, str(batches)]

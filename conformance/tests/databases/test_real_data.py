@@ -1,10 +1,10 @@
-"""Real messages, imported with their own times, come back exactly as a plain filter over the file gives them.
+"""Real messages, imported with their own times, are read back exactly as a filter over the file selects them.
 
-The first half of a set is one generation, the second another. The pairs that cover all backends and
-layouts get whole sets in turn, the first of them each; other pairs, backends that aren't persistent and
-layouts that scan everything for every filter get a slice. In the quick mode slices are smaller, and only
-the first pair gets whole sets. ``TOPICSTORE_CONFORMANCE=thorough`` takes whole sets everywhere, over one
-shard and over several.
+The first half of a data set is in one generation, the second in another. Of the pairs that cover all backends and
+layouts, the first gets each data set whole, and the others get one each. Other pairs, backends that aren't persistent,
+and layouts that scan everything for every filter get a slice. In the quick mode slices are smaller, and only the first
+pair gets whole data sets. ``TOPICSTORE_CONFORMANCE=thorough`` uses whole data sets for every pair, with one shard and
+with several.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ SHARDS = (1, 3)
 
 @attrs.frozen
 class Case:
-    """A set in a database of a pair."""
+    """A data set, and the pair and the number of shards of the database that stores it."""
 
     pair: Pair
     name: str
     shards: int
     rows: int | None = None
-    """How many, from the middle of the set; None is all."""
+    """The number of rows to store, from the middle of the data set on; None: all rows."""
 
     def __str__(self) -> str:
         return f"{self.pair}-{self.name}-{self.shards}"
 
 
 def cases() -> list[Case]:
-    """Return what is tested: in the thorough mode everything with everything."""
+    """Return the cases to test: in the thorough mode every combination."""
     sets = list(zip(datasets.NAMES, SHARDS, strict=True))
     if MODE == "thorough":
         return [Case(pair, name, shards) for pair in known() for name in datasets.NAMES for shards in SHARDS]
@@ -62,7 +62,7 @@ def cases() -> list[Case]:
 
 
 def marked() -> list[Any]:
-    """Return the cases; `make test` takes those of pairs that cover a backend or a layout, but no whole large set."""
+    """Return the cases as parameters; those of other pairs, and those with the whole large data set, are slow."""
     found = []
     for case in cases():
         quick = case.pair in covering("fast_seek") and (case.rows is not None or case.name != "bus")
@@ -71,39 +71,39 @@ def marked() -> list[Any]:
 
 
 def most(pair: Pair) -> int | None:
-    """Return how many rows a pair gets that covers a backend or a layout."""
+    """Return the number of rows for a pair that covers a backend or a layout."""
     return LARGE_SLICE if "persistent" in pair.capabilities else SLICE
 
 
 @attrs.define
 class Imported:
-    """A database, and the rows of the file that it was filled from."""
+    """A database, and the rows of the file from which it was filled."""
 
     path: Path
     db: ts.Database
     table: pa.Table
-    """With the columns ``shard``, ``position`` and ``generation`` as they should be, in order of position."""
+    """The rows in order of position, with the expected ``shard``, ``position`` and ``generation``."""
     times: np.ndarray
-    """Microseconds."""
+    """The timestamp of each row, in microseconds."""
     names: list[str]
     topics: np.ndarray
-    """Of each row the index of its topic in ``names``."""
+    """The index in ``names`` of each row's topic."""
     alive: np.ndarray
-    """Of each row whether it is still there."""
+    """Whether each row was not deleted."""
 
     def rows(self, topic_filter: str, start: int = 0, until: int | None = None) -> np.ndarray:
-        """Return of each row whether a filter over the file gives it."""
+        """Return a mask of the rows that a filter and a time range select from the file."""
         wanted = np.array([match(topic_filter, topic) for topic in self.names], dtype=bool)
         mask = self.alive & wanted[self.topics] & (self.times >= start)
         return mask if until is None else mask & (self.times < until)
 
     def expected(self, topic_filter: str, start: int = 0, until: int | None = None) -> pa.Table:
-        """Return the rows that a filter over the file gives, in order of time."""
+        """Return the rows that a filter and a time range select from the file, in order of time."""
         mask = self.rows(topic_filter, start, until)
         return self.table if mask.all() else self.table.filter(pa.array(mask))
 
     def reopen(self) -> None:
-        """Close and open it, if it can be."""
+        """Close the database and open it again, if it is persistent."""
         if self.path.exists():
             self.db.close()
             self.db = ts.open(self.path, auto_compact=False)
@@ -129,7 +129,7 @@ def place(table: pa.Table, db: ts.Database) -> pa.Table:
 
 
 def half(table: pa.Table) -> int:
-    """Return where the second generation begins."""
+    """Return the index of the second generation's first row, a multiple of the batch size."""
     return table.num_rows // 2 // BATCH * BATCH
 
 
@@ -142,18 +142,18 @@ def by_position(table: pa.Table) -> pa.Table:
 
 @pytest.fixture(scope="module", params=marked(), ids=str)
 def imported(request: pytest.FixtureRequest) -> Iterator[Imported]:
-    """A set in a database, as it was stored: nothing that uses it changes it."""
+    """A data set in a database, which tests must not change."""
     yield from filled(request.param)
 
 
 @pytest.fixture(params=marked(), ids=str)
 def changing(request: pytest.FixtureRequest) -> Iterator[Imported]:
-    """A set in a database of a test's own, which may change it."""
+    """A data set in a new database, which the test may change."""
     yield from filled(request.param)
 
 
 def filled(case: Case) -> Iterator[Imported]:
-    """Fill a database, and close it in the end."""
+    """Yield a database filled with the case's data set, and close it afterwards."""
     need(case.pair)
     need_data(f"{case.name}.parquet")
     with quick_directory() as directory:
@@ -165,7 +165,7 @@ def filled(case: Case) -> Iterator[Imported]:
 
 
 def fill(case: Case, path: Path) -> Imported:
-    """Return a database that takes positions from the messages' own times, with a set in two generations."""
+    """Return a database with ``timestamps="message"`` that holds the case's data set in two generations."""
     db = case.pair.open(path, shards=case.shards, timestamps="message", auto_compact=False)
     table = datasets.load(case.name)
     if case.rows is not None or case.pair.scans_all(db):
@@ -187,7 +187,7 @@ def fill(case: Case, path: Path) -> Imported:
 def check(
     data: Imported, topic_filter: str, start: int = 0, until: int | None = None, *, batch_size: int = 4096
 ) -> int:
-    """Compare both orders of a replay with the file, and if they are few the messages; return how many there are."""
+    """Compare replays in both orders with the file, and few rows also as messages; return the number of rows."""
     expected = data.expected(topic_filter, start, until)
     orders: tuple[Order, ...] = ("any", "time")
     for order in orders:
@@ -206,13 +206,13 @@ def check(
 def replayed(
     data: Imported, topic_filter: str, start: int, until: int | None, order: Order, batch_size: int
 ) -> pa.Table:
-    """Return what a replay gives."""
+    """Return all rows of a replay, with ids."""
     batches = data.db.replay_arrow(topic_filter, start, until, order=order, batch_size=batch_size, ids=True)
     return pa.Table.from_batches(list(batches), ts.SCHEMA_WITH_IDS)
 
 
 def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int = 0, until: int | None = None) -> None:
-    """Compare what a replay gives as messages with rows."""
+    """Compare the messages of a replay with rows."""
     messages = list(data.db.replay(topic_filter, start, until, order="time"))
     assert rows.column("topic").to_pylist() == [message.topic for message in messages]
     assert rows.column("payload").to_pylist() == [message.payload for message in messages]
@@ -221,7 +221,7 @@ def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int
 
 
 def check_order(data: Imported, table: pa.Table) -> None:
-    """Each publisher's messages of each topic come in order of position, and each shard's generations in turn."""
+    """Check that each publisher's messages of a topic are in order of position, and a shard's generations in order."""
     if not table.num_rows:
         return
     client = table.column("client_id").combine_chunks().dictionary_encode().indices.to_numpy()
@@ -237,19 +237,19 @@ def check_order(data: Imported, table: pa.Table) -> None:
 
 
 def steps(of: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return by how much values rise from row to row of the same group."""
+    """Return the differences between consecutive values within each group, which ``of`` numbers."""
     order = np.argsort(of, kind="stable")
     return np.diff(values[order].astype(np.int64))[np.diff(of[order]) == 0]
 
 
 def topics_by_count(data: Imported) -> list[str]:
-    """Return the topics, the busiest first."""
+    """Return the topics in order of their number of messages, the largest first."""
     counts = data.table.column("topic").value_counts().to_pylist()
     return [entry["values"] for entry in sorted(counts, key=lambda entry: (-entry["counts"], entry["values"]))]
 
 
 def wildcards(data: Imported) -> list[str]:
-    """Return filters of the busiest topic and of one in the middle: one level kept, or one free."""
+    """Return wildcard filters made from the busiest topic and from the median one."""
     topics = topics_by_count(data)
     first, middle = topics[0].split("/"), topics[len(topics) // 2].split("/")
     kept = ["/".join([*levels[:-2], "+", levels[-1]]) for levels in (first, middle)]
@@ -261,7 +261,7 @@ def wildcards(data: Imported) -> list[str]:
 
 
 def drawn(data: Imported, examples: int) -> None:
-    """Compare filters, times, batch sizes and restarts that nobody would think of."""
+    """Compare replays and cursor reads with random filters, times, batch sizes and restarts with the file."""
     count = len(data.times)
 
     @settings(COSTLY, max_examples=examples)
@@ -281,8 +281,8 @@ def drawn(data: Imported, examples: int) -> None:
 
 
 def follow(data: Imported, topic_filter: str, start: int, until: int | None, draw: st.DataObject) -> None:
-    """Read each stream by cursors that are saved after each batch, one of the first over a restart."""
-    data.db.replay(topic_filter)  # waits until nothing is hidden any more
+    """Read each stream with cursors that are serialized after each batch, with restarts in between."""
+    data.db.replay(topic_filter)  # waits until all stored messages are visible
     positions: list[int] = []
     small = draw.draw(st.lists(st.sampled_from((1, 30, 1_000)), max_size=3))
     for stream in data.db.streams(topic_filter, start):
@@ -302,21 +302,21 @@ def follow(data: Imported, topic_filter: str, start: int, until: int | None, dra
 
 
 def test_everything(imported: Imported) -> None:
-    """``#`` gives every row once, as record batches and as messages; verification finds it whole."""
+    """A replay of ``#`` yields every row once, as record batches and as messages, and `verify` finds no damage."""
     assert imported.table.num_rows == check(imported, "#")
     check_messages(imported, imported.table, "+/+/#")
     assert (imported.table.num_rows, []) == ((report := imported.db.verify()).messages, report.damages)
 
 
 def test_filters(imported: Imported) -> None:
-    """One level kept and the others free, each level but the first in turn; the busiest, median and rarest topic."""
+    """Replays with wildcard filters, and of the busiest, the median and the rarest topic, yield exactly their rows."""
     topics = topics_by_count(imported)
     for topic_filter in (*wildcards(imported), topics[0], topics[len(topics) // 2], topics[-1]):
         assert 0 < check(imported, topic_filter)
 
 
 def test_nothing(imported: Imported) -> None:
-    """Filters and times that match nothing give nothing, and no error."""
+    """A replay whose filter or time range matches nothing yields nothing and raises no error."""
     last = int(imported.times[-1])
     for topic_filter in ("no/such/topic", "capmetro", "+", "+/+", "+/+/+/+/+", "$SYS/#", "openhomex/#"):
         assert 0 == check(imported, topic_filter)
@@ -327,7 +327,7 @@ def test_nothing(imported: Imported) -> None:
 
 
 def test_times(imported: Imported) -> None:
-    """Ranges that begin and end on a message's very time, and over the generations' border."""
+    """Time ranges that begin or end exactly at a message's time, or span two generations, yield exactly their rows."""
     times = imported.times
     begin, end = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 20])
     levels = topics_by_count(imported)[0].split("/")
@@ -344,7 +344,7 @@ def test_times(imported: Imported) -> None:
 
 
 def test_streams_are_few(imported: Imported) -> None:
-    """Thousands of topics make few streams, whose patterns match what they hold."""
+    """Thousands of topics are stored in few streams, whose patterns match the topics in them."""
     streams, topics = imported.db.streams("#"), topics_by_count(imported)
     assert len(streams) <= 2 * max(50, len(topics) // 5) * len(imported.db.storage.shards)
     seen = 0
@@ -357,7 +357,7 @@ def test_streams_are_few(imported: Imported) -> None:
 
 
 def test_drawn(imported: Imported) -> None:
-    """Any filter, time, batch size and restart."""
+    """Replays and cursors with random filters, times, batch sizes and restarts yield exactly the matching rows."""
     drawn(imported, tries(5, 10))
 
 
@@ -366,13 +366,13 @@ def test_drawn(imported: Imported) -> None:
 
 @pytest.mark.slow
 def test_compacted_then_deleted(changing: Imported) -> None:
-    """Compaction changes nothing that anybody sees, and what is deleted after it is gone, and nothing else."""
+    """Compaction doesn't change what readers see, and a later delete removes exactly the matching rows."""
     compact(changing)
     delete(changing)
 
 
 def compact(data: Imported) -> None:
-    """Compact it, which may change everything on disk, and compare everything and what was saved before."""
+    """Compact the database, compare all rows with the file, and check that earlier cursors are still valid."""
     saved = [data.db.cursor(stream, "#").to_bytes() for stream in data.db.streams("#")]
     if data.db.compact().messages:
         assert data.table.num_rows == check(data, "#")
@@ -385,7 +385,7 @@ def compact(data: Imported) -> None:
 
 
 def delete(data: Imported) -> None:
-    """Delete by topic and by time, and compare what is left, compacted again or not."""
+    """Delete by topic and by time, and compare the remaining rows before and after another compaction."""
     topics, times = topics_by_count(data), data.times
     middle = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 50])
     spans: list[tuple[Any, ...]] = [(topics[0],), (wildcards(data)[0], *middle), ("#", int(times[-500]))]

@@ -1,4 +1,4 @@
-"""What a kill leaves is copied from an open database."""
+"""Simulated kills, which copy the files of an open database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore_conformance.faults.striking import copy_open
 
 
 def test_a_copy_has_the_links_of_a_reader_whose_files_are_gone(tmp_path: Path) -> None:
-    """The writer removes logs to which a reader has links; the copy has the links, and can be opened."""
+    """A copy of a database can be opened even if the writer has removed logs to which a reader's links point."""
     need("rocksdb")
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("a", b"1")])

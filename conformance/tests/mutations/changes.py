@@ -1,8 +1,8 @@
-"""What a mutation makes of a method: the vocabulary of the tables.
+"""Changes of methods, from which the tables make their mutations.
 
-A change is called instead of the method, with ``call``, which calls the method with its arguments or with those that it
-is given by name; ``me``, the method's object, on which it may keep what it remembers; and ``given``, the arguments by
-name.
+A change is a function that is called instead of the method, with three arguments. ``call`` calls the method with its
+arguments, of which named ones can be replaced. ``me`` is the method's object, in whose attributes the change may store
+state. ``given`` has the arguments by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Change = Callable[[Callable[..., Any], Any, dict[str, Any]], Any]
 
 
 def argument(**changed: Any) -> Change:
-    """Call with other arguments: with a function of what was given, or with a value."""
+    """Call with other arguments, each of which is a value or a function of the given one."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         return call(**{name: new(given[name]) if callable(new) else new for name, new in changed.items()})
@@ -23,22 +23,22 @@ def argument(**changed: Any) -> Change:
 
 
 def result(changed: Callable[[Any], Any]) -> Change:
-    """Return something else: a function of the result."""
+    """Return a function of the result."""
     return lambda call, me, given: changed(call())
 
 
 def lie(value: Any = None) -> Change:
-    """Do nothing, and return a value."""
+    """Return a value without calling the method."""
     return lambda call, me, given: value
 
 
 def each(changed: Callable[[Any], Any], *, keep: Callable[[Any], object] = lambda _: True) -> Change:
-    """Yield a function of each item that is yielded, unless it is not to be kept."""
+    """Yield a function of each yielded item; leave out results for which ``keep`` is false."""
     return lambda call, me, given: (new for item in call() if keep(new := changed(item)))
 
 
 def at_once(whole: Callable[[list[Any]], Any]) -> Change:
-    """Yield what a function makes of all that is yielded, if that isn't empty."""
+    """Yield one item, a function of the list of all yielded items, unless there are none."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Iterator[Any]:
         if items := list(call()):
@@ -48,7 +48,7 @@ def at_once(whole: Callable[[list[Any]], Any]) -> Change:
 
 
 def nth(number: int, change: Change, *, once: bool = False) -> Change:
-    """Make a change at each ``number``-th call of an object's method only, or once."""
+    """Apply a change only to every ``number``-th call of an object's method, or with ``once`` to the first of these."""
 
     def changed(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         counts = vars(me).setdefault("_counts", {})
@@ -59,12 +59,12 @@ def nth(number: int, change: Change, *, once: bool = False) -> Change:
 
 
 def when(holds: Callable[[Any, dict[str, Any]], object], change: Change) -> Change:
-    """Make a change only when something holds of the object and the arguments."""
+    """Apply a change only if a condition on the object and the arguments holds."""
     return lambda call, me, given: change(call, me, given) if holds(me, given) else call()
 
 
 def swallow(*errors: type[Exception], value: Any = None) -> Change:
-    """Return a value instead of raising an error; end instead, where items are yielded."""
+    """Suppress errors: return a value instead, or end the iteration if the method yields items."""
 
     def rest(items: Iterator[Any]) -> Iterator[Any]:
         try:
@@ -83,7 +83,7 @@ def swallow(*errors: type[Exception], value: Any = None) -> Change:
 
 
 def fail(error: Exception) -> Change:
-    """Raise an error instead of doing anything."""
+    """Raise an error without calling the method."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         raise error
@@ -92,7 +92,7 @@ def fail(error: Exception) -> Change:
 
 
 def disguise(error: type[Exception], other: type[Exception]) -> Change:
-    """Raise another error than the method does."""
+    """Replace an error that the method raises by another one."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         try:
@@ -104,7 +104,7 @@ def disguise(error: type[Exception], other: type[Exception]) -> Change:
 
 
 def also(more: Callable[[Any, dict[str, Any]], object], *, before: bool = False) -> Change:
-    """Do something more, after the call or before it."""
+    """Call another function, too, after the method or before it."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         if before:
@@ -118,13 +118,13 @@ def also(more: Callable[[Any, dict[str, Any]], object], *, before: bool = False)
 
 
 def twice(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
-    """Do it a second time."""
+    """Call the method twice, and return the second result."""
     call()
     return call()
 
 
 def late(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> None:
-    """Do at each call what the last one was to do."""
+    """Delay each call of the method until the next one."""
     waiting = vars(me).setdefault("_waiting", [])
     waiting.append(call)
     if len(waiting) > 1:
@@ -132,7 +132,7 @@ def late(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> None:
 
 
 def stale(by: Callable[[dict[str, Any]], Any]) -> Change:
-    """Return what the first call with the same arguments returned."""
+    """Return the result of the first call with the same key, which ``by`` computes from the arguments."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         known = vars(me).setdefault("_known", {})

@@ -1,4 +1,4 @@
-"""What meets the mutations is left to `make test-all`."""
+"""Marks tests that run mutations as slow, so that only `make test-all` runs them."""
 
 from __future__ import annotations
 

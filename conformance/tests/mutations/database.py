@@ -1,4 +1,4 @@
-"""What the framework may do wrong, on any engine and layout, and the promise that it breaks."""
+"""The table of mutations of the framework, independent of engine and layout, each with the test that must find it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Call = Callable[..., Any]
 Given = dict[str, Any]
 EMPTY = MessageBatch.empty()
 
-# What rows name.
+# The classes and modules that the rows name.
 DATABASE, WRITER, READER, STATE, OPENER = ts.Database, ShardWriter, ShardReader, ShardState, ShardOpener
 REWRITER, SYNCED, ENGINE, MAKING = Rewriter, SyncedWrites, RocksdbEngine, opening
 
@@ -39,11 +39,11 @@ def subject_of(row: M) -> Pair:
     return pair_of(*row.on.split("-"))
 
 
-# --- what rows say of messages and steps -----------------------------------------------------
+# --- changes of messages and steps -----------------------------------------------------------
 
 
 def messages(changed: Callable[[Any], Any]) -> Any:
-    """Store other messages, each a function of what was given."""
+    """Store a function of each given message."""
     return argument(messages=lambda given: [changed(message) for message in given])
 
 
@@ -60,7 +60,7 @@ COMPACTED = {
 
 
 def in_parts(call: Call, me: Any, given: Given) -> None:
-    """Write each run of a batch by itself."""
+    """Write each run of a batch as a batch of its own."""
     for number, run in enumerate(given["batch"].runs):
         part = WriteBatch()
         part.ranges, part.runs = [] if number else given["batch"].ranges, [run]
@@ -68,7 +68,7 @@ def in_parts(call: Call, me: Any, given: Given) -> None:
 
 
 def watermark_late(call: Call, me: Any, given: Given) -> Any:
-    """Show each commit with the next one."""
+    """Make each commit visible only with the next one."""
     before, found = vars(me).get("committed", me.watermark), call()
     me.committed, me.watermark = me.watermark, before
     return found

@@ -1,4 +1,4 @@
-"""What an engine may do wrong, and the promise that it breaks."""
+"""The table of mutations of engines, each with the test that must find it."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ Given = dict[str, Any]
 Operation = tuple[Any, Any, "bytes | None"]
 
 
-# --- an engine around another, and its snapshots ---------------------------------------------
+# --- wrappers of an engine and its snapshots -------------------------------------------------
 
 
 def get(me: Any, keyspace: Any, key: Any) -> bytes | None:
-    """Return a value as `get_many` does, so that a change of that is one of both."""
+    """Return a value by `get_many`, so that a change of `get_many` also applies to `get`."""
     return me.get_many(keyspace, [key])[0]
 
 
@@ -67,7 +67,7 @@ READER = ENGINE, SNAPSHOT
 
 
 def open_shard(me: Any, path: Path, keyspaces: Any, *, create: bool) -> Engine:
-    """Open the other backend's engine."""
+    """Open the inner backend's engine, and wrap it."""
     return ENGINE(me.inner.open_shard(path, keyspaces, create=create), path=path, reopened=not create, backend=me.inner)
 
 
@@ -80,7 +80,7 @@ BACKEND = forwarding(
 
 
 def make(name: str) -> Backend:
-    """Return a backend whose engines are around those of another."""
+    """Return a backend that wraps the engines of another one."""
     return BACKEND(make_backend(name))
 
 
@@ -98,7 +98,7 @@ def subject_of(row: M) -> BackendSubject:
     return BackendSubject(make=partial(make, row.on), capabilities=declared, **around)
 
 
-# --- what rows say of batches and scans ------------------------------------------------------
+# --- changes of batches and scans ------------------------------------------------------------
 
 
 def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> WriteBatch:
@@ -110,22 +110,22 @@ def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> Writ
 
 
 def operations(changed: Callable[[list[Operation]], Iterable[Operation]]) -> Any:
-    """Write other operations than the batch has."""
+    """Write a function of the batch's operations."""
     return argument(batch=lambda batch: remade(changed(batch.operations), batch.ranges, batch.rows))
 
 
 def values(changed: Callable[[Any], Any]) -> Any:
-    """Write other values."""
+    """Write a function of each value."""
     return operations(lambda all_: [(k, key, value if value is None else changed(value)) for k, key, value in all_])
 
 
 def keys_of_bytes(changed: Callable[[bytes], bytes]) -> Any:
-    """Write under other keys, of those that are bytes."""
+    """Write values under a function of each key, in keyspaces whose keys are bytes."""
     return operations(lambda all_: [(k, key if k.shape else changed(key), value) for k, key, value in all_])
 
 
 def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
-    """Scan in another order, the keys of one kind."""
+    """Scan in another order, in keyspaces with keys of tuples (``shaped``) or of bytes."""
 
     def scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
         if bool(given["keyspace"].shape) is not shaped:
@@ -137,12 +137,12 @@ def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
 
 
 def chunks(changed: Callable[[int, list[Any]], list[Any]]) -> Any:
-    """Yield a function of each list's number and pairs, if that isn't empty."""
+    """Yield a function of each chunk's number and pairs, unless it is empty."""
     return lambda call, me, given: (new for number, chunk in enumerate(call()) if (new := changed(number, chunk)))
 
 
 def write(me: Any, *done: Operation, ranges: Any = ()) -> None:
-    """Write to the engine inside."""
+    """Write to the inner engine."""
     if done or ranges:
         me.inner.write(remade(done, ranges))
 
@@ -152,7 +152,7 @@ def inside(span: Any, keyspace: Any, key: Any) -> bool:
 
 
 def without(me: Any, given: Given, chunk: list[Any], since: int = 0) -> list[Any]:
-    """Return the pairs of a list outside the ranges that `remember_ranges` knows."""
+    """Return the pairs of a chunk outside the ranges that `remember_ranges` has recorded."""
     ranges = vars(me).get("ranges", ())[since:]
     return [pair for pair in chunk if not any(inside(span, given["keyspace"], pair[0]) for span in ranges)]
 
@@ -225,7 +225,7 @@ def ranges_last(call: Call, me: Any, given: Given) -> None:
 
 
 def half_then_rest(call: Call, me: Any, given: Given) -> None:
-    """Write the end of a batch, and the rest of it when the next one comes."""
+    """Write the last run of a batch, and the rest with the next batch."""
     rest, me.rest = vars(me).get("rest", WriteBatch()), WriteBatch()
     me.inner.write(rest)
     end, batch = WriteBatch(), given["batch"]
@@ -234,14 +234,14 @@ def half_then_rest(call: Call, me: Any, given: Given) -> None:
 
 
 def in_two(call: Call, me: Any, given: Given) -> None:
-    """Write the ranges of a batch and its first operations, and then the others."""
+    """Write the ranges and the first half of a batch's operations, and then the other half."""
     batch, half = given["batch"], len(given["batch"].operations) // 2
     me.inner.write(remade(batch.operations[:half], batch.ranges))
     call(batch=remade(batch.operations[half:], ()))
 
 
 def swapped(all_: list[Operation]) -> list[Operation]:
-    """Return operations of which the last two that put as many bytes under different keys trade them."""
+    """Return operations after swapping the values of the last two adjacent puts of equal size under different keys."""
     puts = [n for n, o in enumerate(all_) if o[2]]
     pairs = [(a, b) for a, b in pairwise(puts) if len(all_[a][2]) == len(all_[b][2]) and all_[a][:2] != all_[b][:2]]
     for a, b in pairs[-1:]:
@@ -271,7 +271,7 @@ def note_keys(me: Any, given: Given) -> None:
 
 
 def one_cursor(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan with a cursor that each scan moves on for all others."""
+    """Scan with one cursor that all scans share."""
     mine = object()
     for chunk in call():
         before, me.cursor = vars(me).get("cursor"), mine
@@ -280,7 +280,7 @@ def one_cursor(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def step_by_step(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan so that each list is of its own moment."""
+    """Scan so that each chunk shows the state when it is read."""
     if given["reverse"] or given["keyspace"].shape is None:
         yield from call()
         return
@@ -292,7 +292,7 @@ def step_by_step(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def late_keyspace(call: Call, me: Any, given: Given) -> Any:
-    """Read one keyspace of a snapshot as it is when that is first read."""
+    """Scan one keyspace of a snapshot as of its first scan, instead of the snapshot's creation."""
     if given["keyspace"] is not META:
         return call()
     if "late" not in vars(me):
@@ -319,7 +319,7 @@ def limit_each(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def after_damage(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan, and note that damage was met."""
+    """Scan, and record that damage was found."""
     try:
         yield from call()
     except CorruptionError:
@@ -337,7 +337,7 @@ def own_thread(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 class Shown:
-    """Goes on with a write, half of which is there, when one of the readers saw that."""
+    """Delays a half-applied write until a reader has had a chance to see it. Thread-safe."""
 
     def __init__(self) -> None:
         self.writer = 0
@@ -349,14 +349,14 @@ class Shown:
         return vars(vars(me).get("engine", me)).setdefault("shown", cls())
 
     def seen(self) -> None:
-        """Count a view that a thread other than the writer takes."""
+        """Count a read by a thread other than the writer."""
         with self.moved:
             if threading.get_ident() != self.writer:
                 self.reads[threading.get_ident()] = self.reads.get(threading.get_ident(), 0) + 1
                 self.moved.notify_all()
 
     def show(self) -> None:
-        """Wait until a reader took a view that it had not begun to take before."""
+        """Wait until a reader has finished a read that it began after this call."""
         with self.moved:
             self.writer = threading.get_ident()
             self.reads = dict.fromkeys(self.reads, 0)
@@ -364,7 +364,7 @@ class Shown:
 
 
 def show_first(part: Callable[[WriteBatch], WriteBatch]) -> Any:
-    """Write a part of each batch before the whole, and let readers see it."""
+    """Write a part of each batch, let readers see it, and then write the whole batch."""
 
     def change(call: Call, me: Any, given: Given) -> None:
         me.inner.write(part(given["batch"]))
@@ -388,7 +388,7 @@ def seen_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def pull_away(call: Call, me: Any, given: Given) -> None:
-    """Close when a scan has seen that the engine is closing."""
+    """Close after a scan has seen that the engine is closing."""
     vars(me).setdefault("closing", threading.Event()).wait(PATIENCE)
     call()
 
@@ -427,7 +427,7 @@ def keep_snapshots(me: Any, opened: Any) -> Any:
 
 
 def complain_when_gone(call: Call, me: Any, given: Given) -> Any:
-    """Return a snapshot that complains when its engine is gone."""
+    """Return a snapshot whose close raises if its engine was garbage-collected."""
     opened, engine = call(), weakref.ref(me)
     opened.engine = weakref.proxy(me)
 
@@ -481,7 +481,7 @@ def early_checkpoint(call: Call, me: Any, given: Given) -> Iterator[None]:
 
 
 def large_lists(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Put a large value into the list of the pairs before it."""
+    """Yield a chunk with a large value together with the chunk before it."""
     before: list[Any] = []
     for chunk in call():
         if len(chunk[0][1]) > 1 << 22:
@@ -500,7 +500,7 @@ def to_data(keyspace: Any) -> Any:
 
 
 def old_large_values(call: Call, me: Any, given: Given) -> None:
-    """Keep the old value where a large one replaces it in a shard that was there before."""
+    """Keep the old value if a large one replaces it in a reopened shard."""
 
     def kept(keyspace: Any, key: Any, value: bytes | None) -> Operation:
         old = me.inner.get(keyspace, key) if me.reopened and value and len(value) > 300_000 else None
@@ -521,7 +521,7 @@ def without_refused_rows(call: Call, me: Any, given: Given) -> None:
 
 
 def cut_logs(path: Path) -> None:
-    """Cut the last bytes off all logs."""
+    """Truncate all logs by a hundred bytes."""
     for log in path.glob("*.log"):
         os.truncate(log, max(log.stat().st_size - 100, 0))
 

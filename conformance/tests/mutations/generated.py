@@ -1,8 +1,8 @@
-"""Changes of the product's own lines, chosen by chance: what the tests find of mistakes that nobody thought of.
+"""Random mutations of the product's source, to measure how many mistakes the tests find.
 
-A program: ``python generated.py COUNT SEED`` changes one line after the other in as many runs of the tests of its
-folder, and prints which changes survived, and the score. Without a change the tests have to pass. A change whose line
-no test reached is not counted.
+As a program, ``python generated.py COUNT SEED`` makes one mutation at a time, runs the tests of the changed folder, and
+prints each outcome and the score. The tests must pass without a mutation. A mutation that no test reaches isn't
+counted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 VARIABLE, REACHED = "MUTANT", "MUTANT_REACHED"
-"""The environment variables with a change, as ``NUMBER PATH``, and with the file that its line makes when reached."""
+"""The environment variables for a mutation, as ``NUMBER PATH``, and for the file that its line creates when reached."""
 MINUTES = 10
-"""A run that takes longer has found the change: a test is stuck."""
+"""The timeout of a run; a run that exceeds it counts as finding the mutation, because a test hangs."""
 
 _ENGINES, _LAYOUTS = "backends/tests/test_conformance.py", "layouts/tests/test_conformance.py"
 _DATABASES, _FRAMEWORK = "conformance/tests/databases/test_conformance.py", "framework/tests"
@@ -56,7 +56,7 @@ SUITES = {
     ],
     "framework/topicstore/storage/": [f"{_DATABASES}::TestMemoryBlock", *_OF_STORAGE],
 }
-"""The tests that must find a change, by the file or the folder in which it is made."""
+"""The tests that must find a mutation, by the file or the folder in which it is made."""
 
 _OPTIONS = ("-n0", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider")
 
@@ -73,11 +73,11 @@ _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotIn: ast.In,
 }
 _LEFT = (ast.FunctionDef, ast.ClassDef, ast.JoinedStr, ast.pattern)
-"""What is left as it is: functions within others have their turn by themselves."""
+"""The nodes that are not changed or searched; nested functions are visited on their own."""
 
 
 def change_of(node: ast.AST) -> ast.expr | list[ast.stmt] | None:
-    """Return what stands in place of an expression or statement, or None if nothing does."""
+    """Return the mutation of an expression or a statement, or None if it has none."""
     match node:
         case ast.Compare(left, [operator], right):
             return ast.Compare(left, [_COMPARED[type(operator)]()], right)
@@ -112,7 +112,7 @@ def _within(parent: ast.AST, fields: Sequence[str]) -> Iterator[tuple[ast.AST, s
 
 
 def changed(source: str, number: int) -> tuple[ast.AST, str]:
-    """Return the tree of a source with one change, at whose place a file is made, and what the change is."""
+    """Return a source's syntax tree with one mutation, which also creates the file `REACHED`, and its description."""
     tree = ast.parse(source)
     parent, field, index = list(places(tree))[number]
     value = getattr(parent, field)
@@ -136,7 +136,7 @@ def changed(source: str, number: int) -> tuple[ast.AST, str]:
 
 
 def install() -> None:
-    """Import the file of this process's mutant with its change."""
+    """Make this process import the mutated file with its mutation."""
     number, _, path = os.environ[VARIABLE].partition(" ")
     load = SourceFileLoader.get_code
 
@@ -149,7 +149,7 @@ def install() -> None:
 
 
 def outcome(tests: Sequence[str], path: Path | None = None, number: int = 0) -> str:
-    """Run tests over a change, or over none; return whether it was found, survived, or not reached."""
+    """Run tests with a mutation, or without one; return "found", "survived" or "not reached"."""
     with tempfile.TemporaryDirectory() as directory:
         reached = Path(directory, "reached")
         environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", VARIABLE: f"{number} {path}"}
@@ -163,7 +163,7 @@ def outcome(tests: Sequence[str], path: Path | None = None, number: int = 0) -> 
 
 
 def main(count: int, seed: int) -> None:
-    """Make changes until so many were reached, and print what became of them; tests have to pass without a change."""
+    """Make mutations until ``count`` were reached, and print their outcomes; exit if tests fail without a mutation."""
     files = {file: tests for of, tests in SUITES.items() for file in _files(ROOT / of)}
     sites = [(file, number) for file in files for number, _ in enumerate(places(ast.parse(file.read_text())))]
     random.Random(seed).shuffle(sites)

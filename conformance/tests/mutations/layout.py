@@ -1,4 +1,4 @@
-"""What a layout may do wrong, and the promise that it breaks."""
+"""The table of mutations of layouts, each with the test that must find it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ Given = dict[str, Any]
 FAR = 1 << 63
 EMPTY = MessageBatch.empty()
 
-# What rows name: a slab and a layout around others, and some inner methods of real ones.
+# The classes that the rows name: wrappers of a slab and a layout, and real ones whose internal methods are changed.
 SLAB = forwarding(Slab)
 REFERENCE, REFERENCE_SLAB, SKIPSTREAM, NAMES = ReferenceLayout, ReferenceSlab, SkipstreamLayout, NameTable
 
 
 def create(me: Any, engine: Engine, shard: int, generation: int, parent: Any, write: WriteBatch) -> None:
-    """Create the other layout's slab."""
+    """Create the inner layout's slab."""
     me.inner.create(engine, shard, generation, parent and parent.inner, write)
 
 
 def open_(me: Any, engine: Engine, shard: int, generation: int) -> Slab:
-    """Open the other layout's slab."""
+    """Open the inner layout's slab, and wrap it."""
     inner = me.inner.open(engine, shard, generation)
     return SLAB(inner, engine=engine, generation=generation, epoch=inner.epoch, counters=inner.counters)
 
@@ -56,7 +56,7 @@ def subject_of(row: M) -> LayoutSubject:
     return LayoutSubject(make=make, capabilities={"position_order", "few_streams"})
 
 
-# --- what rows say of batches and steps ------------------------------------------------------
+# --- changes of batches and steps ------------------------------------------------------------
 
 
 def taken(batch: MessageBatch, rows: Iterable[int]) -> MessageBatch:
@@ -65,14 +65,14 @@ def taken(batch: MessageBatch, rows: Iterable[int]) -> MessageBatch:
 
 
 def stored_rows(rows: Callable[[MessageBatch], Iterable[int]]) -> Any:
-    """Store some rows of a batch."""
+    """Store only some rows of each batch; ``rows`` returns their indices."""
     return lambda call, me, given: (
         call(batch=left) if len(left := taken(given["batch"], rows(given["batch"]))) else None
     )
 
 
 def stored(**fields: Callable[[Any], Any]) -> Any:
-    """Store messages with other values of some fields."""
+    """Store messages with changed fields; each argument is a function of the field's value."""
 
     def altered(batch: MessageBatch) -> MessageBatch:
         messages = [
@@ -85,7 +85,7 @@ def stored(**fields: Callable[[Any], Any]) -> Any:
 
 
 def step(changed: Callable[[SlabStep, Given], SlabStep]) -> Any:
-    """Return another step."""
+    """Return a function of the step and the arguments."""
     return lambda call, me, given: changed(call(), given)
 
 
@@ -94,7 +94,7 @@ def rows_of(found: SlabStep, rows: Iterable[int], **more: Any) -> SlabStep:
 
 
 class Lenient(TopicFilter):
-    """A filter that matches by another rule."""
+    """A topic filter that matches by another rule."""
 
     __slots__ = ("rule",)
 
@@ -103,7 +103,7 @@ class Lenient(TopicFilter):
 
 
 def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
-    """Match by another rule, on reading."""
+    """Read with filters that match by another rule."""
 
     def lenient(topic_filter: TopicFilter) -> TopicFilter:
         other = Lenient(topic_filter.text)
@@ -114,7 +114,7 @@ def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
 
 
 def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
-    """Append a number to places; ``seen`` reads, given that of the place."""
+    """Append a number to new places; ``seen`` reads a step, with the number of its place."""
 
     def begin(call: Call, me: Any, given: Given) -> bytes:
         return call() + number(me).to_bytes(4, "big")
@@ -126,7 +126,7 @@ def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Gi
 
 
 def count(name: str) -> Any:
-    """Count the calls of a method."""
+    """Count the calls of a method in the attribute ``name``."""
     return also(lambda me, given: vars(me).update({name: vars(me).get(name, 0) + 1}), before=True)
 
 
@@ -142,7 +142,7 @@ def after_compaction(me: Any, known: int, call: Call, given: Given) -> SlabStep:
 
 
 def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
-    """Go on as many rows after the beginning as were read."""
+    """Continue by skipping as many rows from the beginning as were read before."""
     limits = given["limits"]
     found = call(limits=attrs.evolve(limits, rows=1 << 30, bytes=1 << 40, deadline=None))
     rows = range(len(found.batch))[done : done + limits.rows]
@@ -152,7 +152,7 @@ def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
 
 
 def known_places(call: Call, me: Any, given: Given) -> Any:
-    """Keep places in memory."""
+    """Store the known places in memory, and read nothing from others."""
     places = vars(me).setdefault("places", set())
     if "place" in given and given["place"] not in places:
         return SlabStep(batch=EMPTY, place=given["place"], exhausted=True)
@@ -162,7 +162,7 @@ def known_places(call: Call, me: Any, given: Given) -> Any:
 
 
 def two_halves(call: Call, me: Any, given: Given) -> SlabStep:
-    """Move a topic to another stream after a while."""
+    """Divide each topic's messages between two streams by position."""
     found = call(stream=0)
     positions = found.batch.positions if len(found.batch) else []
     return rows_of(found, [row for row, p in enumerate(positions) if int(p) >> 6 & 1 == given["stream"]])
@@ -210,7 +210,7 @@ DONE: set[Any] = set()
 
 
 def once(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
-    """Delete by a filter once, whether that came to its end or not."""
+    """Ignore a repeated delete, even if the first one was not completed."""
     what = id(me.engine), given["topic_filter"].text, given["first"], given["last"]
     for one in () if what in DONE else call():
         DONE.add(what)
@@ -227,7 +227,7 @@ def lose_the_newest(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
 
 
 def insist(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
-    """Compact no more after a step that was not committed."""
+    """Stop compacting after a step that was not committed."""
     for one in () if vars(me).get("asked") else call():
         me.asked = True
         yield one
@@ -269,14 +269,14 @@ def give_up(call: Call, me: Any, given: Given) -> SlabStep:
 
 
 def store_unplaced(call: Call, me: Any, given: Given) -> None:
-    """Store each message with the checksum of one place."""
+    """Store each message with the checksum of the same position."""
     for position, message in zip(given["batch"].positions.tolist(), given["batch"].to_messages(), strict=True):
         row = reference._Row(*(getattr(message, name) for name in message.__struct_fields__))
         given["write"].put(DATA, (me._generation, 0, position), reference._encode(row, 7))
 
 
 def open_anew(call: Call, me: Any, given: Given) -> Slab:
-    """Open with nothing learned."""
+    """Open a slab without its learned structure."""
     return SkipstreamSlab(*given.values(), LearnedTopics(given["generation"], (3, 2)))
 
 
@@ -291,7 +291,7 @@ HEIRS: dict[Engine, LearnedTopics] = {}
 
 
 def inherit(call: Call, me: Any, given: Given) -> None:
-    """Inherit in memory, and store nothing of it."""
+    """Inherit the parent's structure in memory, without storing it."""
     if given["parent"] is not None:
         heir = HEIRS[given["engine"]] = LearnedTopics(given["generation"], (3, 2))
         heir.inherit(given["parent"].trie)
@@ -305,14 +305,14 @@ def open_heir(call: Call, me: Any, given: Given) -> Slab:
 
 
 def open_parent(call: Call, me: Any, given: Given) -> Slab:
-    """Show a new generation the messages of the one before, as long as it has none."""
+    """Open the previous generation's slab while a new generation is empty."""
     engine, generation = given["engine"], given["generation"]
     mine = any(engine.scan(DATA, (generation, 0, 0), (generation + 1, 0, 0), limit=1))
     return call(generation=generation if mine or generation == 2 else generation - 1)
 
 
 def guessed(call: Call, me: Any, given: Given) -> None:
-    """Take the name that is known best where that of a number is missing."""
+    """Replace a missing name by the first known one."""
     for number in np.unique(given["ids"]).tolist():
         try:
             call(ids=np.array([number]))
@@ -322,7 +322,7 @@ def guessed(call: Call, me: Any, given: Given) -> None:
 
 
 def wanted_elsewhere(call: Call, me: Any, given: Given) -> SlabStep:
-    """Give a thread that reads what another one wanted last, if there is another one."""
+    """Read with the filter of another thread's last read, if there is one."""
     wanted = vars(me).setdefault("wanted", {})
     wanted[threading.get_ident()] = given["topic_filter"]
     others = [each for thread, each in list(wanted.items()) if thread != threading.get_ident()]
@@ -330,27 +330,27 @@ def wanted_elsewhere(call: Call, me: Any, given: Given) -> SlabStep:
 
 
 def overtaken(call: Call, me: Any, given: Given) -> SlabStep:
-    """Lose a message of a call during which a delete was begun."""
+    """Lose a message of a read during which a delete began."""
     before = vars(me).get("deletes", 0)
     found = call()
     return found if vars(me).get("deletes", 0) == before else rows_of(found, range(1, len(found.batch)))
 
 
 def twice_committed(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
-    """Commit each step once more, before the next is requested."""
+    """Commit each step a second time when the next one is requested."""
     for one in call():
         yield one
         me.engine.write(one.write)
 
 
 def happened(me: Any) -> set[str]:
-    """Return what has happened on an engine."""
+    """Return the names of the events recorded on an engine."""
     found: set[str] = vars(me.engine).setdefault("happened", set())
     return found
 
 
 def after_a_failure(call: Call, me: Any, given: Given) -> None:
-    """Lose the first message of every batch after a failed write after a delete."""
+    """Lose the first message of every batch, once a write has failed after a delete."""
     if vars(me).get("failed") and "delete" in happened(me):
         happened(me).add("failure")
     me.failed = True
@@ -358,7 +358,7 @@ def after_a_failure(call: Call, me: Any, given: Given) -> None:
 
 
 def late_streams(call: Call, me: Any, given: Given) -> list[int]:
-    """Leave a stream out, for any late start, if it was there when one was listed first."""
+    """For any start but 0, leave out the streams that existed at the first call."""
     old = vars(me).setdefault("old", {info.stream for info in me.inner.streams(TopicFilter("#"))})
     return [stream for stream in call() if not given["first"] or stream not in old]
 

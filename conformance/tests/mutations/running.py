@@ -1,7 +1,7 @@
-"""Runs a suite's tests, each with a mutation that it must find, and notes how they ended.
+"""Runs a suite's tests, each with a mutation that it must find, and records the outcomes.
 
-A program: ``python running.py TABLE RESULTS`` runs the mutations of a table beside this module in one process of
-pytest, because beginning one takes longer than most tests, and writes JSON.
+As a program, ``python running.py TABLE RESULTS`` runs the mutations of a table, a module beside this one, and writes
+the outcomes as JSON. It uses one pytest process, because starting one takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ SUITES = Path(topicstore_conformance.__file__).parent
 VARIABLE = "MUTATION"
 """The environment variable that names the mutation of child processes."""
 SHORT = 1.0
-"""Seconds of patience with what is known to be stuck."""
+"""The timeout, in seconds, of waits that are known to be in vain."""
 WORSE = {"skipped": 0, "passed": 1, "failed": 3}
-"""How bad an outcome is; an error that is not the suite's comes between the last two."""
+"""The outcomes by rank; an error that is not the suite's ranks 2."""
 
 
 @attrs.frozen
 class M:
-    """A mutation: what is wrong, the test that must find it, and the change of each method, by ``Class.method``.
+    """A mutation: a description, the test that must find it, and the change of each method, by ``Class.method``.
 
-    A row without changes is a control: it meets all tests that others on the same subject do, and passes them.
+    A row without changes is a control: all tests of the other rows on the same subject must pass for it.
     """
 
     what: str
     promise: str
     changes: dict[str, Change]
     on: str = "memory"
-    """The name of the subject: what is changed."""
+    """The name of the subject whose methods are changed."""
     declares: str = ""
-    """Capabilities that it falsely declares."""
+    """Capabilities that the subject falsely declares."""
     waits: str = ""
-    """What the test waits for in vain, as its error says. It is waited for but a moment."""
+    """The name, in the test's error message, of the event that the test awaits in vain, with the timeout `SHORT`."""
     brief: bool = False
-    """Whether the test, having failed, would wait in vain: it waits but a moment."""
+    """Whether the test would wait in vain after it failed, so that the timeout is `SHORT`."""
     raises: type[Exception] | tuple[type[Exception], ...] = ()
-    """Errors that the promise rules out: raised by the mutation, they are how the test must fail."""
+    """Errors of the mutation with which the test may fail, besides assertions, because its guarantee excludes them."""
 
 
 # --- changing methods ------------------------------------------------------------------------
 
 
 def changed(function: Callable[..., Any], change: Change, *, method: bool) -> Callable[..., Any]:
-    """Return a function that does what a change makes of it. The first argument of a method is its object."""
+    """Return a function to which a change is applied; ``method``: whether its first argument is the object."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -83,7 +83,7 @@ def changed(function: Callable[..., Any], change: Change, *, method: bool) -> Ca
 
 
 def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
-    """Change the methods of a row."""
+    """Apply a row's changes to the methods that it names."""
     for target, change in row.changes.items():
         owner, name = target.split(".")
         owners = getattr(table, owner)
@@ -94,14 +94,14 @@ def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
 
 
 def begin_mutated(name: str) -> None:
-    """Change the methods of this process for good."""
+    """Apply a mutation, named ``TABLE NUMBER``, in this process for good."""
     module, _, number = name.partition(" ")
     table = importlib.import_module(module)
     mutate(pytest.MonkeyPatch(), table, table.ROWS[int(number)])
 
 
 def forwarding(contract: type, **own: Any) -> type:
-    """Return an implementation of a contract that hands everything on to another one, ``inner``."""
+    """Return an implementation of a contract that forwards all calls to another one, ``inner``."""
 
     def forward(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(contract, name))
@@ -126,7 +126,7 @@ def forwarding(contract: type, **own: Any) -> type:
 def suites_of(
     table: str, suite: type, rows: Sequence[M], subject: Callable[[M], Any], fixture: str = "subject"
 ) -> dict[str, type]:
-    """Return a class of tests a row, to be put into a module that pytest collects."""
+    """Return a test class for each row, by name; the caller puts them into a module that pytest collects."""
     made = {}
     for number, row in enumerate(rows):
 
@@ -143,7 +143,7 @@ def suites_of(
 
 
 def asserted(error: BaseException) -> bool:
-    """Return whether the suite raised an error: by an assertion, or because something else was not raised."""
+    """Return whether an error is the suite's own: an assertion, or a missing expected error."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(asserted, error.exceptions))
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -152,7 +152,7 @@ def asserted(error: BaseException) -> bool:
 
 
 class Collector:
-    """Chooses the tests that each mutation meets, and notes how they ended."""
+    """A pytest plugin that selects the tests to run for each mutation, and records their outcomes."""
 
     def __init__(self, rows: Sequence[M]) -> None:
         self.rows = rows
@@ -160,7 +160,7 @@ class Collector:
         self.strangers: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what a mutation is not to meet."""
+        """Remove tests that are not to be run for their mutation."""
         items[:] = [item for item in items if self._meets(*self._parts(item.nodeid))]
 
     def _parts(self, nodeid: str) -> tuple[int, str]:
@@ -172,7 +172,7 @@ class Collector:
         return test == row.promise or (not row.promise and any((test, row.on) == (m.promise, m.on) for m in self.rows))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Wait only a moment for what is known to be stuck."""
+        """Set a short timeout for tests that are known to wait in vain."""
         row = self.rows[self._parts(item.nodeid)[0]]
         patience = SHORT if row.waits or row.brief else PATIENCE
         for name, module in list(sys.modules.items()):
@@ -183,7 +183,7 @@ class Collector:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note which tests failed of an error that is neither the suite's own nor one that the promise rules out."""
+        """Record tests that failed with an error that is neither the suite's own nor allowed by the row."""
         report = yield
         raises = self.rows[self._parts(item.nodeid)[0]].raises
         if call.excinfo is not None and not (asserted(call.excinfo.value) or isinstance(call.excinfo.value, raises)):
@@ -191,7 +191,7 @@ class Collector:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what a test's setting up or its call came to; of several of one name, the worst."""
+        """Record the outcome of a test's setup and call; of several cases of a test, the worst."""
         number, test = self._parts(report.nodeid)
         ended, waits, outcome = self.ended.setdefault(number, {}), self.rows[number].waits, str(report.outcome)
         if report.failed and report.nodeid in self.strangers:
@@ -203,11 +203,11 @@ class Collector:
 
 
 def run(table: str, directory: Path) -> list[dict[str, str]]:
-    """Run a table's mutations in a child process; return how each test of each row ended."""
+    """Run a table's mutations in a child process; return the outcomes by test for each row."""
     results = directory / "results.json"
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", "PYTHONPATH": path}
-    environment.pop("TOPICSTORE_HYPOTHESIS", None)  # with few random examples, luck would decide what is found
+    environment.pop("TOPICSTORE_HYPOTHESIS", None)  # with few random examples, results would vary
     command = [sys.executable, str(HERE / "running.py"), table, str(results)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert results.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
@@ -216,14 +216,14 @@ def run(table: str, directory: Path) -> list[dict[str, str]]:
 
 
 def main(table: str, results: str) -> None:
-    """Be the child."""
+    """Run a table's mutations as the child process, and write the outcomes."""
     rows = importlib.import_module(table).ROWS
     collector = Collector(rows)
     options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore", "-o", "addopts="]
     pytest.main([*options, "--import-mode=prepend", str(HERE / f"{table}.py")], plugins=[collector])
     Path(results).write_text(json.dumps([collector.ended.get(number, {}) for number in range(len(rows))]))
     sys.stdout.flush()
-    os._exit(0)  # threads that are stuck keep nobody waiting
+    os._exit(0)  # doesn't wait for threads that hang
 
 
 if __name__ == "__main__":

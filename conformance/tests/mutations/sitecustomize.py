@@ -1,4 +1,4 @@
-"""Imported by each Python process that begins: those that a test starts have its mutation, too."""
+"""Applies a test's mutation in the processes that the test starts: every Python process imports this module."""
 
 import os
 

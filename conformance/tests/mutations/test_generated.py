@@ -1,4 +1,4 @@
-"""Generated changes are of one place each, and a process that imports a changed file has the change."""
+"""Generated mutations: each changes one place, and a process that imports a mutated file has the mutation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # what lies beside this file belongs to no package
+sys.path.append(str(Path(__file__).parent))  # the modules beside this file belong to no package
 
 from generated import REACHED, VARIABLE, changed, places
 
@@ -23,7 +23,7 @@ def taken(given, lock):
 
 
 def test_each_place_has_a_change_of_its_own() -> None:
-    """Of code within functions: statements go, and operators and numbers are others."""
+    """Every changeable place within functions has one mutation, which removes a statement or changes an expression."""
     told = [changed(SOURCE, number)[1].split(": ", 1)[1] for number, _ in enumerate(places(ast.parse(SOURCE)))]
     assert sorted(told) == [
         "0  →  1",
@@ -37,7 +37,7 @@ def test_each_place_has_a_change_of_its_own() -> None:
 
 
 def test_a_process_has_its_change_and_tells_that_it_was_reached(tmp_path: Path) -> None:
-    """Nothing is written to the file itself."""
+    """A process runs the mutated code and records that it was reached, and the source file is not changed."""
     file, reached = tmp_path / "some.py", tmp_path / "reached"
     file.write_text("def one():\n    return 1\n")
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])

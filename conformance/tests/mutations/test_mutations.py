@@ -1,4 +1,4 @@
-"""The suites find each mutation of the tables, by the promise that it breaks, and nothing where nothing is changed."""
+"""Mutation tests of the suites: the named test fails for each mutation, and passes without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # what lies beside this file belongs to no package
+sys.path.append(str(Path(__file__).parent))  # the modules beside this file belong to no package
 
 for module in ("rocksdict", "duckdb"):
     pytest.importorskip(module, reason='needs rocksdict and duckdb: pip install "topicstore[rocksdb,duckdb]"')
@@ -21,7 +21,7 @@ from running import M, run
 from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
 
 Results = Callable[[str], list[dict[str, str]]]
-"""Returns how the tests of a table's rows ended: it runs them at the first call."""
+"""A function that returns the outcomes of a table's tests, for each row by test; it runs them at the first call."""
 TABLES = {
     "engine": (engine.ROWS, BackendSuite),
     "layout": (layout.ROWS, LayoutSuite),
@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def rows(control: bool) -> list[object]:
-    """Return the rows that change something, or the others."""
+    """Return the rows with mutations, or the control rows without."""
     return [
         pytest.param(table, number, row, id=f"{table}: {row.what}, {row.on}")
         for table, number, row in ROWS
@@ -46,7 +46,7 @@ def rows(control: bool) -> list[object]:
 
 @pytest.mark.parametrize(("table", "number", "row"), rows(control=False))
 def test_a_broken_promise_is_named(table: str, number: int, row: M, results: Results) -> None:
-    """The test fails whose docstring is the promise that a mutation breaks, of an assertion."""
+    """The test that a mutation's row names fails by an assertion."""
     ended = results(table)[number][row.promise]
     if ended == "skipped":
         pytest.skip(f"the test that must fail is skipped here: {row.promise}")
@@ -55,7 +55,7 @@ def test_a_broken_promise_is_named(table: str, number: int, row: M, results: Res
 
 @pytest.mark.parametrize(("table", "number", "row"), rows(control=True))
 def test_nothing_is_found_where_nothing_is_changed(table: str, number: int, row: M, results: Results) -> None:
-    """Each promise that a row breaks is kept by what it changes."""
+    """Every test that a mutation makes fail passes, or is skipped, for the same subject without a mutation."""
     ended = results(table)[number]
     assert {each.promise for each in TABLES[table][0] if each.on == row.on and each.promise} == set(ended)
     assert {} == {test: how for test, how in ended.items() if how not in ("passed", "skipped")}
@@ -63,7 +63,7 @@ def test_nothing_is_found_where_nothing_is_changed(table: str, number: int, row:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_each_promise_has_a_row(table: str) -> None:
-    """Each promise of a suite is broken by a row, and each subject has a control."""
+    """Each test of a suite has a row that makes the test fail, and each subject has a control row."""
     all_rows, suite = TABLES[table]
     assert {name for name in dir(suite) if name.startswith("test_")} == {row.promise for row in all_rows} - {""}
     assert {row.on for row in all_rows} == {row.on for row in all_rows if not row.changes and not row.promise}

@@ -1,4 +1,4 @@
-"""The oracle counts as the framework does, where that can be said in one line."""
+"""The model's positions equal those of the framework."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from topicstore_conformance.oracle.model import first_of
 
 
 def test_position_range() -> None:
-    """The model counts positions as the framework does, at the ends of the range too."""
+    """The model and the framework compute the same first position of a time, including at the ends of the range."""
     assert [first_position(time) for time in (-1, 0, 1, MAX_TIME, MAX_TIME + 1)] == [
         first_of(time) for time in (-1, 0, 1, MAX_TIME, MAX_TIME + 1)
     ]

@@ -1,4 +1,4 @@
-"""All tests of this folder are left to `make test-all`."""
+"""Marks all tests of this folder as slow, so that only `make test-all` runs them."""
 
 from __future__ import annotations
 

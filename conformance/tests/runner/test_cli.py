@@ -1,4 +1,4 @@
-"""`topicstore conformance`: what it refuses, and what it prints of a plugin that breaks every promise."""
+"""`topicstore conformance`: rejected arguments, and the output for a plugin that fails every test."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ command = ["conformance", "--backend", "broken", "--quick"]
 results = [CliRunner().invoke(cli, [*command, *how]) for how in json.loads(sys.argv[1])]
 print(json.dumps([[result.exit_code, result.stdout, result.stderr] for result in results]))
 """
-"""Runs the suites once, and the command for each of its formats with what became of them."""
+"""Runs the suites once, and then the command for each output format with these results."""
 PROMISE = "Closing ends a compaction between two steps, with an error, and the next opening finds everything."
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which that plugin is installed, whose layout is the only one."""
+    """An environment in which the plugin `PLUGIN` is installed, and its layout is the only one."""
     folder = tmp_path_factory.mktemp("installed")
     (folder / "broken_plugin.py").write_text(PLUGIN)
     information = folder / "broken-1.dist-info"
@@ -78,7 +78,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 def refused(*arguments: str) -> str:
-    """Return with what words a call in this process ends as wrong usage."""
+    """Run the command in this process; check that it reports wrong usage, and return the error message."""
     result = CliRunner().invoke(cli, ["conformance", *arguments])
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
@@ -86,27 +86,27 @@ def refused(*arguments: str) -> str:
 
 
 def test_what_to_test_must_be_said() -> None:
-    """No name, or names beside --all, or two formats, are wrong usage."""
+    """No name, a name together with --all, and two output formats are each wrong usage."""
     assert "--backend" in refused()
     assert "--all" in refused("--all", "--backend", "memory")
     assert "exclude" in refused("--backend", "memory", "--json", "--markdown")
 
 
 def test_names_nobody_registered() -> None:
-    """Unknown names are refused with those that there are."""
+    """An unknown name is rejected with a list of the registered names."""
     for option in ("--backend", "--layout"):
         told = refused(option, "no such", "--quick")
         assert "'no such'; there are: " in told
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the suite's own dependencies are missing, the command that installs them is told."""
-    monkeypatch.setitem(sys.modules, "hypothesis", None)  # what the import system takes for missing
+    """If the suites' dependencies are missing, the error names the command that installs them."""
+    monkeypatch.setitem(sys.modules, "hypothesis", None)  # makes the import system report the module as missing
     assert 'needs hypothesis: pip install "topicstore[conformance]"' in refused("--backend", "memory")
 
 
 def test_what_does_not_fit(environment: dict[str, str]) -> None:
-    """A pair that can't work, and a plugin that can't be loaded, are refused with the reason."""
+    """An incompatible pair and a plugin that can't be loaded are rejected with the reason."""
     for names, reason in (
         (("--backend", "memory", "--layout", "picky"), "'picky' can't run on backend 'memory', which lacks unheard_of"),
         (("--backend", "absent"), "backend 'absent' needs no_such_module"),
@@ -118,7 +118,7 @@ def test_what_does_not_fit(environment: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def formats(environment: dict[str, str]) -> dict[str, str]:
-    """What is printed of the plugin's backend under its layout, by the option that asks for it."""
+    """The output for the plugin's backend with its layout, by output option."""
     how = {"": [], "--json": ["--json"], "--markdown": ["--markdown"]}
     command = [sys.executable, "-c", PROGRAM, json.dumps(list(how.values()))]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -132,12 +132,12 @@ def formats(environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def printed(formats: dict[str, str]) -> str:
-    """What a person sees."""
+    """The output without an output option."""
     return formats[""]
 
 
 def test_broken_promises_are_named(printed: str) -> None:
-    """Each broken promise is printed once, with its cases and the reason of each."""
+    """Each failed test's docstring is printed once, with its failed cases and their reasons."""
     assert 1 == printed.count(f"broken-picky broke: {PROMISE}\n")
     after = printed.partition(PROMISE)[2].splitlines()[1]
     assert after.startswith("    test_close_beside_a_compaction[broken-picky]: KeyError: 'of all things' (")
@@ -145,7 +145,7 @@ def test_broken_promises_are_named(printed: str) -> None:
 
 
 def test_groups_are_counted(printed: str) -> None:
-    """There is a row for each group, with the reasons of what was skipped, and the capabilities before them."""
+    """The output lists the capabilities, and then a row for each group with its counts and the reasons of skips."""
     table = printed.partition("broken-picky")[2].partition("backend broken")[0]
     rows = {line.split()[0]: line for line in table.splitlines() if line}
     assert "unheard_of" == table.split()[0]
@@ -157,7 +157,7 @@ def test_groups_are_counted(printed: str) -> None:
 
 
 def test_json(formats: dict[str, str]) -> None:
-    """The JSON document has every test with what became of it, and what was left out."""
+    """The JSON document has the outcome of every test, and the plugins that were not tested."""
     found: dict[str, Any] = json.loads(formats["--json"])
     assert found["kept"] is False
     assert {"absent": "backend 'absent' needs no_such_module"}.items() <= found["left_out"].items()
@@ -175,7 +175,7 @@ def test_json(formats: dict[str, str]) -> None:
 
 
 def test_markdown(formats: dict[str, str]) -> None:
-    """The tables for the README tell what is declared, what became of each suite, and which pairs are refused."""
+    """The Markdown tables list the declared capabilities, the results of each suite, and the incompatible pairs."""
     begin, backends, layouts, results, end = formats["--markdown"].strip().split("\n\n")
     assert begin.startswith("<!-- printed by: topicstore conformance")
     assert end.startswith("<!-- end of")

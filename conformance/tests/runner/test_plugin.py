@@ -1,4 +1,4 @@
-"""The suites in somebody else's run of pytest: options where they are asked for, fixtures, readable assertions."""
+"""The suites in other projects' runs of pytest: options only on request, fixtures, readable assertions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALLED = ["-p", "topicstore_conformance.runner.plugin", "--pyargs", "topicsto
 
 
 def run_pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a directory of somebody's, with all plugins that are installed."""
+    """Run pytest in another project's directory, with all installed pytest plugins."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment |= {"PY_COLORS": "0", "COLUMNS": "200"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
@@ -24,14 +24,14 @@ def run_pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def collected(directory: Path, *options: str) -> list[str]:
-    """Return what would be run of the suites for what is installed."""
+    """Return the ids of the suites' tests that pytest collects for installed plugins with these options."""
     done = run_pytest(directory, "--collect-only", "-q", *INSTALLED, *options)
     assert 0 == done.returncode, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
 def test_options_choose(tmp_path: Path) -> None:
-    """With both names there are the backend's suite, the layout's, and that of their databases; nothing else."""
+    """With both names pytest collects the backend's suite, the layout's suite and that of their pair, and no other."""
     tests = collected(tmp_path, f"--backend={PAIR.backend}", f"--layout={PAIR.layout}", "--quick")
     classes = {"TestBackend": PAIR.backend, "TestLayout": PAIR.layout, "TestDatabase": str(PAIR)}
     for name, of in classes.items():
@@ -42,7 +42,7 @@ def test_options_choose(tmp_path: Path) -> None:
 
 
 def test_a_backend_brings_its_layouts(tmp_path: Path) -> None:
-    """With only a backend there are its own suite and its databases, under each layout."""
+    """With only a backend pytest collects its own suite, and the database suite with each compatible layout."""
     tests = collected(tmp_path, f"--backend={PAIR.backend}")
     assert not [test for test in tests if "::TestLayout::" in test and "NOTSET" not in test]
     for pair in (pair for pair in pairs() if pair.backend == PAIR.backend):
@@ -50,14 +50,14 @@ def test_a_backend_brings_its_layouts(tmp_path: Path) -> None:
 
 
 def test_wrong_names_are_wrong_usage(tmp_path: Path) -> None:
-    """A name that nobody registered ends the run before it begins, with the names that there are."""
+    """An unknown name ends the run before any test, with a list of the registered names."""
     done = run_pytest(tmp_path, *INSTALLED, "--backend=no-such")
     assert 0 != done.returncode
     assert "there is no backend 'no-such'; there are: " in done.stdout + done.stderr
 
 
 def test_options_are_only_where_they_are_asked_for(tmp_path: Path) -> None:
-    """Other people's tests may have options of the same names."""
+    """Projects that don't load the plugin can define options of the same names."""
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--backend')\n    parser.addoption('--quick')\n"
     )
@@ -67,7 +67,7 @@ def test_options_are_only_where_they_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_runs_that_do_not_ask_for_it_hear_nothing_of_it(tmp_path: Path) -> None:
-    """No plugin is registered, no mark, no option, and nothing of the framework is imported."""
+    """A run that doesn't load the plugin has none of its marks and options, and imports no topicstore module."""
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_it():\n    assert not [name for name in sys.modules if name.startswith('topicstore')]\n"
     )
@@ -78,7 +78,10 @@ def test_runs_that_do_not_ask_for_it_hear_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
-    """A subclass with one fixture runs; one without says what it must override; undeclared capabilities skip."""
+    """A suite's subclass with its one fixture runs, and skips tests of undeclared capabilities.
+
+    A subclass without the fixture fails with an error that names the fixture.
+    """
     (tmp_path / "test_mine.py").write_text(
         "import pytest\n"
         "from topicstore_conformance import DatabaseSuite, Pair, pair_of\n"
@@ -95,7 +98,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_assertions_show_what_was_compared(tmp_path: Path) -> None:
-    """A failing assertion within the package shows values, as one in a test module does."""
+    """A failing assertion within the package shows the compared values, like one in a test module."""
     (tmp_path / "test_mine.py").write_text(
         "from topicstore import Message, MessageId\n"
         "from topicstore_conformance.oracle.checks import check_publishers\n"
@@ -109,7 +112,7 @@ def test_assertions_show_what_was_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["", "slow"])
 def test_modes(mode: str) -> None:
-    """A mode that isn't one is told; none is the full one."""
+    """An unknown mode is reported with the valid ones, and the default mode is ``full``."""
     command = [sys.executable, "-c", "from topicstore_conformance.conditions.profiles import MODE; print(MODE)"]
     done = subprocess.run(command, env={**os.environ, "TOPICSTORE_CONFORMANCE": mode}, capture_output=True, text=True)
     assert ("full" if mode == "" else "") == done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What the README of the suite says of backends and layouts is what they declare, and what a run gave."""
+"""The tables in the README of the suites agree with the capabilities that backends and layouts declare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYOUTS = {name for name, spec in registry().layouts().items() if spec.target.st
 
 
 def in_readme() -> str:
-    """Return what stands between the marks."""
+    """Return the text between the marks in the README."""
     before, _, after = README.read_text().partition(BEGIN)
     assert BEGIN not in after
     assert END not in before
@@ -23,12 +23,15 @@ def in_readme() -> str:
 
 
 def test_the_readme_has_what_plugins_declare() -> None:
-    """Whoever adds a plugin or a capability prints the tables anew; see what the first mark says."""
+    """The README's tables list the capabilities that built-in plugins declare.
+
+    The first mark names the command that prints them.
+    """
     assert "\n\n".join(capabilities(BACKENDS, LAYOUTS)) == "\n\n".join(in_readme().split("\n\n")[:2])
 
 
 def test_the_readme_has_every_pair() -> None:
-    """Each pair of our own was tested, as was each backend and layout, or is refused with today's reason."""
+    """The README lists every built-in backend, layout and pair as tested, or as refused with the current reason."""
     tables = in_readme().split("\n\n")
     rows = {row.split(" | ")[0].removeprefix("| "): row.split(" | ") for row in tables[2].splitlines()[2:]}
     refused = {f"`{backend}-{layout}`": reason for (backend, layout), reason in incompatible().items()}
@@ -40,12 +43,12 @@ def test_the_readme_has_every_pair() -> None:
 
 
 def outcome(kind: str) -> Outcome:
-    """Return what became of a test."""
+    """Return a test's result with this outcome."""
     return Outcome(group="g", test="t", promise="p", outcome=kind, seconds=0.4)
 
 
 def test_results() -> None:
-    """Each run is a row: what kept its promises, what broke one, and what did not end."""
+    """The table of results has a row for each run, with its counts, or a note that the run did not end."""
     backend = next(iter(sorted(BACKENDS)))
     ended = tuple(map(outcome, ("passed", "passed", "failed", "skipped")))
     runs = [
@@ -62,7 +65,7 @@ def test_results() -> None:
 
 
 def test_seldom_tries_are_told() -> None:
-    """A run on a backend without ``fast_seek`` says that it tried less often."""
+    """The row of a run on a backend without ``fast_seek`` says that it made a quarter of the tries."""
     for name, spec in registry().backends().items():
         run = Run(plan=Plan(suite="backend", backend=name, mode="quick"), outcomes=())
         told = "a quarter of the tries" in published([run], {})

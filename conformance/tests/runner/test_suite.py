@@ -1,4 +1,4 @@
-"""The suite itself: it passes where nothing is wrong, and says what is wrong where something is."""
+"""The suites themselves: they pass for a correct plugin, and report the faults of others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUITES: dict[str, type] = {"backend": BackendSuite, "layout": LayoutSuite, "data
 
 
 def test_a_good_run() -> None:
-    """Every promise is kept or skipped with a reason; nothing else happens."""
+    """For a correct layout every test of the suite passes, or is skipped with a reason."""
     layout = min(pairs(), key=lambda pair: ("persistent" in pair.capabilities, pair)).layout
     (run,) = run_all([Plan(suite="layout", layout=layout, mode="quick")])
     assert ("", []) == (run.failure, run.of("failed"))
@@ -39,7 +39,7 @@ def test_a_good_run() -> None:
 
 
 def written(suite: str) -> list[tuple[str, str]]:
-    """Return module and name of every test that a suite's modules have."""
+    """Return (module, name) of every test in the source of a suite's modules."""
     modules = sorted((PACKAGE / suite).glob("*.py"))
     return [
         (each.stem, name) for each in modules for name in re.findall(r"^    def (test_\w+)", each.read_text(), re.M)
@@ -47,7 +47,7 @@ def written(suite: str) -> list[tuple[str, str]]:
 
 
 def promises(suite: str) -> dict[tuple[str, str], str]:
-    """Return the docstring of every test that a suite has, by module and name."""
+    """Return the docstring of every test of a suite's class, by module and name."""
     found = {name: getattr(SUITES[suite], name) for name in dir(SUITES[suite]) if name.startswith("test_")}
     return {
         (test.__module__.rpartition(".")[2], name): " ".join((test.__doc__ or "").split())
@@ -57,13 +57,13 @@ def promises(suite: str) -> dict[tuple[str, str], str]:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_test_is_run(suite: str) -> None:
-    """No part of a suite is left out, and no test is hidden by another of the same name."""
+    """A suite's class has every test of its modules, and no test hides another of the same name."""
     assert sorted(written(suite)) == sorted(promises(suite))
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_promise_is_a_sentence(suite: str) -> None:
-    """Each docstring is what is printed when it is broken: one sentence, its own."""
+    """Each test of a suite has a distinct docstring of one sentence, which is printed if the test fails."""
     said = promises(suite)
     assert [] == [name for name, promise in said.items() if not re.fullmatch(r"\S.*[^.]\.", promise)]
     assert [] == [name for name, promise in said.items() if ". " in promise]
@@ -74,7 +74,7 @@ def test_every_promise_is_a_sentence(suite: str) -> None:
 
 
 class GoesOn:
-    """A snapshot of memory whose scans go on after it was closed, which the contract leaves open."""
+    """A snapshot in memory whose scans continue after it was closed, which the contract allows."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.inner = engine.snapshot()
@@ -87,7 +87,7 @@ class GoesOn:
 
 
 class StopsShort(GoesOn):
-    """A snapshot whose scans end, when it is closed, as if there were nothing more."""
+    """A faulty snapshot whose scans end early without an error when it is closed."""
 
     def scan(self, *arguments: Any, **how: Any) -> Any:
         return itertools.takewhile(lambda _: not self.closed, super().scan(*arguments, **how))
@@ -100,7 +100,7 @@ class StopsShort(GoesOn):
 
 @pytest.mark.parametrize(("kind", "right"), [(MemoryEngine.snapshot, True), (GoesOn, True), (StopsShort, False)])
 def test_the_rest_of_a_scan_whose_snapshot_was_closed(kind: Any, right: bool) -> None:
-    """It may raise or go on; what it may not is to end before its end without a word."""
+    """A scan whose snapshot was closed may raise or continue, but the suite fails if it ends early without an error."""
     machine: Any = type("Machine", (EngineMachine,), {"backend": make_backend("memory"), "capabilities": ()})()
     machine.start(([(DATA, [(0, 0, number) for number in range(500)], list(range(500)))], []))
     held = machine.hold(kind(machine.engine))
@@ -111,11 +111,11 @@ def test_the_rest_of_a_scan_whose_snapshot_was_closed(kind: Any, right: bool) ->
     machine.teardown()
 
 
-# --- plugins that do what they must not ------------------------------------------------------------
+# --- plugins that crash, hang or exit --------------------------------------------------------------
 
 
 def install(folder: Path, code: str) -> dict[str, str]:
-    """Install a distribution with a backend ``bad`` in a folder; return an environment that has it."""
+    """Install a distribution with a backend ``bad`` in a folder; return an environment that includes the folder."""
     information = folder / "bad-1.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
@@ -148,7 +148,7 @@ print(json.dumps({"failure": run.failure, "failed": [[t.promise, t.reason, t.whe
 
 
 class Told(msgspec.Struct):
-    """What became of a run."""
+    """The result of a run in a child process."""
 
     failure: str
     failed: list[tuple[str, str, str]]
@@ -157,13 +157,13 @@ class Told(msgspec.Struct):
 
 
 def told(environment: dict[str, str], limit: float = running.LIMIT) -> Told:
-    """Run the suite over the backend ``bad``."""
+    """Run the database suite with the backend ``bad`` in a child process; return the result."""
     done = subprocess.run([sys.executable, "-c", RUN, str(limit)], env=environment, stdout=subprocess.PIPE, check=True)
     return msgspec.json.decode(done.stdout, type=Told)
 
 
 def test_a_process_that_dies(tmp_path: Path) -> None:
-    """When the engine takes the process down, the test under way has failed; after some of them no more are tried."""
+    """A test whose engine crashes the process counts as failed, and after a few crashes the run ends."""
     code = """
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):
@@ -177,7 +177,7 @@ def test_a_process_that_dies(tmp_path: Path) -> None:
 
 
 def test_a_process_that_hangs(tmp_path: Path) -> None:
-    """When a test takes too long, its process is ended, and it has failed."""
+    """A test that exceeds the time limit counts as failed, and its process is ended."""
     code = """
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):
@@ -190,7 +190,7 @@ def test_a_process_that_hangs(tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:
-    """When the tests can't even be collected, nothing was kept."""
+    """If the plugin ends the process during collection, the run has no results and counts as failed."""
     code = """
         class Bad(MemoryBackend):
             pass

@@ -1,4 +1,4 @@
-"""Which backends and layouts are tested together, and that the others are refused."""
+"""The selection of backends and layouts that are tested together, and the rejection of incompatible pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topicstore_conformance.subjects.pairs import absent, incompatible, pair_of,
 
 
 def test_incompatible_pairs(tmp_path: Path) -> None:
-    """A layout on a backend that lacks what it requires is refused with the reason, and nothing is made."""
+    """Opening a layout on a backend that lacks a required capability raises with the reason, and creates nothing."""
     if not incompatible():
         pytest.skip("every installed layout runs on every installed backend")
     for (backend, layout), reason in incompatible().items():
@@ -28,7 +28,7 @@ def test_incompatible_pairs(tmp_path: Path) -> None:
 
 
 def test_every_pair_is_tested_or_left_out_with_a_reason() -> None:
-    """What is known is tested, can't be loaded, or doesn't fit."""
+    """Every pair of registered plugins is tested, unless one can't be loaded or the two are incompatible."""
     tested = {(pair.backend, pair.layout) for pair in pairs()}
     for backend in registry().backends():
         for layout in registry().layouts():
@@ -37,14 +37,14 @@ def test_every_pair_is_tested_or_left_out_with_a_reason() -> None:
 
 
 def test_unknown_names() -> None:
-    """A pair of a name that nobody registered is refused, with the names that there are."""
+    """A pair with an unknown name raises UnknownPluginError, which lists the registered names."""
     for names in (("no such", pairs()[0].layout), (pairs()[0].backend, "no such")):
         with pytest.raises(ts.UnknownPluginError, match="there are"):
             pair_of(*names)
 
 
 def test_everything_covers_everything() -> None:
-    """The full mode tests each backend and layout fully in a pair, and every pair once."""
+    """The full mode tests every pair once, and each backend and each layout fully in at least one pair."""
     quick = pairs()
     plans = everything("full")
     databases = [plan for plan in plans if plan.suite == "database"]
@@ -59,7 +59,7 @@ def test_everything_covers_everything() -> None:
 
 
 def test_a_name_brings_all_that_fits() -> None:
-    """A backend is tested by itself and under all its layouts, a layout likewise, both together in one pair only."""
+    """A backend is tested alone and with all compatible layouts, a layout likewise; both names select one pair."""
     first = pairs()[0]
 
     def planned(backend: str | None, layout: str | None) -> list[tuple[str, str, str]]:
@@ -74,7 +74,7 @@ def test_a_name_brings_all_that_fits() -> None:
 
 
 def test_plans_are_told_apart() -> None:
-    """A plan says what it tests, and what that declares."""
+    """A plan's text has the names of its plugins, and its capabilities are those that they declare."""
     backend, layout = pairs()[0].backend, pairs()[0].layout
     plan = Plan(suite="database", backend=backend, layout=layout, mode="quick")
     assert (str(pairs()[0]), sorted(pairs()[0].capabilities)) == (str(plan), plan.capabilities)

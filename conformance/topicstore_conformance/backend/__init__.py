@@ -1,1 +1,1 @@
-"""`BackendSuite`: the promises of `topicstore.contract.engine` as tests, with one module for each kind of promise."""
+"""`BackendSuite`: tests of the contract `topicstore.contract.engine`, with one module for each kind of guarantee."""

@@ -1,4 +1,4 @@
-"""Promises about writes: the order within a batch, all or nothing, and deleted ranges."""
+"""Tests of write batches: the order of operations, atomicity, and range deletes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Batches"]
 
 
 class Batches(Fixtures):
-    """Promises about writes."""
+    """Tests of write batches."""
 
     def test_operations_apply_in_their_order(self, engine: Engine) -> None:
         """Of several operations of a batch on one key the last one wins, be it a put or a delete."""
@@ -33,7 +33,7 @@ class Batches(Fixtures):
         assert pairs(engine.scan(META)) == [(b"a", b"2"), (b"back", b"3"), (b"c", b"old")]
 
     def test_ranges_apply_first(self, engine: Engine) -> None:
-        """A range delete of a batch deletes the keys that were there before, and nothing that the same batch puts."""
+        """A range delete removes keys that existed before its batch, and none that the same batch puts."""
         put(engine, META, {b"a": b"old", b"b": b"old", b"c": b"old"})
         batch = WriteBatch()
         batch.put(META, b"a", b"new")
@@ -43,7 +43,7 @@ class Batches(Fixtures):
         assert pairs(engine.scan(META)) == [(b"a", b"new"), (b"bb", b"new"), (b"c", b"old")]
 
     def test_many_puts_are_like_single_ones(self, engine: Engine) -> None:
-        """Runs of puts apply in order with all other operations, with keys of both kinds."""
+        """`put_many` applies in order with all other operations, for keys of bytes and keys of numbers."""
         batch = WriteBatch()
         batch.put(META, b"b", b"first")
         batch.put_many(META, [b"c", b"b", b"a", b"b"], [b"", b"second", b"x", b"third"])
@@ -58,7 +58,7 @@ class Batches(Fixtures):
         assert engine.get_many(DATA, [(1, 2, number) for number in range(3)]) == [b"0", b"1", b"2"]
 
     def test_a_refused_batch_applies_nothing(self, engine: Engine) -> None:
-        """If one key of a batch is wrong, at whichever place in it, nothing of the batch is applied."""
+        """If any key of a batch is invalid, wherever in the batch, no operation of the batch is applied."""
         put(engine, META, {b"there": b"1"})
         for place in (0, 500, 999):
             wrong: list[Any] = [(1, 2, number) for number in range(1_000)]
@@ -73,7 +73,7 @@ class Batches(Fixtures):
             assert pairs(engine.scan(DATA)) == []
 
     def test_a_batch_is_seen_at_once_and_whole(self, engine: Engine) -> None:
-        """After a write every read sees all of it, in all keyspaces."""
+        """Once `write` has returned, every read sees the whole batch in all keyspaces."""
         for number in range(50):
             batch = WriteBatch()
             for keyspace in KEYSPACES:
@@ -85,7 +85,7 @@ class Batches(Fixtures):
                 assert [each.get(DATA, (1, 1, 1)) for each in (engine, snapshot)] == [b"%d" % number] * 2
 
     def test_the_end_of_a_range_delete_stays(self, engine: Engine) -> None:
-        """A range delete takes the keys from its start (inclusive) to its end (exclusive), and no others."""
+        """A range delete removes the keys from its start (inclusive) to its end (exclusive), and no others."""
         put(engine, DATA, numbered(100))
         batch = WriteBatch()
         batch.delete_range(DATA, (1, 2, 10), (1, 2, 90))
@@ -100,7 +100,7 @@ class Batches(Fixtures):
         assert engine.get(DATA, (1, 2, 90)) == b"\0\0\x5a"
 
     def test_deleted_keys_can_be_put_again(self, engine: Engine) -> None:
-        """A key that was deleted, by itself or with a range, stays deleted until it is put again."""
+        """A key that was deleted, by a single or a range delete, stays deleted until it is put again."""
         put(engine, DATA, numbered(10))
         batch = WriteBatch()
         batch.delete_range(DATA, (1, 2, 0), (1, 2, 5))

@@ -1,7 +1,7 @@
-"""Child processes that open the backend under test, and are killed, refused, or meet failing system calls.
+"""Child processes that open the backend under test, to be killed, refused access, or given failing system calls.
 
-A `Task` says which function a child runs: a function of this package, called with one that makes backend
-objects, the directory of the shard and the task's arguments. It reports to the parent in lines of JSON.
+A `Task` names the function that a child runs. The function is called with a factory of backend objects, the
+shard's directory and the task's arguments, and reports to the parent in lines of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Make = Callable[[], Backend]
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A function that another process can import."""
+    """An importable function with its positional arguments, as another process can load it."""
 
     module: str
     file: str
@@ -40,7 +40,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """The work of a child: a function, and its arguments."""
+    """The work of a child process: a backend factory, a function with arguments, and the shard's path."""
 
     make: Reference
     work: Reference
@@ -66,7 +66,7 @@ def _resolve(reference: Reference) -> Callable[..., Any]:
 
 
 def _load(reference: Reference) -> ModuleType:
-    """Import a module by its name or, as pytest does with tests, by its file."""
+    """Import a module by its name or, like pytest with test modules, by its file."""
     try:
         return importlib.import_module(reference.module)
     except ModuleNotFoundError as missing:
@@ -82,7 +82,7 @@ def _load(reference: Reference) -> ModuleType:
 
 
 class Child:
-    """A running child process. As a context manager it kills the child at the end if that still runs."""
+    """A child process. Leaving the context manager kills the child if it is still running."""
 
     def __init__(self, make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> None:
         task = Task(_reference(make), _reference(partial(work, *arguments)), str(path))
@@ -91,7 +91,7 @@ class Child:
         assert self._process.stdout is not None
         self._told = self._process.stdout
         self._errors: list[bytes] = []
-        # Standard error is read at the same time: a child that writes much to it would otherwise wait for a reader.
+        # A thread drains standard error at the same time: otherwise a child that fills the pipe would block.
         self._complaints = threading.Thread(target=self._listen, daemon=True)
         self._complaints.start()
 
@@ -112,24 +112,24 @@ class Child:
             self._errors += stream.readlines()
 
     def told(self) -> Iterator[Any]:
-        """Yield the child's reports as they come, until it ends; fail if it is silent so long that it must be stuck."""
+        """Yield the child's reports as they come, until it ends; fail if it is silent so long that it must hang."""
         rest = b""
         for data in heard(self._told):
             *lines, rest = (rest + data).split(b"\n")  # at the end the rest is the line that a kill cut short
             yield from map(msgspec.json.decode, lines)
 
     def wait(self) -> int:
-        """Wait for the child's end and return its return code, as `subprocess.Popen.returncode`."""
+        """Wait until the child ends and return its code, as in `subprocess.Popen.returncode`."""
         return self._process.wait(PATIENCE)
 
     def complaint(self) -> str:
-        """Return what the child wrote to its standard error, once it has ended."""
+        """Wait until the child closes its standard error, and return the text that was written there."""
         self._complaints.join(PATIENCE)
         return b"".join(self._errors).decode(errors="replace")
 
 
 def run(make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> list[Any]:
-    """Run a child to its end, which must be a good one, and return all its reports."""
+    """Run a child to its end and return all its reports; fail unless its return code is 0."""
     with Child(make, work, path, *arguments) as child:
         told = list(child.told())
         assert child.wait() == 0, f"the child process failed, having told {told[-3:]}: {child.complaint()[-2000:]}"
@@ -137,12 +137,12 @@ def run(make: Make, work: Callable[..., None], path: Path, *arguments: str | int
 
 
 def tell(what: Any) -> None:
-    """Report something to the parent."""
+    """Report a value, which JSON can encode, to the parent."""
     os.write(1, msgspec.json.encode(what) + b"\n")
 
 
 def end() -> None:
-    """End this child at once with success, closing nothing."""
+    """End this child at once with return code 0, without closing anything."""
     os._exit(0)
 
 

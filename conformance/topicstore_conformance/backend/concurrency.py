@@ -1,4 +1,4 @@
-"""Promises about threads: readers beside a writer, readers of one snapshot, and close beside all of them."""
+"""Tests of thread safety: reads during writes, threads that share a snapshot, and close during other calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 __all__ = ["Concurrency"]
 
 SEEN = 30
-"""The least number of batches that readers must see beside a writer, which goes on until then."""
+"""The number of reads after which a concurrent writer may stop."""
 SPOTS: list[tuple[Keyspace[Any], Key]] = [
     (STATE, b"k"),
     (META, b"k"),
@@ -31,10 +31,10 @@ SPOTS: list[tuple[Keyspace[Any], Key]] = [
 
 
 class Concurrency(Fixtures):
-    """Promises about threads."""
+    """Tests of thread safety."""
 
     def test_readers_beside_a_writer_see_whole_batches(self, subject: BackendSubject, engine: Engine) -> None:
-        """A reader beside a writer sees each batch whole or not at all, by get_many, scans and snapshots."""
+        """A reader concurrent with a writer sees each batch whole or not at all, by get_many, scans and snapshots."""
         done, seen = Event(), list[set[bytes]]()
 
         def write(number: int) -> None:
@@ -71,7 +71,7 @@ class Concurrency(Fixtures):
         assert [values for values in seen if len(values) != 1] == []
 
     def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
-        """A scan beside a writer that puts, deletes and drops ranges has exactly what was there when the scan began."""
+        """A scan concurrent with puts and range deletes yields exactly the pairs that existed when the scan began."""
         done, odd, seen = Event(), list[Any](), list[int]()
         least = tries(150, 600, subject.capabilities)
         whole = {(1, 2, number): b"same" for number in range(1_000)}
@@ -106,7 +106,7 @@ class Concurrency(Fixtures):
         assert odd == []
 
     def test_any_thread_may_go_on_with_a_scan(self, engine: Engine) -> None:
-        """A scan that one thread began can be continued by another, and one snapshot serves several threads at once."""
+        """One thread can continue a scan that another began, and several threads can read one snapshot."""
         values = numbered(3_000)
         put(engine, DATA, values)
         scan = engine.scan(DATA)
@@ -125,7 +125,7 @@ class Concurrency(Fixtures):
     # --- close ---
 
     def test_everything_raises_after_close(self, subject: BackendSubject, engine: Engine) -> None:
-        """After close every call raises DatabaseClosedError, on open scans and snapshots too; closing twice is fine."""
+        """After close every call raises DatabaseClosedError, also on open scans and snapshots; close is idempotent."""
         put(engine, DATA, numbered(500))
         scan, unasked, snapshot = engine.scan(DATA), engine.scan(DATA), engine.snapshot()
         within = snapshot.scan(DATA, reverse=True)
@@ -160,7 +160,7 @@ class Concurrency(Fixtures):
         snapshot.close()
 
     def test_a_closed_snapshot_reads_nothing(self, engine: Engine) -> None:
-        """A closed snapshot and its scans raise DatabaseClosedError; the engine goes on, and closing twice is fine."""
+        """Reads from a closed snapshot raise DatabaseClosedError, its engine still reads, and close is idempotent."""
         put(engine, DATA, numbered(500))
         snapshot = engine.snapshot()
         scan, unasked = snapshot.scan(DATA), snapshot.scan(DATA)
@@ -173,7 +173,7 @@ class Concurrency(Fixtures):
         assert len(keys(engine.scan(DATA))) == 500
 
     def test_close_beside_all_other_calls(self, engine: Engine) -> None:
-        """Calls that run during close get their answer or DatabaseClosedError, nothing else, and none hangs."""
+        """A call that runs during close returns its result or raises DatabaseClosedError, and never hangs."""
         put(engine, DATA, numbered(5000))
         shared = engine.snapshot()
 
@@ -213,7 +213,7 @@ class Concurrency(Fixtures):
         assert [end.result(PATIENCE) for end in ends] == ["DatabaseClosedError"] * 4
 
     def test_close_waits_for_no_scan_that_nobody_reads(self, engine: Engine) -> None:
-        """Close ends half-read scans and snapshots at once, and reading them afterwards raises DatabaseClosedError."""
+        """Close doesn't wait for half-read scans or snapshots; reading them afterwards raises DatabaseClosedError."""
         put(engine, DATA, numbered(2_000))
         held: list[Any] = [engine.scan(DATA) for _ in range(20)]
         for scan in held:
@@ -230,7 +230,7 @@ class Concurrency(Fixtures):
                 snapshot.get(DATA, (1, 2, 3))
 
     def test_writes_go_on_beside_what_is_left_open(self, engine: Engine) -> None:
-        """Scans and snapshots that are held open keep no writer waiting."""
+        """Open scans and snapshots block no writer."""
         put(engine, DATA, numbered(2_000))
         scan, snapshot = engine.scan(DATA), engine.snapshot()
         next(scan)

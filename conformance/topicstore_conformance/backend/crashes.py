@@ -1,4 +1,4 @@
-"""Promises about killed processes: whole batches, all those acknowledged, and at most the one under way besides."""
+"""Tests of killed processes: a shard keeps whole batches, all acknowledged ones, and at most the one in flight."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from .fixtures import Fixtures, contents
 __all__ = ["Crashes", "appended", "check_batches", "files_of", "last_batch", "leave", "open_killed", "written"]
 
 KEPT = 6
-"""The number of batches that are there at any time: each deletes the one written this many before it."""
+"""The number of batches that a shard holds: each batch deletes the one written this many batches earlier."""
 ROWS = 400
-"""The keys of a batch in the keyspaces with many: enough that a kill lands while they are being written."""
+"""The number of a batch's keys in `DATA` and in `KEYS`: so many that a kill can land while they are written."""
 
 Files = dict[Path, bytes]
-"""The contents of a shard's files, by their places in it."""
+"""The contents of a shard's files, by their paths relative to the shard."""
 
 
 def batch_of(number: int) -> WriteBatch:
-    """Return a batch over all keyspaces; the contents of a shard show which batches it has."""
+    """Return the batch with this number, over all keyspaces; a shard's contents show which batches it holds."""
     batch, draw = WriteBatch(), random.Random(number)
     gone = number - KEPT
     if gone >= 0:
@@ -66,7 +66,7 @@ def batch_of(number: int) -> WriteBatch:
 
 
 def expected_after(last: int) -> dict[str, dict[object, bytes]]:
-    """Return the contents of a shard that had the batches up to ``last``."""
+    """Return the expected contents of a shard after the batches up to ``last`` (inclusive), by keyspace."""
     found: dict[str, dict[object, bytes]] = {keyspace.name: {} for keyspace in KEYSPACES}
     for number in range(max(last - KEPT + 1, 0), last + 1):
         for keyspace, key, value in batch_of(number).operations:
@@ -84,20 +84,20 @@ def check_batches(engine: Engine) -> None:
     """Check that a shard holds exactly the batches up to its last one, each of them whole."""
     expected = expected_after(last_batch(engine))
     found = contents(engine)
-    for keyspace in KEYSPACES:  # one by one, so that a failure says in which keyspace, not all that is there
+    for keyspace in KEYSPACES:  # one by one, so that a failure names the keyspace instead of printing all contents
         differs = dict(found[keyspace.name]) != expected[keyspace.name]
         assert not differs, f"batches are there in part: see keyspace {keyspace.name!r}"
 
 
 def written(engine: Engine, first: int, count: int, *, sync: bool = False) -> Iterator[int]:
-    """Write batches, and yield the number of each when write has returned."""
+    """Write ``count`` batches, and yield the number of each once its write has returned."""
     for number in range(first, first + count):
         engine.write(batch_of(number), sync=sync)
         yield number
 
 
 def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, moment: int, share: int) -> None:
-    """Write batches, reporting each to the parent, until the moment comes at which this process kills itself."""
+    """Write batches, report each to the parent, and kill this process at a moment given by `Countdown`."""
     engine = make().open_shard(path, KEYSPACES, create=True)
     countdown = Countdown(moment, share / 100)
     countdown.start()
@@ -108,7 +108,7 @@ def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, mome
 
 
 def files_of(backend: Backend, path: Path) -> Files:
-    """Return the files of an open shard at a moment when none changes, but those that aren't needed to open it."""
+    """Return a consistent copy of an open shard's files, without those that the backend doesn't need to open it."""
     with quick_directory() as directory:
         copy = Path(directory, "copy")
         copy_open(path, copy, unneeded=backend.unneeded)
@@ -116,21 +116,21 @@ def files_of(backend: Backend, path: Path) -> Files:
 
 
 def leave(files: Files, path: Path) -> None:
-    """Make a shard of files, as a killed process would leave them."""
+    """Write files into a shard's directory, as a killed process would leave them."""
     for name, content in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
 
 
 def appended(before: Files, after: Files) -> Path | None:
-    """Return the one file in which two results of `files_of` differ, if it has only become longer."""
+    """Return the path of the only file that differs between two results of `files_of`, if data was only appended."""
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
     only = before.get(changed[0]) if len(changed) == 1 else None
     return changed[0] if only is not None and after.get(changed[0], b"").startswith(only) else None
 
 
 def open_killed(backend: Backend, path: Path) -> Engine:
-    """Open a shard whose writer was killed, perhaps while it wrote to the log, which is then cut at that place."""
+    """Open a shard whose writer was killed; if its write-ahead log ends in a torn write, truncate the log there."""
     try:
         return backend.open_shard(path, KEYSPACES, create=False)
     except LogDamagedError as damaged:
@@ -139,16 +139,16 @@ def open_killed(backend: Backend, path: Path) -> Engine:
 
 
 def open_reader(backend: Backend, path: Path) -> Engine:
-    """Open a shard to read it, while nothing else has it open."""
+    """Open a shard read-only while no other process has it open."""
     return backend.open_reader(path, KEYSPACES, alone=True)
 
 
 class Crashes(Fixtures):
-    """Promises about killed processes."""
+    """Tests of killed processes."""
 
     @requires("persistent")
     def test_batches_are_whole_when_killed(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """After a kill each batch is there as a whole or not at all, and none that was acknowledged is lost."""
+        """After a kill each batch is stored whole or not at all, and no acknowledged batch is lost."""
         last, draw = -1, random.Random(7)
         for kill in range(tries(3, 12, subject.capabilities)):
             acknowledged, place = last, ("within", "after", "within", "before")[kill % 4]
@@ -166,7 +166,7 @@ class Crashes(Fixtures):
 
     @requires("persistent")
     def test_a_log_cut_short_keeps_what_is_before(self, backend: Backend, shard: Path) -> None:
-        """Wherever a file ends that a write only appends to, no part of that write is there, and all before it are."""
+        """If the log is cut off anywhere within its last write, that write is absent, and all earlier ones are kept."""
         for number, log, before, after in self.appends(backend, shard):
             draw = random.Random(number)
             for cut in range(tries(3, 20)):
@@ -180,7 +180,7 @@ class Crashes(Fixtures):
 
     @requires("persistent")
     def test_a_damaged_log_shows_what_repairing_leaves(self, backend: Backend, shard: Path) -> None:
-        """Where a log is damaged within, it ends; if opening doesn't cut it, it can be looked at, and then repaired."""
+        """Recovery ends at corruption in the middle of a log, and inspecting the shard before changes no file."""
         *_, (_, log, _, last) = steps = self.appends(backend, shard)
         for number, _, before, after in [step for step in steps if step[1] == log][:-1]:
             damaged = shard.with_name(f"damaged-{number}")
@@ -204,7 +204,10 @@ class Crashes(Fixtures):
 
     @staticmethod
     def appends(backend: Backend, shard: Path) -> list[tuple[int, Path, Files, Files]]:
-        """Write batches; return the file that each was appended to, all files before and after it, and the number."""
+        """Write batches; return for each its number, the file appended to, and all files before and after it.
+
+        Skip the test if the engine doesn't append each batch to one file.
+        """
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         states = [files_of(backend, shard) for _ in written(engine, 0, 6)]
         engine.close()

@@ -1,4 +1,4 @@
-"""Promises about damaged files: damage is reported or harmless, and never read as data that nobody wrote."""
+"""Tests of damaged files: damage is reported or harmless, and never read as data that was not written."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ VALUES = 200
 """The number of values, of 100 bytes each, none of which occurs twice."""
 
 ORDER = {"right": 0, "told": 1, "fewer": 2}
-"""How bad an outcome of reading is; all others are worse."""
+"""The outcomes of reading a damaged shard, by rank; any other outcome ranks worse."""
 
 
 @cache
 def value_of(number: int) -> bytes:
-    """Return a value that can be found again in a file."""
+    """Return the value with this number, 100 random bytes that can be searched for in a file."""
     return random.Random(number).randbytes(100)
 
 
 def data() -> dict[tuple[int, int, int], bytes]:
-    """Return the pairs in `DATA`, which are damaged later."""
+    """Return the pairs that a shard has in `DATA` before it is damaged."""
     return {(1, 1, number): value_of(number) for number in range(VALUES)}
 
 
 def meta() -> dict[bytes, bytes]:
-    """Return the pairs in `META`, which are damaged later."""
+    """Return the pairs that a shard has in `META` before it is damaged."""
     return {b"%03d" % number: value_of(VALUES + number) for number in range(VALUES)}
 
 
@@ -53,17 +53,17 @@ def expected() -> dict[str, list[Pair]]:
 
 
 def fill_closed(backend: Backend, shard: Path) -> None:
-    """Make a shard of all pairs, some of them written in batches of their own."""
+    """Create and close a shard with all pairs: those in `DATA` in a batch each, those in `META` in one batch."""
     engine = backend.open_shard(shard, KEYSPACES, create=True)
     for key, value in data().items():
         put(engine, DATA, {key: value})
     put(engine, META, meta())
     engine.close()
-    backend.open_shard(shard, KEYSPACES, create=False).close()  # an engine may write its log into tables only now
+    backend.open_shard(shard, KEYSPACES, create=False).close()  # an engine may flush its log into SST files only here
 
 
 def places(shard: Path, count: int) -> list[tuple[str, int, bool]]:
-    """Return (file, offset, whether values are in that file) of bytes to flip: anywhere, and within values."""
+    """Return the bytes to flip, anywhere and within values, as (file, offset, whether the file holds values)."""
     draw, found = random.Random(11), []
     for file in sorted(file for file in shard.rglob("*") if file.is_file() and file.stat().st_size):
         content = file.read_bytes()
@@ -99,7 +99,7 @@ def flip(path: Path, at: int) -> None:
 def outcome(make: Make, copy: Path) -> tuple[str, str]:
     """Return the outcome of reading a damaged copy, and that of verifying it.
 
-    Each uses a new backend object: one that opened the shard before may remember what is damaged now.
+    Each call uses a new backend object, because one that opened the shard before may have cached the undamaged bytes.
     """
     try:
         engine = make().open_shard(copy, KEYSPACES, create=False)
@@ -116,7 +116,7 @@ def outcome(make: Make, copy: Path) -> tuple[str, str]:
 
 
 def one_outcome(read: Callable[[], dict[str, list[Pair]]]) -> str:
-    """Return whether a way to read gave what is right, raised an error as it may, or anything else."""
+    """Return the outcome of one read: that of `compared`, "told" for an EngineError, or the repr of another error."""
     try:
         return compared(read())
     except EngineError:
@@ -126,7 +126,7 @@ def one_outcome(read: Callable[[], dict[str, list[Pair]]]) -> str:
 
 
 def readings(reader: Reader) -> Iterator[Callable[[], dict[str, list[Pair]]]]:
-    """Yield ways to read everything."""
+    """Yield functions that read everything, each in another way."""
     yield lambda: contents(reader)
     yield lambda: {keyspace.name: pairs(reader.scan(keyspace, reverse=True))[::-1] for keyspace in KEYSPACES}
     for keyspace in (DATA, META):
@@ -135,7 +135,7 @@ def readings(reader: Reader) -> Iterator[Callable[[], dict[str, list[Pair]]]]:
 
 
 def got(reader: Reader, keyspace: Keyspace[Any], *, one_by_one: bool) -> dict[str, list[Pair]]:
-    """Return the pairs of a keyspace, asked for by their keys."""
+    """Return the pairs of a keyspace, looked up by their keys with `get` or with `get_many`."""
     keys = [key for key, _ in expected()[keyspace.name]]
     values = [reader.get(keyspace, key) for key in keys] if one_by_one else reader.get_many(keyspace, keys)
     return {keyspace.name: [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]}
@@ -143,7 +143,7 @@ def got(reader: Reader, keyspace: Keyspace[Any], *, one_by_one: bool) -> dict[st
 
 def keep_errors(make: Make, shard: Path, count: int) -> None:
     """Read a damaged shard, keep the errors, close it, and open it again; report how both openings went."""
-    gc.disable()  # the collector would release what an error refers to
+    gc.disable()  # the collector would release the objects that an error refers to
     for name, at, of_values in places(shard, count):
         if not of_values:
             continue
@@ -158,7 +158,10 @@ def keep_errors(make: Make, shard: Path, count: int) -> None:
 
 
 def open_and_read(make: Make, path: Path, kept: list[Exception]) -> str:
-    """Open a shard, read it in all ways and close it; return how the opening went, and keep every error raised."""
+    """Open a shard, read it in all ways and close it; append every error to ``kept``.
+
+    Returns the text of the error that opening raised, or "opened".
+    """
     try:
         engine = make().open_shard(path, KEYSPACES, create=False)
     except EngineError as error:
@@ -177,7 +180,7 @@ def open_and_read(make: Make, path: Path, kept: list[Exception]) -> str:
 
 
 def ways_to_read(reader: Reader) -> Iterator[Callable[[], object]]:
-    """Yield ways to read all pairs that are expected, and parts of them."""
+    """Yield functions that read `DATA`: with `get_many`, with scans in both directions, and with `get` for each key."""
     wanted = list(data())
     yield lambda: reader.get_many(DATA, wanted)
     yield lambda: reader.get_many(DATA, [(1, 1, number) for number in range(10 * VALUES)])
@@ -188,7 +191,7 @@ def ways_to_read(reader: Reader) -> Iterator[Callable[[], object]]:
 
 
 def compared(found: dict[str, list[Pair]]) -> str:
-    """Return whether what was read is right, only a part of what is right, or wrong."""
+    """Return "right" if the pairs read are as expected, "fewer" if they are a subset, else "wrong data"."""
     right = expected()
     if all(found[name] == right.get(name, []) for name in found):
         return "right"
@@ -196,16 +199,16 @@ def compared(found: dict[str, list[Pair]]) -> str:
 
 
 class Damages(Fixtures):
-    """Promises about damaged files."""
+    """Tests of damaged files."""
 
     @requires("persistent", "checksums")
     def test_a_flipped_byte_is_told_or_harmless(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """A flipped byte in a file with values is reported by reading and by verify, or harmless; never wrong data."""
+        """A flipped byte in a file with values is reported by reads and by `verify`, or harmless; no read is wrong."""
         fill_closed(backend, shard)
         told = child.run(subject.make, read_damaged, shard, tries(3, 40))
         assert len(told) % 2 == 0, f"the process died of {told[-1]}"
         ends = [line for line in told if line[3] != "begun"]
-        # Not every engine notices if the end of its own list of files is lost: the list looks like an older state.
+        # Some engines can't detect a truncated manifest (their list of files): it looks like an older state.
         allowed = {True: ("right", "told"), False: ("right", "told", "fewer")}
         assert [(name, at, read) for name, at, of_values, read, _ in ends if read not in allowed[of_values]] == []
         assert [line for line in ends if line[3] == "told" and line[4] == "nothing"] == []
@@ -213,7 +216,7 @@ class Damages(Fixtures):
 
     @requires("persistent", "checksums")
     def test_what_damage_raised_may_be_kept(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """A damaged shard can be closed and opened again while errors of it, with their tracebacks, are kept."""
+        """A damaged shard can be closed and opened again while the caller holds its errors with their tracebacks."""
         fill_closed(backend, shard)
         told = child.run(subject.make, keep_errors, shard, tries(2, 20))
         assert [line for line in told if line[2][0] != line[2][1]] == []

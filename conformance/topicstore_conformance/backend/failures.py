@@ -1,4 +1,4 @@
-"""Promises about errors of the disk: they are reported, and what was acknowledged stays."""
+"""Tests of disk errors: they are reported, and acknowledged batches stay."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Failures"]
 
 BATCHES = 10
 UNNOTICED = 200
-"""The number of batches after which an engine that noticed nothing is given up."""
+"""The number of batches after which the test stops waiting for an engine to report a full disk."""
 
 
 def _tell(call: Callable[[], object]) -> None:
-    """Report what a call returns, or which error it raises."""
+    """Report the result of a call, or the error that it raises, to the parent."""
     try:
         child.tell(call())
     except StorageFullError:
@@ -44,7 +44,7 @@ def _write(engine: Engine, first: int, count: int) -> None:
 
 
 def fill_the_disk(make: Make, path: Path) -> None:
-    """Write to a disk until it is full; report every batch, how it failed, and what can still be read."""
+    """Write until writing fails with ENOSPC; report every batch, the error, and the last batch that can be read."""
     engine = make().open_shard(path, KEYSPACES, create=True)
     _write(engine, 0, BATCHES)
     faults.fail(faults.WRITES, errno.ENOSPC)
@@ -55,7 +55,11 @@ def fill_the_disk(make: Make, path: Path) -> None:
 
 
 def sync_in_vain(make: Make, path: Path, *steps: str) -> None:
-    """Write while nothing can be synced to the disk, for each text of steps to a shard; report how each step ended."""
+    """Run steps while every fsync fails, and report the outcome of each.
+
+    Each text in ``steps`` holds the steps of a shard of its own, separated by spaces: "flush_log", "sync" for a write
+    with sync, and any other word for a write without.
+    """
     engines = [make().open_shard(Path(f"{path}-{number}"), KEYSPACES, create=True) for number in range(len(steps))]
     for engine in engines:
         put(engine, STATE, {b"warm": b"up"}, sync=True)
@@ -68,7 +72,7 @@ def sync_in_vain(make: Make, path: Path, *steps: str) -> None:
 
 
 def read_in_vain(make: Make, path: Path) -> None:
-    """Read everything while reads of files fail; report how much came, or the error."""
+    """Read everything in three ways while reads of files fail; report the number of pairs, or the error, of each."""
     engine: Engine = make().open_shard(path, KEYSPACES, create=False)
     faults.fail(faults.READS, errno.EIO)
     for reverse in (False, True):
@@ -79,7 +83,7 @@ def read_in_vain(make: Make, path: Path) -> None:
 
 
 class Failures(Fixtures):
-    """Promises about errors of the disk."""
+    """Tests of disk errors."""
 
     @pytest.fixture(autouse=True)
     def _failing(self, _declared: None) -> None:
@@ -88,7 +92,7 @@ class Failures(Fixtures):
 
     @requires("persistent")
     def test_a_full_disk_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """A write to a full disk raises StorageFullError, nothing of it is applied, and what was acknowledged stays."""
+        """A write to a full disk raises StorageFullError and applies nothing, and acknowledged batches stay."""
         *acknowledged, error, last = child.run(subject.make, fill_the_disk, shard)
         assert error == "StorageFullError"
         assert acknowledged[-1] == last
@@ -101,19 +105,19 @@ class Failures(Fixtures):
 
     @requires("persistent", "sync")
     def test_sync_is_told_from_commit(self, subject: BackendSubject, shard: Path) -> None:
-        """What can't be brought to the disk raises in a write with sync and in flush_log; else nothing is tried."""
+        """A failing fsync raises EngineError in a write with sync and in flush_log; a write without sync succeeds."""
         told = child.run(subject.make, sync_in_vain, shard, "commit again sync", "commit flush_log")
         assert told == [None, None, "EngineError", None, "EngineError"]
 
     @requires("persistent")
     @without("sync")
     def test_a_failed_sync_is_told(self, subject: BackendSubject, shard: Path) -> None:
-        """If commit and sync are the same, every write that can't be brought to the disk raises EngineError."""
+        """In an engine that syncs on every commit, every write whose fsync fails raises EngineError."""
         assert child.run(subject.make, sync_in_vain, shard, "commit") == ["EngineError"]
 
     @requires("persistent")
     def test_a_failed_read_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """If files can't be read, scans and gets raise EngineError or answer wholly from memory; never with less."""
+        """If files can't be read, scans and gets raise EngineError or return everything from memory, never a part."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, {(1, 1, number): bytes(1_000) for number in range(2_000)})
         engine.close()

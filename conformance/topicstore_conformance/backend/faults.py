@@ -1,10 +1,9 @@
-"""System calls that fail, to test whether an engine reports it.
+"""Fault injection: system calls that fail, to test whether an engine reports the error.
 
-A filter of the Linux kernel (seccomp) makes chosen calls of this process, and of all its threads,
-return an error. It can't be removed again, so only children install it in themselves. Standard streams
-are left alone.
+A seccomp filter of the Linux kernel makes chosen system calls of this process, and of all its threads, return an
+error. The filter can't be removed, so only child processes install it. Calls on the standard streams still work.
 
-Source: seccomp(2), and linux/seccomp.h, linux/filter.h and the tables of calls of both machines.
+Source: seccomp(2), linux/seccomp.h, linux/filter.h, and the system call tables of both architectures.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from functools import cache
 __all__ = ["READS", "SYNCS", "WRITES", "fail", "full_disk", "why_not"]
 
 SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs")
-"""The system calls that bring data to the disk."""
+"""The system calls that make written data durable."""
 WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2", "fallocate")
 """The system calls that write to files."""
 READS = ("read", "pread64", "readv", "preadv", "preadv2")
@@ -71,7 +70,7 @@ _NUMBERS = {"x86_64": _X86_64, "aarch64": _ARM64}
 
 _LOAD, _IF_EQUAL, _IF_GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
 _CALL, _FIRST_ARGUMENT = 0, 16
-"""The offsets, in the kernel's record of a call, of its number and of the lower half of its first argument."""
+"""The offsets in `struct seccomp_data` of the system call's number and of the lower half of its first argument."""
 _FAIL, _ALLOW = 0x00050000, 0x7FFF0000
 _NO_NEW_PRIVILEGES = 38
 _SET_FILTER, _ALL_THREADS = 1, 1
@@ -82,7 +81,7 @@ class _Program(ctypes.Structure):
 
 
 def fail(calls: tuple[str, ...], error: int) -> None:
-    """Make these calls fail from now on with this error number, except on the standard streams."""
+    """Make these system calls fail with this error number for good, except on the standard streams."""
     numbers = _NUMBERS[platform.machine()]
     program = [(_LOAD, 0, 0, _CALL)]
     program += [(_IF_EQUAL, len(calls) - place, 0, numbers[call]) for place, call in enumerate(calls)]
@@ -116,7 +115,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Let no file of this process grow, as on a full disk, though the error has another number."""
+    """Prevent any file of this process from growing, as on a full disk, but with EFBIG instead of ENOSPC."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
     try:

@@ -1,4 +1,4 @@
-"""Fixtures that all tests of backends start from: an engine of an empty shard, and short ways to write and read."""
+"""Fixtures shared by all tests of backends: the engine of an empty shard, and helpers to write and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pair = tuple[Key, bytes]
 
 
 def put(engine: Engine, keyspace: Keyspace[K], values: Mapping[K, bytes], *, sync: bool = False) -> None:
-    """Write values in a batch of their own."""
+    """Write values in one batch."""
     batch = WriteBatch()
     for key, value in values.items():
         batch.put(keyspace, key, value)
@@ -28,14 +28,17 @@ def put(engine: Engine, keyspace: Keyspace[K], values: Mapping[K, bytes], *, syn
 
 
 def remove(engine: Engine, keyspace: Keyspace[K], start: K, end: K) -> None:
-    """Delete a range in a batch of its own."""
+    """Delete the keys from ``start`` (inclusive) to ``end`` (exclusive) in one batch."""
     batch = WriteBatch()
     batch.delete_range(keyspace, start, end)
     engine.write(batch)
 
 
 def pairs(chunks: Iterable[list[tuple[K, bytes]]]) -> list[tuple[K, bytes]]:
-    """Return the pairs of all lists of a scan together; none is empty, or has several pairs of more than a megabyte."""
+    """Return the pairs of all chunks of a scan in one list.
+
+    Checks that no chunk is empty, and that each chunk of several pairs has at most a megabyte of values.
+    """
     found: list[tuple[K, bytes]] = []
     for chunk in chunks:
         assert chunk, "a list of a scan is empty"
@@ -45,12 +48,12 @@ def pairs(chunks: Iterable[list[tuple[K, bytes]]]) -> list[tuple[K, bytes]]:
 
 
 def keys(chunks: Iterable[list[tuple[K, bytes]]]) -> list[K]:
-    """Return the keys of all lists of a scan together."""
+    """Return the keys of all chunks of a scan in one list."""
     return [key for key, _ in pairs(chunks)]
 
 
 def contents(reader: Reader) -> dict[str, list[Pair]]:
-    """Return everything that a reader sees, by keyspace."""
+    """Return all pairs that a reader sees, in key order, by keyspace."""
     return {keyspace.name: pairs(reader.scan(keyspace)) for keyspace in KEYSPACES}
 
 
@@ -73,7 +76,7 @@ class Fixtures:
 
     @pytest.fixture
     def directory(self) -> Iterator[Path]:
-        """Return an empty directory, in memory if possible: syncs are tested by failing calls, not by the disk."""
+        """Yield an empty directory, in memory if possible: tests of fsync inject errors and need no real disk."""
         with quick_directory() as name:
             yield Path(name)
 
@@ -89,7 +92,7 @@ class Fixtures:
 
     @pytest.fixture
     def engine(self, backend: Backend, shard: Path) -> Iterator[Engine]:
-        """Return the engine of a new shard."""
+        """Yield the engine of a new shard, and close it afterwards."""
         opened = backend.open_shard(shard, KEYSPACES, create=True)
         yield opened
-        begin(opened.close).result(PATIENCE)  # a close that gets stuck fails its test, and no other test waits for it
+        begin(opened.close).result(PATIENCE)  # a close that hangs fails its own test and doesn't block the others

@@ -1,4 +1,4 @@
-"""Random histories: whatever an engine does, and whatever happens to it, in any order, against a plain dict."""
+"""Random histories: operations, crashes and disk errors in any order, compared with a dict as the model."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ TEXTS = (
     *(b"a\xff", b"b", b"k" * 65_549, b"k" * 65_550, b"k" * 65_549 + b"l", b"\xff", b"\xff" * 40),
 )
 BYTES: st.SearchStrategy[Key] = st.integers(0, len(TEXTS) - 1).map(lambda number: TEXTS[number])
-"""Keys by their numbers: Hypothesis shows strategies at times, and some keys are long."""
+"""Keys drawn by index, so that Hypothesis doesn't print the long ones when it shows the strategy."""
 SIZES = st.sampled_from([0, 1, 8, 100, 3_999, 4_001, 9_000, 400_000, 700_000])
-"""The sizes of values; the large ones make lists of a scan end early."""
+"""The sizes of values in bytes; the large ones make a scan's chunks end early."""
 SPACES: st.SearchStrategy[Keyspace[Any]] = st.sampled_from(KEYSPACES)
 
 Model = dict[tuple[str, Any], bytes]
 Change = tuple[Keyspace[Any], list[Key], "list[int | None]"]
-"""A keyspace, keys, and the sizes of their new values; None removes a key."""
+"""A keyspace, keys, and the sizes of their new values in bytes; None removes a key."""
 Batch = tuple[list[Change], list[tuple[Keyspace[Any], Key, Key]]]
 
 
@@ -81,7 +81,7 @@ def spans(draw: st.DrawFn) -> tuple[Keyspace[Any], Key, Key]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Change:
-    """Draw neighbouring keys, of which some may be removed: so many that a scan has several lists."""
+    """Draw a change of adjacent keys, some of which may be removed; the largest makes a scan yield several chunks."""
     keyspace, first, count = draw(SPACES), draw(st.sampled_from([0, 90])), draw(st.sampled_from([2, 30, 300]))
     numbers, sizes = range(first, first + count), draw(st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=4))
     keys: list[Key] = [(1, 0, number) if keyspace.shape else b"a%04d" % number for number in numbers]
@@ -101,7 +101,7 @@ BATCHES: st.SearchStrategy[Batch] = st.tuples(CHANGES, st.lists(spans(), max_siz
 def expected_scan(
     model: Model, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool = False, limit: int | None = None
 ) -> list[Any]:
-    """Return the pairs that a scan must give."""
+    """Return the pairs that a scan must yield."""
     inside = [
         (key, value)
         for (name, key), value in model.items()
@@ -112,7 +112,7 @@ def expected_scan(
 
 @attrs.define(eq=False)
 class Held:
-    """A snapshot, or an engine with a scan held open: what it must show, and whether it was closed."""
+    """A snapshot, or an engine with an open scan: the contents that it must show, and whether it was closed."""
 
     reader: Any
     model: Model
@@ -140,7 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.write(first, sync=False)
 
     def teardown(self) -> None:
-        """Close the engine, open it once more, and check that it has all that was written."""
+        """Close the engine, open it once more, and check that it has all written pairs."""
         with getattr(self, "directory", nullcontext()):
             if not hasattr(self, "engine"):  # an error of closing or opening ended the run
                 return
@@ -158,7 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(asked=st.lists(places(), max_size=9))
     def get(self, asked: list[Any]) -> None:
-        """Read some keys, which may be missing, together and one by one, by the engine and by a snapshot."""
+        """Read some keys, which may be missing, with `get_many` and `get`, from the engine and from a snapshot."""
         with self.engine.snapshot() as snapshot:
             for keyspace, reader in product({place for place, _ in asked}, (self.engine, snapshot)):
                 keys = [key for place, key in asked if place is keyspace]
@@ -177,35 +177,35 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(target=snapshots, batch=BATCHES)
     def snapshot(self, batch: Batch) -> Held:
-        """Write a batch and take a snapshot, to read it later."""
+        """Write a batch and take a snapshot, which later rules read."""
         self.write(batch, sync=False)
         return self.hold(self.engine.snapshot())
 
     @rule(held=snapshots)
     def read_snapshot(self, held: Held) -> None:
-        """Read all that a snapshot has."""
+        """Read everything from a snapshot and compare it with the model."""
         if not held.closed:
             self.check(held.reader, held.model)
 
     @rule(held=consumes(snapshots))
     def close_snapshot(self, held: Held) -> None:
-        """Close a snapshot, whether its engine is open or closed, and whatever scans of it are half read."""
+        """Close a snapshot, even if its engine is closed or scans of the snapshot are half read."""
         held.reader.close()
         held.closed = True
 
     @rule(target=scans, keyspace=SPACES, reverse=st.booleans())
     def begin_scan(self, keyspace: Keyspace[Any], reverse: bool) -> Any:
-        """Read the first list of a scan of everything."""
+        """Read the first chunk of a scan of everything."""
         return self.begun(self.hold(self.engine), keyspace, None, None, reverse=reverse)
 
     @rule(target=scans, held=snapshots, span=spans(), reverse=st.booleans())
     def begin_scan_of_snapshot(self, held: Held, span: Any, reverse: bool) -> Any:
-        """Read the first list of a scan of a range of a snapshot."""
+        """Read the first chunk of a scan of a range of a snapshot."""
         return multiple() if held.closed else self.begun(held, *span, reverse=reverse)
 
     @rule(scan=consumes(scans))
     def end_scan(self, scan: Any) -> None:
-        """Read the rest of a scan: all of it is of the moment of the first list, unless its reader was closed."""
+        """Read the rest of a scan, which must show the state when the scan began, unless its reader was closed."""
         held, chunks, first, expected = scan
         try:
             found = first + pairs(chunks)
@@ -216,7 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(scan=consumes(scans))
     def close_scan(self, scan: Any) -> None:
-        """Close a scan, perhaps twice, between two lists or after the last one: it has no more."""
+        """Close a scan twice, between two chunks or after the last one; the scan yields nothing more."""
         held, chunks, _, _ = scan
         if not held.closed:
             chunks.close()
@@ -225,7 +225,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(batch=BATCHES, span=spans())
     def reclaim(self, batch: Batch, span: Any) -> None:
-        """Write a batch and reclaim a range, which changes nothing that is stored."""
+        """Write a batch and reclaim a range, which doesn't change the stored pairs."""
         self.write(batch, sync=False)
         self.engine.reclaim(*span)
         self.check(self.engine)
@@ -233,7 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: "checkpoint" in self.capabilities)
     @rule(batch=BATCHES)
     def checkpoint(self, batch: Batch) -> None:
-        """Write a batch, make a checkpoint, open it, write to it alone, and drop it again."""
+        """Write a batch, make a checkpoint, and write to the checkpoint only, which doesn't change the original."""
         self.write(batch, sync=False)
         copy = self.shard.with_name("checkpoint")
         self.engine.checkpoint(copy)
@@ -244,12 +244,12 @@ class EngineMachine(RuleBasedStateMachine):
         engine.close()
         shutil.rmtree(copy)
 
-    # --- what ends an engine, while scans and snapshots are held ---
+    # --- closing, killing and failing writes, while scans and snapshots are open ---
 
     @persistent
     @rule(batch=BATCHES)
     def reopen(self, batch: Batch) -> None:
-        """Write a batch, and close and open the engine."""
+        """Write a batch, close the engine, and open it again."""
         self.write(batch, sync=False)
         self.close()
         self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
@@ -258,7 +258,7 @@ class EngineMachine(RuleBasedStateMachine):
     @persistent
     @rule(batch=BATCHES, within=st.none() | st.integers(0, 99))
     def kill(self, batch: Batch, within: int | None) -> None:
-        """Write a batch and go on with what a kill would leave, after the write or with a part of it in the log."""
+        """Write a batch and continue with the files that a kill would leave, after the write or with a torn write."""
         earlier, before = self.model, files_of(self.backend, self.shard)
         self.write(batch, sync=False)
         after = files_of(self.backend, self.shard)
@@ -275,16 +275,16 @@ class EngineMachine(RuleBasedStateMachine):
     @persistent
     @rule(batch=BATCHES)
     def fill_the_disk(self, batch: Batch) -> None:
-        """Write a batch while no file can grow. If that fails it changes nothing, neither now nor after reopening."""
+        """Write a batch while no file can grow. A failed write changes nothing, neither at once nor after reopening."""
         made, after = self.batch_of(*batch)
         if not made:
-            return  # it needs no room
+            return  # an empty batch needs no space
         try:
             with full_disk():
                 self.engine.write(made)
         except (EngineError, StorageFullError):
             failed = self.engine
-            del self.engine  # which could not be closed in order if the check fails
+            del self.engine  # so that teardown doesn't close the engine if the check fails
             self.check(failed)
             self.engine = failed
         else:
@@ -297,7 +297,7 @@ class EngineMachine(RuleBasedStateMachine):
     # --- the model ---
 
     def batch_of(self, changes: list[Change], ranges: list[Any]) -> tuple[WriteBatch, Model]:
-        """Return a batch, in which no two values are the same, and what there must be after it."""
+        """Return a batch, whose values all differ as far as their sizes allow, and the model after that batch."""
         batch, after = WriteBatch(), dict(self.model)
         for keyspace, start, end in ranges:
             batch.delete_range(keyspace, start, end)
@@ -321,12 +321,12 @@ class EngineMachine(RuleBasedStateMachine):
         return batch, after
 
     def value(self, size: int) -> bytes:
-        """Return a value that differs from all others of its size, as far as so few bytes can."""
+        """Return a value of ``size`` bytes that differs from earlier ones of that size, if three bytes or longer."""
         self.count += 1
         return (self.count.to_bytes(3, "little") * (size // 3 + 1))[:size]
 
     def close(self) -> None:
-        """Close the engine, and with it all that is held. Until it is opened again there is none."""
+        """Close the engine and thereby all held readers; ``engine`` is unset until the shard is opened again."""
         for held in self.held:
             held.closed = True
         engine = self.engine
@@ -334,12 +334,12 @@ class EngineMachine(RuleBasedStateMachine):
         engine.close()
 
     def hold(self, reader: Reader) -> Held:
-        """Remember what a reader must show from now on; closing the engine closes it."""
+        """Record the contents that a reader must show; closing the engine marks the record as closed."""
         self.held.append(Held(reader, self.model))
         return self.held[-1]
 
     def check(self, reader: Reader, model: Model | None = None) -> None:
-        """Compare all that an engine or a snapshot has with the model."""
+        """Compare all pairs of an engine or a snapshot with the model."""
         for keyspace in KEYSPACES:
             expected = expected_scan(self.model if model is None else model, keyspace, None, None)
             assert expected == pairs(reader.scan(keyspace))
@@ -347,16 +347,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     @staticmethod
     def begun(held: Held, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool) -> Any:
-        """Return a scan of which one list was read, that list, and everything that the scan must give."""
+        """Return the held reader, a scan of it after one chunk, that chunk, and all pairs that the scan must yield."""
         chunks = held.reader.scan(keyspace, start, end, reverse=reverse)
         return held, chunks, next(chunks, []), expected_scan(held.model, keyspace, start, end, reverse=reverse)
 
 
 class Histories(Fixtures):
-    """The promise that covers all others."""
+    """A test of all guarantees together, by random histories."""
 
     def test_random_histories(self, backend: Backend, subject: BackendSubject) -> None:
-        """Whatever is written, held open, killed and opened again, in any order, reads give what a dict would."""
+        """In any order of writes, open scans, kills and reopenings, reads return what a dict would."""
         machine = type("Machine", (EngineMachine,), {"backend": backend, "capabilities": subject.capabilities})
         examples = tries(6, 48, subject.capabilities)
         run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=examples, stateful_step_count=30))

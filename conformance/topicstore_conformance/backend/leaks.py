@@ -1,4 +1,4 @@
-"""Promises about close: it releases files, mappings, threads and the lock, even while scans and snapshots are held."""
+"""Tests of close: it releases files, mappings, threads and the lock, even while scans and snapshots are open."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Leaks"]
 
 DESCRIPTORS, MAPPINGS, TASKS = Path("/proc/self/fd"), Path("/proc/self/maps"), Path("/proc/self/task")
 OPENINGS, SCANS = 8, 150
-"""Openings, and scans, in one round. The state after two rounds is compared with that after the first."""
+"""The numbers of openings and scans in a round. The counts after two rounds are compared with those after one."""
 ITS_OWN = 3
-"""The number of handles or threads that an engine may add within a round for uses of its own."""
+"""The number of handles or threads that an engine may add in a round for internal use."""
 
 linux = pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="there is no /proc/self to count handles in")
 
@@ -38,31 +38,34 @@ def open_files(directory: Path) -> list[str]:
 
 
 def handles(directory: Path) -> tuple[int, int]:
-    """Return how many handles this process has, and how many files below a directory it has open or mapped."""
+    """Return the number of this process's handles, and the number of its open or mapped files below a directory."""
     gc.collect()
     return len(list(DESCRIPTORS.iterdir())), len(open_files(directory))
 
 
 def counts() -> tuple[int, set[str]]:
-    """Return the number of this process's handles, and its threads: some that others began may end meanwhile."""
+    """Return the number of this process's handles, and the ids of its threads.
+
+    The threads are a set, because unrelated ones may end between two calls.
+    """
     gc.collect()
     return len(list(DESCRIPTORS.iterdir())), {task.name for task in TASKS.iterdir()}
 
 
 def leave_things_open(engine: Engine) -> list[object]:
-    """Return scans and snapshots that are half read."""
+    """Return scans and a snapshot that are open and half read, with the chunks read."""
     scan, snapshot = engine.scan(DATA), engine.snapshot()
     within, unasked = snapshot.scan(DATA, reverse=True), snapshot.scan(DATA)
     return [scan, snapshot, within, unasked, next(scan), next(within), next(iter(engine.verify()), None)]
 
 
 class Leaks(Fixtures):
-    """Promises about what close releases."""
+    """Tests of the resources that close releases."""
 
     def test_close_gives_everything_back(
         self, backend: Backend, subject: BackendSubject, shard: Path, directory: Path
     ) -> None:
-        """After close no file is open or mapped, and the shard can be opened again, even while scans of it are held."""
+        """After close no file is open or mapped and the shard can be reopened, even while the caller holds scans."""
         held: list[object] = []
         for opening in range(5):
             engine = backend.open_shard(shard, KEYSPACES, create=opening == 0)
@@ -76,7 +79,7 @@ class Leaks(Fixtures):
 
     @requires("persistent")
     def test_a_failed_opening_keeps_nothing(self, backend: Backend, shard: Path, directory: Path) -> None:
-        """An opening that is refused leaves no file open, and the shard can be opened once the cause is gone."""
+        """A failed opening leaves no file open, and the shard can be opened once the cause is gone."""
         shard.write_bytes(b"in the way")
         for _ in range(3):
             with pytest.raises(Exception):  # noqa: B017, PT011 - of which kind is another promise
@@ -87,7 +90,7 @@ class Leaks(Fixtures):
 
     @linux
     def test_openings_do_not_pile_up(self, backend: Backend, directory: Path) -> None:
-        """Handles and threads of the process don't grow with the number of shards that were opened, used and closed."""
+        """The process's handles and threads don't grow with the number of shards that were opened and closed."""
 
         def use(number: int) -> None:
             engine = backend.open_shard(directory / f"{number}", KEYSPACES, create=True)
@@ -104,12 +107,12 @@ class Leaks(Fixtures):
         before = counts()
         for number in range(OPENINGS, 2 * OPENINGS):
             use(number)
-        # The system shows threads for a moment longer after they were joined.
+        # The kernel lists a thread for a short time after it was joined.
         wait_until(lambda: grown() <= ITS_OWN, "handles and threads to be given back")
 
     @linux
     def test_dropped_scans_give_back_what_they_hold(self, engine: Engine, directory: Path) -> None:
-        """Scans and snapshots that are dropped or closed half read keep no handle open, however many they are."""
+        """Any number of scans and snapshots that are dropped or closed half read keep no handle open."""
         put(engine, DATA, numbered(500), sync=True)
 
         def drop_scans() -> tuple[int, int]:

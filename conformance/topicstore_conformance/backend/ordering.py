@@ -1,4 +1,4 @@
-"""Promises about keys: their order, their shapes, their keyspaces, and what is found under them."""
+"""Tests of keys: their order, shapes and keyspaces, and the values found under them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_KEY = 65_550
 
 
 class Ordering(Fixtures):
-    """Promises about keys."""
+    """Tests of keys."""
 
     def test_keys_of_bytes_are_ordered_as_bytes(self, engine: Engine) -> None:
         """Keys of bytes are ordered as bytes: 0x00 and 0xff like others, prefixes first, the empty key before all."""
@@ -29,7 +29,7 @@ class Ordering(Fixtures):
         assert ordered[::-1] == keys(engine.scan(META, reverse=True))
 
     def test_keys_of_tuples_are_ordered_as_numbers(self, engine: Engine) -> None:
-        """Keys of tuples are ordered number by number, up to the largest that fits."""
+        """Keys of tuples are ordered number by number, up to the largest allowed number."""
         ordered = [
             (0, 0, 0),
             (0, 0, 256),
@@ -49,7 +49,7 @@ class Ordering(Fixtures):
         assert engine.get(DATA, (U32, U64, U64)) == repr((U32, U64, U64)).encode()
 
     def test_order_is_that_of_keys_not_of_writes(self, engine: Engine) -> None:
-        """A scan is in the order of keys, in whatever order and in however many batches they were written."""
+        """A scan yields keys in order, regardless of the order and the batches in which they were written."""
         draw = random.Random(1)
         numbers = [(draw.randrange(3), draw.randrange(300), draw.getrandbits(64)) for _ in range(3_000)]
         texts = [draw.randbytes(draw.randrange(6)) for _ in range(3_000)]
@@ -61,7 +61,7 @@ class Ordering(Fixtures):
         assert sorted(set(texts), reverse=True) == keys(engine.scan(KEYS, reverse=True))
 
     def test_long_keys(self, engine: Engine) -> None:
-        """Keys of 65,550 bytes work, and differ even if only their last byte does."""
+        """Keys of 65,550 bytes are supported, and are distinct even if only their last bytes differ."""
         long = [b"k" * LONGEST_KEY, b"k" * (LONGEST_KEY - 1) + b"l", b"k" * (LONGEST_KEY - 1)]
         put(engine, META, {key: key[-1:] for key in long})
         assert sorted(long) == keys(engine.scan(META))
@@ -73,7 +73,7 @@ class Ordering(Fixtures):
         [(DATA, (1, 2)), (DATA, (U32 + 1, 0, 0)), (DATA, (0, -1, 0)), (DATA, b"bytes"), (META, (1,)), (META, "text")],
     )
     def test_a_key_of_another_shape_is_refused(self, engine: Engine, keyspace: Keyspace[Any], key: Key) -> None:
-        """A key that does not fit its keyspace raises in every call, and nothing of its batch is applied."""
+        """A key of another shape than its keyspace's raises InvalidArgumentError, and its batch is not applied."""
         for wrong in ("put", "put_many", "delete", "range"):
             batch = WriteBatch()
             batch.put(STATE, b"before", b"")
@@ -100,7 +100,7 @@ class Ordering(Fixtures):
                 read()
 
     def test_an_unknown_keyspace_is_refused(self, engine: Engine) -> None:
-        """A keyspace that the shard was not opened with raises in every call, and nothing of its batch is applied."""
+        """A keyspace that the shard wasn't opened with raises InvalidArgumentError; its batch is not applied."""
         stranger = Keyspace[bytes]("stranger")
         batch = WriteBatch()
         batch.put(STATE, b"before", b"")
@@ -116,7 +116,7 @@ class Ordering(Fixtures):
             snapshot.get(stranger, b"k")
 
     def test_keyspaces_are_apart(self, engine: Engine) -> None:
-        """One key in two keyspaces has two values, and deleting it, or a range, in one leaves the other as it is."""
+        """A key can have a value in each keyspace, and a delete in one keyspace doesn't affect the others."""
         for keyspace in (STATE, META, KEYS):
             put(engine, keyspace, {b"k": keyspace.name.encode(), b"l": b""})
         for numbers in (DATA, INDEX):
@@ -142,7 +142,7 @@ class Ordering(Fixtures):
         assert [engine.get(DATA, key) for key in ((1, 2, 3), (1, 2, 4), (1, 3, 0))] == [b"", None, b"x"]
 
     def test_get_many_answers_in_the_order_asked(self, engine: Engine) -> None:
-        """Values come in the order asked, repeated if asked for repeatedly, with None for keys that are missing."""
+        """`get_many` returns values in the order of its keys, also for repeated keys, and None for missing keys."""
         put(engine, STATE, {b"a": b"1", b"empty": b""})
         assert engine.get_many(STATE, [b"empty", b"missing", b"a", b"a", b"0"]) == [b"", None, b"1", b"1", None]
         assert engine.get_many(STATE, []) == []
@@ -155,7 +155,7 @@ class Ordering(Fixtures):
 
     @pytest.mark.parametrize("generation", [1, 255, 256, 2**31 - 1, GENERATION_END - 1])
     def test_neighbouring_prefixes_are_apart(self, engine: Engine, generation: int) -> None:
-        """A scan or a range delete of one generation's keys touches none of the neighbours' keys."""
+        """A scan or a range delete of one generation's keys touches no key of the adjacent generations."""
         near = [generation - 1, generation, generation + 1]
         for each in near:
             put(engine, META, {prefix(each) + tail: b"%d" % each for tail in (b"", b"\0", b"\xff" * 9)})

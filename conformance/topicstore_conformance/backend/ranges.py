@@ -1,4 +1,4 @@
-"""Promises about scans: their bounds, their directions, their limits and their lists."""
+"""Tests of scans: their bounds, directions, limits and chunks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SPANS = [
 
 
 class Ranges(Fixtures):
-    """Promises about scans."""
+    """Tests of scans."""
 
     @pytest.mark.parametrize("of", ["engine", "snapshot"])
     def test_the_start_is_inside_and_the_end_is_not(self, engine: Engine, of: str) -> None:
-        """A scan has the keys from its start (inclusive) to its end (exclusive), in both directions."""
+        """A scan yields the keys from its start (inclusive) to its end (exclusive), in both directions."""
         put(engine, DATA, numbered(300))
         with engine.snapshot() as snapshot:
             reader: Reader = snapshot if of == "snapshot" else engine
@@ -44,7 +44,7 @@ class Ranges(Fixtures):
 
     @pytest.mark.parametrize("of", ["engine", "snapshot"])
     def test_a_limit_bounds_all_lists_together(self, engine: Engine, of: str) -> None:
-        """A limit bounds the pairs of a scan in all, from its beginning in its direction."""
+        """A scan with a limit yields at most that many pairs in total, the first ones in its direction."""
         put(engine, DATA, numbered(300))
         with engine.snapshot() as snapshot:
             reader: Reader = snapshot if of == "snapshot" else engine
@@ -57,7 +57,7 @@ class Ranges(Fixtures):
                     assert inside[::-1][:limit] == keys(reader.scan(DATA, first, last, reverse=True, limit=limit))
 
     def test_bounds_need_not_be_there(self, engine: Engine) -> None:
-        """A bound that lies between keys, or is a prefix of one, cuts at its own place in the order."""
+        """The bounds of a scan need not be existing keys: they are compared with keys in byte order."""
         put(engine, META, {b"b": b"", b"d": b"", b"f": b""})
         assert keys(engine.scan(META, b"a", b"e")) == [b"b", b"d"]
         assert keys(engine.scan(META, b"a", b"e", reverse=True)) == [b"d", b"b"]
@@ -68,7 +68,7 @@ class Ranges(Fixtures):
         put(engine, META, {b"": b""})
         with engine.snapshot() as snapshot:
             readers: list[Reader] = [engine, snapshot]
-            for reader in readers:  # backwards, ranges whose only key is their start
+            for reader in readers:  # reverse scans of ranges whose only key is their start
                 assert keys(reader.scan(META, b"b", b"c", reverse=True)) == [b"b"]
                 assert keys(reader.scan(META, b"b", b"d", reverse=True)) == [b"b"]
                 assert keys(reader.scan(META, b"f", reverse=True)) == [b"f"]
@@ -85,7 +85,7 @@ class Ranges(Fixtures):
         assert keys(engine.scan(META)) == [b"a", b"b", b"c"]
 
     def test_a_scan_reaches_the_last_key(self, engine: Engine) -> None:
-        """A scan of many keys and lists ends after its last pair, and leaves none out between two lists."""
+        """A scan of several chunks yields every pair, including the last one and those at chunk boundaries."""
         values = {(1, 2, number): bytes(number % 700) for number in range(20_000)}
         put(engine, DATA, values)
         assert list(values.items()) == pairs(engine.scan(DATA))
@@ -94,7 +94,7 @@ class Ranges(Fixtures):
             assert list(values.items())[7:19_990] == pairs(snapshot.scan(DATA, (1, 2, 7), (1, 2, 19_990)))
 
     def test_lists_are_not_empty_and_hold_a_megabyte(self, engine: Engine) -> None:
-        """No list of a scan is empty, and none holds more than a megabyte of values."""
+        """No chunk of a scan is empty, and a chunk of several pairs holds at most a megabyte of values."""
         put(engine, DATA, {(1, 0, number): bytes(60_000 if number % 2 else 100) for number in range(400)})
         for reverse in (False, True):
             chunks = list(engine.scan(DATA, reverse=reverse))
@@ -103,7 +103,7 @@ class Ranges(Fixtures):
             assert max(sum(len(value) for _, value in chunk) for chunk in chunks) <= MEGABYTE
 
     def test_a_scan_can_be_dropped_or_closed_at_any_moment(self, engine: Engine) -> None:
-        """A scan may be closed before its first list, between lists or after the last, or simply dropped."""
+        """A scan may be closed before its first chunk, between chunks or after the last one, or garbage-collected."""
         put(engine, DATA, numbered(200))
         for asked in (0, 1, 1000):
             scan: Any = engine.scan(DATA)
@@ -118,7 +118,7 @@ class Ranges(Fixtures):
         assert len(keys(engine.scan(DATA))) == 200
 
     def test_scans_take_turns(self, engine: Engine) -> None:
-        """Scans that are open at the same time, also of one snapshot, don't move each other."""
+        """Interleaved scans of an engine or a snapshot don't affect each other."""
         values = numbered(700)
         put(engine, DATA, values)
         with engine.snapshot() as snapshot:

@@ -1,4 +1,4 @@
-"""Promises about closing and opening: what outlives the engine, and which processes may open a shard."""
+"""Tests of closing and opening: the data that persists, and the processes that may open a shard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EDGES: list[tuple[Keyspace[Any], Key, bytes]] = [
 
 
 def open_and_write(make: Make, path: Path) -> None:
-    """Open the shard and write; report the error with which opening is refused."""
+    """Open the shard and write to it; report "refused" if opening raises EngineError."""
     try:
         engine = make().open_shard(path, KEYSPACES, create=False)
     except EngineError:
@@ -58,9 +58,10 @@ def open_and_write(make: Make, path: Path) -> None:
 
 
 def fork(make: Make, path: Path) -> None:
-    """Fork a child that tries what its parent has open, and ends in order; report what it could do, and then the rest.
+    """Fork a child that uses its parent's engine, scan and snapshot, and exits normally.
 
-    The rest is the child's return code, and how much the parent still reads of a scan that it has begun.
+    Reports each attempt that succeeded in the child, then the child's return code, then the number of pairs that the
+    parent reads from a scan begun before the fork.
     """
     engine = make().open_shard(path, KEYSPACES, create=True)
     put(engine, DATA, numbered(500))
@@ -84,7 +85,7 @@ def fork(make: Make, path: Path) -> None:
             with suppress(TopicstoreError):
                 close()
         del engine, scan, snapshot, attempts, attempt, close
-        sys.exit(0)  # with all that Python does at its end
+        sys.exit(0)  # runs Python's exit handlers and finalizers
     child.tell(["ended", os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])])
     child.tell(["read", len(first + pairs(scan))])
     put(engine, STATE, {b"parent": b"is here"}, sync=True)
@@ -92,11 +93,11 @@ def fork(make: Make, path: Path) -> None:
 
 
 class Reopening(Fixtures):
-    """Promises about closing and opening."""
+    """Tests of closing and opening."""
 
     @requires("persistent")
     def test_everything_is_there_after_reopening(self, backend: Backend, shard: Path) -> None:
-        """After close and open all is as it was written and deleted, by key or by range, also in the last batch."""
+        """After close and open the shard reflects all puts, deletes and range deletes, including the last batch."""
         expected: dict[tuple[int, int, int], bytes] = {}
 
         def delete(*, single: bool, start: tuple[int, int, int], end: tuple[int, int, int]) -> None:
@@ -124,7 +125,7 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_creating_what_is_there_opens_it(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Opening an existing shard with create leaves it as it is, also with another backend object."""
+        """Opening an existing shard with ``create`` doesn't change the shard, also with another backend object."""
         for number, maker in enumerate((backend, backend, subject.make())):
             engine = maker.open_shard(shard, KEYSPACES, create=True)
             assert [b"%d" % earlier for earlier in range(number)] == [value for _, value in pairs(engine.scan(META))]
@@ -149,7 +150,7 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_a_second_engine_is_refused(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """While a shard is open any backend object, and any other process, gets EngineError; the first goes on."""
+        """A second opening of an open shard, in any process, raises EngineError and doesn't affect the first engine."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
         for other in (backend, subject.make()):
@@ -166,7 +167,7 @@ class Reopening(Fixtures):
     def test_a_forked_child_leaves_the_shard_alone(
         self, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """A forked child is refused what its parent has open; whatever it does, and its end, harms nothing of that."""
+        """A forked child's calls on its parent's engine raise, and neither these calls nor its exit harm the shard."""
         assert child.run(subject.make, fork, shard) == [["ended", 0], ["read", 500]]
         engine = backend.open_shard(shard, KEYSPACES, create=False)
         assert list(numbered(500).items()) == pairs(engine.scan(DATA))
@@ -175,7 +176,7 @@ class Reopening(Fixtures):
 
     @without("persistent")
     def test_what_does_not_persist_leaves_no_trace(self, backend: Backend, directory: Path) -> None:
-        """An engine that is not persistent forgets everything at close, and makes nothing at its path."""
+        """An engine that is not persistent loses its data at close, and creates no file at its path."""
         engine = backend.open_shard(directory / "shard", KEYSPACES, create=True)
         put(engine, DATA, numbered(100))
         assert list(directory.iterdir()) == []
@@ -184,12 +185,12 @@ class Reopening(Fixtures):
         assert {keyspace.name: [] for keyspace in KEYSPACES} == contents(engine)
         engine.close()
 
-    # --- around the API ---
+    # --- bypassing the API ---
 
     def test_what_was_written_lies_there(
         self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """Every value that was written lies under its key byte for byte, and a deleted one does not."""
+        """In the underlying store every written value is stored under its key byte for byte, and no deleted one."""
         if subject.raw_get is None:
             pytest.skip("needs raw_get, a way around the API")
         batch = WriteBatch()
@@ -211,7 +212,7 @@ class Reopening(Fixtures):
     def test_what_was_put_around_is_read(
         self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """Values put around the API are read through it by get, get_many, scans and snapshots."""
+        """Values put directly into the underlying store are read by get, get_many, scans and snapshots."""
         if subject.raw_put is None:
             pytest.skip("needs raw_put, a way around the API")
         put(engine, STATE, {b"own": b"old"})
@@ -232,7 +233,10 @@ class Reopening(Fixtures):
 
     @staticmethod
     def _around(engine: Engine, subject: BackendSubject, shard: Path) -> object:
-        """Return what ``raw_get`` and ``raw_put`` take: the closed shard, or the open engine."""
+        """Return the first argument of ``raw_get`` and ``raw_put``.
+
+        Closes a persistent engine and returns its shard's path; else returns the open engine.
+        """
         if "persistent" not in subject.capabilities:
             return engine
         engine.close()

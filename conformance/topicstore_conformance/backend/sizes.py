@@ -1,4 +1,4 @@
-"""Promises about extreme sizes: empty values, values of megabytes, a hundred thousand keys in a batch."""
+"""Tests of extreme sizes: empty values, values of megabytes, a hundred thousand keys in a batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SIZES = (0, 1, 2, 63, 64, 255, 256, 4_095, 4_096, 4_097, 65_535, 65_536, 65_537,
 
 
 class Hostile(Fixtures):
-    """Promises about sizes."""
+    """Tests of extreme sizes."""
 
     def test_values_of_any_bytes_and_size(self, engine: Engine) -> None:
-        """A value comes back byte for byte: empty, of zeros, of 0xff, at the edges of blocks, or of 16 MB by itself."""
+        """Values of any size and any bytes are read back unchanged: empty, at block boundaries, up to 16 MB."""
         draw = random.Random(4)
         values: dict[tuple[int, int, int], bytes] = {(1, 0, size): draw.randbytes(size) for size in SIZES}
         values |= {(2, 0, number): bytes((number,)) * 5_000 for number in (0, 10, 255)}
@@ -36,7 +36,7 @@ class Hostile(Fixtures):
             assert list(values.items())[::-1] == pairs(snapshot.scan(DATA, reverse=True))
 
     def test_a_hundred_thousand_keys_in_one_batch(self, engine: Engine) -> None:
-        """A batch of 100,000 keys is all there, in order, and one range deletes them all."""
+        """A batch of 100,000 keys is read back completely and in order, and one range delete removes all of it."""
         batch = WriteBatch()
         values = numbered(100_000)
         batch.put_many(DATA, list(values), list(values.values()))
@@ -46,7 +46,7 @@ class Hostile(Fixtures):
         assert pairs(engine.scan(DATA)) == []
 
     def test_no_write_of_many_is_lost(self, subject: BackendSubject, engine: Engine) -> None:
-        """Of thousands of small writes, each in a batch of its own, none is lost."""
+        """None of thousands of small writes, each in a batch of its own, is lost."""
         count = tries(3_000, 3_000, subject.capabilities)
         for number in range(count):
             put(engine, META, {b"%06d" % number: b"%d" % number})

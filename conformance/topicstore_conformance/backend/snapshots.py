@@ -1,4 +1,4 @@
-"""Promises about isolation: a scan sees the moment of its first list, a snapshot that of its making."""
+"""Tests of isolation: a scan shows the state when its first chunk is read, a snapshot the state when it is made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .fixtures import Fixtures, contents, numbered, pairs, put, remove
 __all__ = ["Snapshots", "disturb"]
 
 MUCH = 100
-"""The number of values of 100 KB that are written: more than the smallest write buffers hold."""
+"""The number of large values that are written: together they exceed the smallest write buffers."""
 
 
 def disturb(engine: Engine) -> None:
-    """Overwrite, delete and add values, over keys that were there and between them."""
+    """Overwrite some of the values of `numbered`, delete the others, and add new keys."""
     batch = WriteBatch()
     batch.delete_range(DATA, (1, 2, 100), (1, 2, 150))
     for number in range(0, 2000, 2):
@@ -24,10 +24,10 @@ def disturb(engine: Engine) -> None:
 
 
 class Snapshots(Fixtures):
-    """Promises about isolation."""
+    """Tests of isolation."""
 
     def test_a_scan_sees_the_moment_of_its_first_list(self, engine: Engine) -> None:
-        """A scan sees what was written before its first list was asked for, and nothing later."""
+        """A scan shows the writes before its first chunk was requested, and no later ones."""
         for reverse in (False, True):
             scan = engine.scan(DATA, reverse=reverse)
             put(engine, DATA, numbered(1000))
@@ -38,7 +38,7 @@ class Snapshots(Fixtures):
             remove(engine, DATA, (0, 0, 0), (9, 0, 0))
 
     def test_a_scan_outlives_a_range_delete(self, engine: Engine) -> None:
-        """A scan that has begun goes on over keys that a range delete removes, as dropping a generation does."""
+        """A scan still yields keys that a range delete removes after the scan began."""
         values = numbered(5_000)
         put(engine, DATA, values)
         scans = [engine.scan(DATA), engine.scan(DATA, reverse=True)]
@@ -51,7 +51,7 @@ class Snapshots(Fixtures):
         assert pairs(engine.scan(DATA)) == [((1, 2, 17), b"new")]
 
     def test_a_snapshot_sees_the_moment_it_was_made(self, engine: Engine) -> None:
-        """A snapshot shows no later write in get, get_many, or scans in both directions, however late they begin."""
+        """A snapshot shows no later write, in get, in get_many, and in scans that begin before or after the write."""
         put(engine, DATA, numbered(1000))
         put(engine, STATE, {b"p": b"1"})
         expected = list(numbered(1000).items())
@@ -73,7 +73,7 @@ class Snapshots(Fixtures):
         assert engine.get(DATA, (1, 3, 0)) == b"later"
 
     def test_a_snapshot_is_one_moment_of_all_keyspaces(self, engine: Engine) -> None:
-        """A snapshot held while much is written shows all keyspaces as they were, with and without range deletes."""
+        """A snapshot shows all keyspaces as of one moment, even after later writes exceed the write buffers."""
         for keyspace in KEYSPACES:
             some: list[Key] = [b"a", b"b"] if keyspace.shape is None else [(1, 0, 0), (1, 0, 1)]
             put(engine, keyspace, dict.fromkeys(some, b"before"))
@@ -89,7 +89,7 @@ class Snapshots(Fixtures):
         assert pairs(engine.scan(DATA)) + pairs(engine.scan(META)) == []
 
     def test_two_snapshots_see_two_moments(self, engine: Engine) -> None:
-        """Snapshots are independent: closing one leaves the others alone."""
+        """Two snapshots each show the state when they were made, and closing one doesn't affect the other."""
         put(engine, STATE, {b"k": b"1"})
         first = engine.snapshot()
         put(engine, STATE, {b"k": b"2"})

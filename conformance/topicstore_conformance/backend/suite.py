@@ -1,4 +1,4 @@
-"""The suite of all promises about a backend."""
+"""`BackendSuite`, which combines all tests of a backend."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class BackendSuite(
             def subject(self) -> BackendSubject:
                 return BackendSubject(make=make, capabilities=SPEC.capabilities, raw_get=raw_get, raw_put=raw_put)
 
-    Each test's docstring is the promise that is broken if it fails.
+    Each test's docstring states the guarantee that a failure of the test disproves.
     """

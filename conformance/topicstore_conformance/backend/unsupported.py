@@ -1,4 +1,7 @@
-"""Promises about capabilities: a declared one works, an undeclared one raises `UnsupportedError`; and sizes."""
+"""Tests of capabilities: a declared one works, and calls that need an undeclared one raise `UnsupportedError`.
+
+Also tests of the statistics and of the damage reports that every engine returns.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 __all__ = ["Unsupported"]
 
 SEEKS_A_WALK = 30
-"""The number of seeks that a walk over 60,000 keys must cost at least where seeks are fast: usually some hundreds."""
+"""The least ratio of the CPU time of a full scan of 60,000 keys to that of a seek, if seeks are declared fast.
+
+The ratio is usually some hundreds.
+"""
 
 
 def rows(generation: int, first: int, count: int) -> pa.Table:
@@ -43,7 +49,7 @@ def rows(generation: int, first: int, count: int) -> pa.Table:
 
 
 def read(make: child.Make, path: Path) -> None:
-    """Open the shard to read it beside its writer; report what there is, then whether it can be written."""
+    """Open the shard read-only while its writer has it open; report the number of pairs, then the error of a write."""
     engine = make().open_reader(path, KEYSPACES, alone=False)
     child.tell(sum(map(len, engine.scan(DATA))))
     try:
@@ -54,7 +60,7 @@ def read(make: child.Make, path: Path) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Return the processor time that this process spends on some work, in all its threads."""
+    """Return the CPU time in seconds that this process spends, in all its threads, during a call."""
     began = time.process_time()
     work()
     return time.process_time() - began
@@ -78,24 +84,24 @@ WRONG = (
     "begin",
     "select 1; delete from words",
 )
-"""Statements that are no single reading one."""
+"""Texts that are not one valid read-only SQL statement."""
 
 
 def positions(engine: Engine, *beside: Engine) -> list[int]:
-    """Return the positions of all rows, as they come."""
+    """Return the positions of all rows, in the order in which SQL returns them."""
     found: list[int] = engine.sql("select position from words", beside=beside)["position"].to_pylist()
     return found
 
 
 def put_rows(engine: Engine, table: pa.Table) -> None:
-    """Append rows in a batch of their own."""
+    """Append rows in one batch."""
     batch = WriteBatch()
     batch.put_rows(DATA, "words", table, table.num_rows)
     engine.write(batch)
 
 
 class Unsupported(Fixtures):
-    """Promises about capabilities."""
+    """Tests of capabilities, statistics and damage reports."""
 
     def test_capabilities_are_known(self, subject: BackendSubject) -> None:
         """Only a ``persistent`` backend declares ``sync``, ``reclaims_disk`` or ``concurrent_readers``."""
@@ -106,7 +112,7 @@ class Unsupported(Fixtures):
 
     @without("checkpoint")
     def test_checkpoints_raise_where_undeclared(self, engine: Engine, directory: Path) -> None:
-        """If checkpoints are not declared, checkpoint raises UnsupportedError and makes nothing."""
+        """Without the capability ``checkpoint``, `checkpoint` raises UnsupportedError and creates nothing."""
         put(engine, STATE, {b"k": b"v"})
         with pytest.raises(UnsupportedError):
             engine.checkpoint(directory / "copy")
@@ -114,7 +120,7 @@ class Unsupported(Fixtures):
 
     @requires("checkpoint")
     def test_a_checkpoint_is_of_its_second_step(self, backend: Backend, shard: Path, directory: Path) -> None:
-        """A checkpoint in steps has what was written before the second, and nothing that is written after it."""
+        """A checkpoint made in steps holds all writes before its second step, and none after."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, STATE, {b"1": b"before"})
         steps = engine.checkpoint_steps(directory / "copy")
@@ -130,7 +136,7 @@ class Unsupported(Fixtures):
 
     @requires("checkpoint")
     def test_a_checkpoint_needs_a_new_directory(self, engine: Engine, directory: Path) -> None:
-        """A checkpoint into a directory that exists raises EngineError and leaves it as it is."""
+        """A checkpoint into an existing directory raises EngineError and doesn't change the directory."""
         (directory / "copy").mkdir()
         (directory / "copy" / "precious").write_text("kept")
         with pytest.raises(EngineError):
@@ -141,7 +147,7 @@ class Unsupported(Fixtures):
 
     @without("sql")
     def test_rows_and_sql_raise_where_undeclared(self, engine: Engine) -> None:
-        """If SQL is not declared, sql raises UnsupportedError, and so does a batch with rows, which applies nothing."""
+        """Without the capability ``sql``, `sql` and batches with rows raise UnsupportedError and apply nothing."""
         with pytest.raises(UnsupportedError):
             engine.sql("select 1")
         batch = WriteBatch()
@@ -153,7 +159,7 @@ class Unsupported(Fixtures):
 
     @requires("sql")
     def test_rows_are_read_by_sql(self, engine: Engine) -> None:
-        """Rows come back in the order of their puts, and a range delete of the keyspace takes those in it."""
+        """SQL returns rows in the order in which they were put, without those that deletes of the keyspace cover."""
         for first in (0, 10, 20):
             put_rows(engine, rows(1, first, 10))
         put_rows(engine, rows(2, 0, 3))
@@ -171,7 +177,7 @@ class Unsupported(Fixtures):
 
     @requires("sql")
     def test_refused_rows_apply_nothing(self, engine: Engine) -> None:
-        """Rows of another schema, of a keyspace of bytes or under a keyspace's name are refused with their batch."""
+        """Rows with another schema, in a keyspace of bytes, or named like a keyspace raise and apply nothing."""
         put_rows(engine, rows(1, 0, 1))
         wider = rows(1, 1, 1).append_column("more", pa.array([1]))
         wrong: list[tuple[Any, str, pa.Table, type[Exception]]] = [
@@ -190,7 +196,7 @@ class Unsupported(Fixtures):
 
     @requires("sql", "persistent")
     def test_several_shards_are_one_table(self, backend: Backend, subject: BackendSubject, directory: Path) -> None:
-        """A statement reads the tables of several shards as one, where they have it; all are of one backend object."""
+        """A statement reads the tables of several shards as one, if all were opened with the same backend object."""
         first, second, third = (backend.open_shard(directory / name, KEYSPACES, create=True) for name in "abc")
         other = subject.make().open_shard(directory / "other", KEYSPACES, create=True)
         put_rows(first, rows(1, 1, 2))
@@ -204,7 +210,7 @@ class Unsupported(Fixtures):
 
     @requires("sql")
     def test_sql_only_reads(self, engine: Engine) -> None:
-        """A statement that is wrong, writes, or is no statement raises InvalidArgumentError, and changes nothing."""
+        """Invalid statements, several at once, and those that write raise InvalidArgumentError and change nothing."""
         put_rows(engine, rows(1, 0, 3))
         for statement in WRONG:
             with pytest.raises(InvalidArgumentError):
@@ -213,7 +219,7 @@ class Unsupported(Fixtures):
 
     @requires("sql", "persistent")
     def test_rows_are_there_after_reopening(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Rows are there after close and open, and in checkpoints, with what is put then, and go with their range."""
+        """Rows persist over close and open and in checkpoints, and can be added and range-deleted afterwards."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put_rows(engine, rows(1, 0, 3))
         engine.close()
@@ -234,7 +240,7 @@ class Unsupported(Fixtures):
 
     @requires("concurrent_readers")
     def test_another_process_reads(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Another process reads, beside the writer, what was written before, and changes nothing."""
+        """A read-only process sees the writes made before it opened the shard, and its own write raises."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
         put(engine, DATA, numbered(9))
@@ -245,7 +251,7 @@ class Unsupported(Fixtures):
     @requires("persistent")
     @without("concurrent_readers")
     def test_nobody_reads_beside_the_writer(self, backend: Backend, shard: Path) -> None:
-        """Without the capability `open_reader` beside a writer raises UnsupportedError; alone it reads the shard."""
+        """Without the capability, `open_reader` raises UnsupportedError unless no other process has the shard open."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
         with pytest.raises(UnsupportedError):
@@ -259,7 +265,7 @@ class Unsupported(Fixtures):
 
     @requires("fast_seek")
     def test_seeks_are_fast(self, engine: Engine) -> None:
-        """If fast seeks are declared, a scan's first list costs little wherever it begins: seeking beats walking."""
+        """If fast seeks are declared, a scan's first chunk costs far less CPU time than a full scan, at any start."""
         draw = random.Random(3)
         batch = WriteBatch()
         count = 60_000
@@ -279,7 +285,7 @@ class Unsupported(Fixtures):
 
     @requires("reclaims_disk")
     def test_deleted_bytes_go_back(self, engine: Engine) -> None:
-        """The bytes of deleted values go back to the disk when their range is reclaimed."""
+        """Reclaiming a deleted range frees the disk space of its values."""
         draw = random.Random(3)
         for generation in (1, 2):
             for number in range(100):
@@ -291,10 +297,10 @@ class Unsupported(Fixtures):
         wait_until(lambda: engine.info().disk_bytes < 0.7 * full, "the deleted bytes to go back")
         assert len(keys(engine.scan(DATA))) == 100
 
-    # --- what an engine says of itself ---
+    # --- statistics and verification ---
 
     def test_stats_are_sizes(self, engine: Engine, subject: BackendSubject) -> None:
-        """Stats are sizes in bytes that follow what is stored: on the disk, or in memory where nothing persists."""
+        """`info` returns sizes in bytes that grow with the stored data: on disk, or in memory if not persistent."""
         before = engine.info()
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(20_000) for number in range(100)}, sync=True)
         after = engine.info()
@@ -304,7 +310,7 @@ class Unsupported(Fixtures):
         assert min(before.disk_bytes, before.memory_bytes, after.memory_bytes) >= 0
 
     def test_nothing_is_damaged(self, engine: Engine) -> None:
-        """For an engine that is whole, verify reports nothing."""
+        """`verify` reports nothing for an undamaged engine."""
         put(engine, DATA, numbered(1_000))
         remove(engine, DATA, (1, 2, 100), (1, 2, 900))
         assert list(engine.verify()) == []
@@ -313,7 +319,7 @@ class Unsupported(Fixtures):
     def test_much_that_is_written_and_deleted_stays_right(
         self, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """Many batches that delete what earlier ones put leave exactly the last ones, reopened or not."""
+        """After many batches that each delete an earlier one, exactly the last batches are stored, reopened or not."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         count = tries(40, 40, subject.capabilities)
         for first in range(0, 3 * count, count):

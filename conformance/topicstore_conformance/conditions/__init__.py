@@ -1,1 +1,1 @@
-"""Conditions of a test: what its subject can do, what is installed, and how many tries are made."""
+"""Conditions of a test: the capabilities that it needs, the installed software, and the number of examples."""

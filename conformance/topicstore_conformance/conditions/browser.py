@@ -1,4 +1,4 @@
-"""Windows of a real browser, for tests that look at a page as a person would."""
+"""Windows of a real browser, for tests of how a page looks and behaves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["MEASURES", "SIZES", "Open", "Scheme", "need_browser", "windows"]
 
 Scheme = Literal["light", "dark"]
 Open = Callable[..., "BrowserContext"]
-"""Opens a window of a width and a scheme; what else is named goes to Playwright."""
+"""Opens a window of a width in pixels and a color scheme; keyword arguments are passed to Playwright."""
 
 MEASURES = Path(__file__).with_name("measures.js").read_text()
-"""A script that a page is given, which finds what is cut off, overlaps or is hard to see."""
+"""A script that runs in a page and finds elements that are cut off, overlap or have low contrast."""
 SIZES: tuple[tuple[int, Scheme], ...] = ((1440, "light"), (1440, "dark"), (390, "light"), (390, "dark"))
-"""Widths and schemes in which a page is looked at: of a desk and of a telephone."""
+"""The window widths in pixels, of a desktop and a phone, and the color schemes in which a page is tested."""
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _ARGUMENTS = [
     "--no-sandbox",
@@ -39,7 +39,7 @@ _ARGUMENTS = [
 
 
 def need_browser() -> None:
-    """Skip the module that is being imported unless Playwright and Chromium are there."""
+    """Skip the module that is being imported unless Playwright and Chromium are installed."""
     pytest.importorskip("playwright", reason="needs playwright: pip install playwright")
     if _CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium", allow_module_level=True)
@@ -47,7 +47,10 @@ def need_browser() -> None:
 
 @contextmanager
 def windows(profile: Callable[[], Path]) -> Iterator[Open]:
-    """Open windows of Chromium, each in a new directory that ``profile`` returns, and close them at the end."""
+    """Yield a function that opens windows of Chromium, and close them at the end.
+
+    Each window has its own profile directory, which ``profile`` returns.
+    """
     from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright, ExitStack() as opened:

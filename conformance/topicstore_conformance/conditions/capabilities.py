@@ -1,13 +1,12 @@
-"""Decorators by which a test says what it needs: tests ask for capabilities, never for engines.
+"""Decorators by which a test declares the capabilities that it needs; tests never name engines.
 
 ::
 
     @requires("persistent")
     def test_it(self, subject): ...
 
-A suite's autouse fixture hands its subject's capabilities to `check_capabilities`. A test's needs are kept in
-attributes of its function and not in marks of pytest, which would have to be registered in each run that imports
-a suite.
+A suite's autouse fixture passes its subject's capabilities to `check_capabilities`. The requirements are attributes
+of the test function and not pytest marks, because marks would have to be registered in every run that imports a suite.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def requires(*names: str) -> Callable[[F], F]:
 
 
 def without(*names: str) -> Callable[[F], F]:
-    """Declare that a test is about the absence of these capabilities: it is skipped if one is declared."""
+    """Declare that a test applies only without these capabilities: it is skipped if one is declared."""
     return _keeping(_ABSENT, names)
 
 
@@ -44,19 +43,19 @@ def _keeping(attribute: str, names: tuple[str, ...]) -> Callable[[F], F]:
 
 
 def declaring(capabilities: Collection[str]) -> Callable[[type[T]], type[T]]:
-    """Leave out of a suite's subclass, instead of skipping, the tests that can't apply to these capabilities."""
+    """Remove, from a suite's subclass, the tests that can't apply to these capabilities, instead of skipping them."""
 
     def leave_out(suite: type[T]) -> type[T]:
         for name in dir(suite):
             if name.startswith("test_") and _why_not(getattr(suite, name), capabilities):
-                setattr(suite, name, None)  # which pytest doesn't collect
+                setattr(suite, name, None)  # pytest doesn't collect None
         return suite
 
     return leave_out
 
 
 def check_capabilities(test: object, capabilities: Collection[str]) -> None:
-    """Skip a test whose subject lacks what it requires, or has what it must be without; the reason names it.
+    """Skip a test whose subject lacks a required capability, or has one that must be absent; the reason names it.
 
     test: the test's function, as ``request.function`` in a fixture.
     """

@@ -1,4 +1,4 @@
-"""The directories for the files of tests: in memory, if there is room."""
+"""Temporary directories for tests: in memory, if enough is free."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 __all__ = ["quick_directory"]
 
 MEMORY, ROOM = Path("/dev/shm"), 1 << 30
-"""A file system in memory, and the bytes that must be free there: several times what parallel tests need."""
+"""A file system in memory, and the bytes that must be free there: several times as many as parallel tests need."""
 
 
 def quick_directory() -> tempfile.TemporaryDirectory[str]:
-    """Return a new directory, in memory where there is such a file system with room: for tests that sync often.
+    """Return a new temporary directory for tests that fsync often: in memory, if `MEMORY` has `ROOM` bytes free.
 
-    It is in the directory for temporary files if that is in memory, too.
+    Otherwise, or if the default directory for temporary files is itself in `MEMORY`, it is made in the default one.
     """
     elsewhere = _has_room(MEMORY) and not Path(tempfile.gettempdir()).is_relative_to(MEMORY)
     return tempfile.TemporaryDirectory(

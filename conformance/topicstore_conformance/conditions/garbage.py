@@ -1,4 +1,4 @@
-"""How often the processes that run tests collect garbage."""
+"""Garbage collector settings of the processes that run tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["pytest_collection_finish"]
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector run less often, and skip the collected tests: it took a tenth of the time of a run."""
+    """Make the garbage collector run less often and ignore the collected tests, which saves a tenth of the run time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

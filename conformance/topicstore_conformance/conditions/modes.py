@@ -1,4 +1,4 @@
-"""The modes of the suites, for modules that must not import what the suites need."""
+"""The modes of the suites, in a module without third-party imports."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ __all__ = ["EXAMPLES", "MODES", "VARIABLE"]
 VARIABLE = "TOPICSTORE_CONFORMANCE"
 """The environment variable that chooses a mode."""
 EXAMPLES = "TOPICSTORE_HYPOTHESIS"
-"""The environment variable that chooses between the same examples and random ones."""
+"""The environment variable that chooses between reproducible examples and random ones."""
 MODES = ("quick", "full", "thorough")

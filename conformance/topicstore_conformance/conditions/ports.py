@@ -11,9 +11,9 @@ __all__ = ["hold_port"]
 def hold_port() -> tuple[socket.socket, int]:
     """Return a port of the loopback interface for a server, and a socket that reserves it until the socket is closed.
 
-    Linux doesn't assign a bound port to a process that asks for a free one, but still lets a server listen on it if
-    both sockets allow the reuse of addresses and the first doesn't listen. Elsewhere nothing is reserved, because then
-    no server could listen.
+    Linux doesn't assign a bound port to a process that asks for a free one. It still lets a server listen on the port
+    if both sockets set SO_REUSEADDR and the first doesn't listen. On other systems the port is not reserved, because a
+    server could not listen on a reserved one.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

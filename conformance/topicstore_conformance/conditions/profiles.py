@@ -1,10 +1,10 @@
-"""The Hypothesis profile of all tests, and the number of examples that they try.
+"""The Hypothesis profile of all tests, and their number of examples.
 
 ``TOPICSTORE_CONFORMANCE`` chooses a mode:
 
 ============  ============================================================================
 ``quick``     few examples: some seconds a suite
-``full``      the default: what a change must pass before it is published
+``full``      the default: the number for checking a change before publishing
 ``thorough``  twenty times as many examples
 ============  ============================================================================
 
@@ -40,13 +40,13 @@ def tries(quick: int, full: int, capabilities: Collection[str] = ("fast_seek",))
 
 
 full = pytest.mark.skipif(MODE == "quick", reason="only in the full mode")
-"""A mark for tests that take long however few tries they make."""
+"""A pytest mark for tests that take long even with few examples."""
 
 _CHOICE = os.environ.get(EXAMPLES, "")
 if _CHOICE not in ("", "random"):
     raise ValueError(f"{EXAMPLES} must be random or unset, not {_CHOICE!r}")
 RANDOM = _CHOICE == "random"
-"""Whether this run draws new examples."""
+"""Whether this run draws random examples."""
 
 if not RANDOM and {"_get_local_constants", "_local_constants"} <= vars(providers).keys():
     # Hypothesis also draws constants found in the modules that are loaded at that time, so a test's examples would
@@ -61,11 +61,10 @@ PROFILE = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-"""The settings of every example. Its run time, and the number of draws it takes, depend on the machine and on luck, so
-neither is a failure."""
+"""The settings of all property tests. Deadlines and health checks are off, because run times and draws vary."""
 _SHRINKING = () if MODE == "quick" else (Phase.shrink,)
-"""The phase that makes a failing example small takes far longer than finding it."""
+"""The shrinking phase, which takes far longer than finding a failure, so the quick mode leaves it out."""
 COSTLY = settings(PROFILE, phases=(Phase.explicit, Phase.generate, *_SHRINKING))
-"""The settings of examples that each open a database."""
+"""The settings of property tests in which each example opens a database."""
 MACHINE = settings(COSTLY, stateful_step_count=40)
 """The settings of state machines."""

@@ -1,4 +1,4 @@
-"""Skipping of tests that need something that may be missing on a machine, with a hint what to install."""
+"""Skips tests that need missing plugins or data; the reason says what to install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def need(*plugins: str | Pair) -> None:
 
 
 def need_data(name: str) -> None:
-    """Skip the test unless this file of real messages is there."""
+    """Skip the test unless the named file of real messages exists."""
     reason = datasets.why_absent(name)
     if reason is not None:
         pytest.skip(reason)

@@ -1,1 +1,1 @@
-"""Promises about whole databases, on every pair of a backend and a layout."""
+"""`DatabaseSuite`: tests of whole databases, on a pair of a backend and a layout."""

@@ -1,4 +1,4 @@
-"""Promises about compaction beside everything else: it changes nothing but bytes, and its failures are reported."""
+"""Tests of compaction concurrent with reads, writes, deletes, checkpoints and close: no message is lost or changed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from topicstore_conformance.subjects.pairs import Pair
 
 __all__ = ["Compaction", "again_until", "opened", "write"]
 BATCHES = tries(16, 40)
-"""The batches of each writer."""
+"""The number of batches of each writer."""
 
 
 def batch(writer: int, number: int, size: int = 9) -> list[Message]:
-    """Return the messages of one batch, of several topics and publishers."""
+    """Return the messages of one batch, with several topics and publishers."""
     return [
         Message(f"t/{writer}/{(number + n) % 4}/x", b"%d/%d/%d" % (writer, number, n), f"w{writer}-{n % 2}")
         for n in range(size)
@@ -38,7 +38,7 @@ def opened(pair: Pair, path: Path, **arguments: object) -> ts.Database:
 
 
 def again_until(done: threading.Event, work: Callable[[], object]) -> int:
-    """Do something repeatedly until an event, and once more at the end; return how often."""
+    """Call ``work`` repeatedly until the event is set, and once more afterwards; return the number of calls."""
     times, last = 0, False
     while not last:
         last = done.wait(MOMENT)
@@ -48,17 +48,17 @@ def again_until(done: threading.Event, work: Callable[[], object]) -> int:
 
 
 def write(db: ts.Database, writer: int) -> list[MessageId]:
-    """Store one writer's batches."""
+    """Store one writer's batches and return their message ids."""
     return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
 
 
 def has_begun(pair: Pair, db: ts.Database) -> bool:
-    """Return whether a compaction has done something, or has nothing to do."""
+    """Return whether a compaction has made progress, or has nothing to do."""
     return bool(db.storage.shards[0].writer.counters.compacted) or not pair.merges(db)
 
 
 class Compaction(Fixtures):
-    """Promises about what compaction changes, and what it leaves as it is."""
+    """Tests of compaction concurrent with other calls."""
 
     @both_durabilities
     def test_readers_beside_writers_and_compactions(self, pair: Pair, directory: Path, durability: str) -> None:
@@ -93,7 +93,7 @@ class Compaction(Fixtures):
             assert (len(stored), []) == ((report := db.verify()).messages, report.damages)
 
     def test_deletes_beside_compactions(self, pair: Pair, directory: Path) -> None:
-        """Beside compactions each message is deleted once, never comes back, and is counted once; all others stay."""
+        """During compactions each deleted message is counted once and never reappears, and all others stay."""
         with opened(pair, directory / "db") as db:
             for number in range(BATCHES):
                 db.store(batch(0, number))
@@ -129,7 +129,7 @@ class Compaction(Fixtures):
 
     @requires("checkpoint")
     def test_checkpoints_beside_compactions(self, pair: Pair, directory: Path) -> None:
-        """A checkpoint made during a compaction holds all that was stored before it, and cursors are valid in both."""
+        """A checkpoint made during a compaction holds all earlier messages, and earlier cursors are valid in it."""
         with opened(pair, directory / "db", shards=2) as db:
             done, sizes = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""Promises about threads: readers see a growing prefix, writers never share an id, and nothing gets stuck."""
+"""Tests of a database used by several threads: visibility, generations, and close during other calls."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ STEPS: tuple[Callable[[ts.Database], Any], ...] = (
     lambda db: db.read(db.cursor(db.streams("#")[0], "#")),
     lambda db: db.store([Message("a", b"y")]),
 )
-"""The calls that other threads make while a database is closed."""
+"""The calls that other threads repeat while a database is being closed."""
 
 
 class Concurrency(Fixtures):
-    """Promises about what threads see of each other."""
+    """Tests of a database used by several threads."""
 
     @both_durabilities
     def test_what_was_stored_is_seen_at_once(self, pair: Pair, directory: Path, durability: str) -> None:
-        """A thread that stored a message finds it with its next read, however many others store and flush."""
+        """A thread that stored a message reads it with its next replay, while other threads store and flush."""
         with pair.open(directory / "db", durability=durability) as db:
 
             def work(writer: int) -> None:
@@ -52,7 +52,7 @@ class Concurrency(Fixtures):
 
     @both_durabilities
     def test_generations_beside_writers(self, pair: Pair, directory: Path, durability: str) -> None:
-        """Adding and dropping generations while others store, read, list and compact loses nothing and ends."""
+        """Adding and dropping generations while other threads store, read and compact loses no other message."""
         with opened(pair, directory / "db", shards=2, durability=durability) as db:
             done = threading.Event()
 
@@ -88,7 +88,7 @@ class Concurrency(Fixtures):
 
     @both_durabilities
     def test_close_while_others_work(self, pair: Pair, directory: Path, durability: str) -> None:
-        """Reading and writing end with DatabaseClosedError when the database is closed, and its lock is free then."""
+        """Closing makes concurrent reads and writes raise DatabaseClosedError, and releases the directory's lock."""
         for _ in range(5):
             db = pair.open(directory / "db", durability=durability)
             db.store([Message("a", b"x" * 100)] * 500)

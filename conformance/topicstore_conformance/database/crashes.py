@@ -1,4 +1,4 @@
-"""Promises about killed writers: everything acknowledged stays, and no batch is there by half."""
+"""Tests of killed writers: every acknowledged batch stays, and no batch is stored in part."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ __all__ = ["Crashes"]
 
 CREATING: tuple[tuple[int, Literal["all", "engines"]], ...] = (
     (4 * 3 + 2, "engines"),  # within the first write to the fourth of eight shards
-    (4 * 8 - 1, "engines"),  # when the eighth has had its first write, too
-    (4 * 8 + 3 * 3 + 1, "engines"),  # within the second write to the fourth
-    (14, "all"),  # when the first has a directory that is still empty
-    (4 * 1, "engines"),  # when the second was opened, before its first write
-    (6, "all"),  # before the manifest gets its name
+    (4 * 8 - 1, "engines"),  # after the first write to the eighth shard
+    (4 * 8 + 3 * 3 + 1, "engines"),  # within the second write to the fourth shard
+    (14, "all"),  # when the first shard's directory is still empty
+    (4 * 1, "engines"),  # after the second shard was opened, before its first write
+    (6, "all"),  # before the manifest is renamed to its final name
 )
-"""The moments of a child that creates a database of eight shards, and which moments are counted."""
+"""The moments at which to kill a child that creates a database of eight shards, and the calls that are counted."""
 
 
 class Crashes(Fixtures):
-    """Promises about the state that a killed writer leaves."""
+    """Tests of the state that a killed writer leaves."""
 
     @requires("persistent")
     @both_durabilities
     @pytest.mark.parametrize("keep", [True, False])
     def test_kill(self, pair: Pair, durability: str, keep: bool) -> None:
-        """A process killed at any moment loses nothing that was acknowledged, and leaves no part of a batch."""
+        """After a process is killed at any moment, all acknowledged batches are stored, and no batch in part."""
         draw, ledger = random.Random(f"{durability} {keep}"), Ledger()
         with quick_directory() as directory:
             for kill in range(tries(1, 4, pair.capabilities)):
@@ -69,7 +69,7 @@ class Crashes(Fixtures):
 
     @requires("persistent")
     def test_kill_while_creating(self, pair: Pair) -> None:
-        """A database whose creation was killed either exists or is created by the next open."""
+        """If the process that creates a database is killed, the next opening with the same arguments succeeds."""
         with quick_directory() as directory:
             for kill, (moment, counted) in enumerate(CREATING[: tries(1, len(CREATING), pair.capabilities)]):
                 path = Path(directory, f"db-{kill}")

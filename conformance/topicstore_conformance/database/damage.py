@@ -1,4 +1,4 @@
-"""Promises about full disks and harmed values: they are reported with their place, never hidden by wrong answers."""
+"""Tests of full disks and damaged values: errors name the place, and no wrong data is returned."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from topicstore_conformance.subjects.pairs import Pair
 __all__ = ["Damage"]
 ROOM = 6 << 20
 SEED = 3
-"""The seed of all that is drawn: the same for every plugin."""
+"""The seed of all random draws, which is the same for every plugin."""
 T = TypeVar("T")
 
 
 def everything(db: ts.Database, *times: int) -> list[tuple[MessageId, Message]]:
-    """Return all messages of a range of times, in order of position."""
+    """Return all messages of a range of times in microseconds, in order of time."""
     return replayed(db, "#", *times, order="time")
 
 
@@ -78,7 +78,7 @@ except Exception:
 
 
 class Told(msgspec.Struct):
-    """The child's report."""
+    """The report of a child that fills its disk: errors, and positions acknowledged and read."""
 
     first: str
     recoverable: bool
@@ -88,7 +88,7 @@ class Told(msgspec.Struct):
     failure: str | None = None
 
 
-# --- harmed values --------------------------------------------------------------------------
+# --- damaged values -------------------------------------------------------------------------
 
 
 def flipped(data: bytes, index: int, bit: int = 0) -> bytes:
@@ -97,7 +97,7 @@ def flipped(data: bytes, index: int, bit: int = 0) -> bytes:
 
 
 def attempt(call: Callable[[], T], *errors: type[ts.TopicstoreError]) -> tuple[T | None, ts.TopicstoreError | None]:
-    """Return the result of a call, or the one of these errors with which it ends."""
+    """Return a call's result and None, or None and the error that it raised, if of one of these types."""
     try:
         return call(), None
     except errors as error:
@@ -105,7 +105,7 @@ def attempt(call: Callable[[], T], *errors: type[ts.TopicstoreError]) -> tuple[T
 
 
 def check_opened(path: Path, good: list[tuple[MessageId, Message]]) -> None:
-    """Open a damaged database and check that it reports the damage or that everything in it is right."""
+    """Open a damaged database and check that it reports the damage or returns exactly the good messages."""
     db, error = attempt(lambda: ts.open(path, clock=lambda: START + 10_000_000), ts.EngineError, ts.NewerFormatError)
     if db is None:
         assert str(path) in str(error) or "shard 0" in str(error)
@@ -121,7 +121,7 @@ def check_opened(path: Path, good: list[tuple[MessageId, Message]]) -> None:
 
 
 def harms(engine: Engine, draw: random.Random) -> Iterator[tuple[WriteBatch, WriteBatch]]:
-    """Yield writes that flip a byte of some values or remove names, each with the write that undoes it."""
+    """Yield writes that flip a bit in some values or delete keys of `META`, each with the write that undoes it."""
     for space in KEYSPACES:
         found = [item for chunk in engine.scan(space) for item in chunk]
         some = draw.sample([item for item in found if item[1]], min(tries(3, 6), len(found)))
@@ -137,11 +137,14 @@ def harms(engine: Engine, draw: random.Random) -> Iterator[tuple[WriteBatch, Wri
 
 
 class Damage(Fixtures):
-    """Promises about a full disk and about damage."""
+    """Tests of a full disk and of damaged values."""
 
     @pytest.fixture
     def small_disk(self) -> Iterator[tuple[Path, int]]:
-        """A directory with little room, and the largest size of a file in it: 0 if the disk itself is the limit."""
+        """Yield a directory with little space, and the file size limit in bytes to set.
+
+        The limit is 0 if the directory is a small file system of its own, which only root can mount.
+        """
         with quick_directory() as directory:
             mount = Path(directory, "disk")
             mount.mkdir()
@@ -158,7 +161,7 @@ class Damage(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("durability", ["commit", "sync"])
     def test_full_disk(self, pair: Pair, durability: str, small_disk: tuple[Path, int]) -> None:
-        """A batch that doesn't fit is refused with its own error; what was acknowledged stays readable, also later."""
+        """A batch that doesn't fit on the disk raises StorageFullError, and acknowledged messages stay readable."""
         mount, limit = small_disk
         command = [sys.executable, "-c", FULL, str(mount / "db"), pair.backend, pair.layout, durability, str(limit)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -173,14 +176,14 @@ class Damage(Fixtures):
             with ts.open(Path(roomy, "db")) as db:
                 survived = [id_.position for id_, _ in everything(db)]
                 assert acked == survived[: len(acked)]
-                assert len(survived) - len(acked) in (0, 3)  # the unacknowledged batch is there or not, never by half
+                assert len(survived) - len(acked) in (0, 3)  # the unacknowledged batch is stored whole or not at all
                 assert [] == db.verify().damages
                 assert db.store([Message("a", b"1")]).ids[0].position > survived[-1]
 
     @requires("persistent")
     @pytest.mark.parametrize("compacted", [False, True])
     def test_flipped_or_missing(self, pair: Pair, directory: Path, compacted: bool) -> None:
-        """A byte changed in any value, or a missing name, is reported, or harmless; no answer is wrong."""
+        """A flipped bit in any value, or a missing key of `META`, is reported or harmless; no result is wrong."""
         path = directory / "db"
         with pair.open(path, options={pair.layout: pair.small()}, clock=lambda: START) as db:
             for number in range(3):

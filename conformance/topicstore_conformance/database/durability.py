@@ -1,4 +1,4 @@
-"""Promises about durability, tested by recording system calls."""
+"""Tests of durability, which record system calls."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ with ts.open(path, backend=backend, layout=layout, durability=durability) as db:
 
 
 def traced(pair: Pair, durability: str, threads: int, batches: int) -> tuple[list[Call], dict[str, tuple[Call, Call]]]:
-    """Run the child; return its calls on engines' files until it closes the database, and the words around each batch.
+    """Run the child; return its system calls on engines' files before close, and two marker calls for each batch.
 
-    A batch's words are the calls by which the child says that it begins with it, and that it was acknowledged.
+    The markers are writes to standard output: the child makes one before it stores the batch and one after.
     """
     reason = why_no_tracing()
     if reason is not None:
@@ -62,16 +62,16 @@ def traced(pair: Pair, durability: str, threads: int, batches: int) -> tuple[lis
 
 
 def synced(call: Call) -> bool:
-    """Return whether a call brought a file to the disk."""
+    """Return whether a system call made a file's data durable."""
     return call.name in ("fsync", "fdatasync", "msync")
 
 
 class Durability(Fixtures):
-    """Promises about what is on disk, and when."""
+    """Tests of the order of writes, fsyncs and acknowledgements."""
 
     @requires("persistent", "sync")
     def test_every_thread_waits_for_a_sync(self, pair: Pair) -> None:
-        """Under ``sync`` each store, of any thread, returns after a sync that began when its own write had ended."""
+        """Under ``sync`` each `store`, in any thread, returns after an fsync that began after that thread's write."""
         batches = tries(15, 40)
         calls, spans = traced(pair, "sync", THREADS, batches)
         assert THREADS * batches == len(spans)
@@ -83,7 +83,7 @@ class Durability(Fixtures):
 
     @requires("persistent", "sync")
     def test_commit_does_not_sync(self, pair: Pair) -> None:
-        """Under ``commit`` every batch is written before it is acknowledged, and none is synced."""
+        """Under ``commit`` every batch is written before it is acknowledged, without an fsync."""
         calls, spans = traced(pair, "commit", 1, 20)
         assert 20 == len(spans)
         assert [] == list(filter(synced, calls))

@@ -1,4 +1,4 @@
-"""Fixtures that the tests of whole databases share."""
+"""Fixtures shared by all tests of whole databases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fixtures:
 
     @pytest.fixture
     def pair(self) -> Pair:
-        """The backend and the layout under test: the one fixture to override."""
+        """Return the backend and the layout under test; the only fixture to override."""
         raise NotImplementedError("override the fixture `pair` of DatabaseSuite, with `pair_of(backend, layout)`")
 
     @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ class Fixtures:
 
     @pytest.fixture
     def durability(self, request: pytest.FixtureRequest, pair: Pair) -> str:
-        """A durability; if both are the same to the engine, one of them is enough for the quick mode."""
+        """Return a durability. The quick mode skips ``sync`` for engines whose commits always sync."""
         chosen: str = request.param
         if MODE == "quick" and chosen == "sync" and "sync" not in pair.capabilities:
             pytest.skip("needs sync")
@@ -39,6 +39,6 @@ class Fixtures:
 
     @pytest.fixture
     def directory(self) -> Iterator[Path]:
-        """An empty directory, in memory if possible: syncs are tested by counting and cutting, not by the disk."""
+        """Yield an empty directory, in memory if possible: tests of fsync record system calls and need no real disk."""
         with quick_directory() as name:
             yield Path(name)

@@ -1,4 +1,4 @@
-"""Readers that follow a database as it grows, and what they must see."""
+"""Readers that follow a growing database, and check the messages that they read."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Place = tuple[int, int, int]
 
 
 def epoch_of(db: ts.Database, generation: int, shard: int = 0) -> int:
-    """Return how many positions an epoch of a generation has: 1 if the layout has no epochs."""
+    """Return the number of positions in an epoch of a generation, which is 1 if the layout has no epochs."""
     return db.storage.shards[shard].generations.slab(generation).epoch
 
 
 @attrs.define
 class Follower:
-    """A reader of every stream as it grows, from cursors that are saved after each step."""
+    """A reader of every stream of a growing database, with cursors that are serialized after each step."""
 
     saved: dict[Place, bytes] = attrs.field(factory=dict)
     seen: dict[Place, list[tuple[MessageId, Message]]] = attrs.field(factory=dict)
 
     @property
     def ids(self) -> set[MessageId]:
-        """The ids of all messages that were seen, none of them twice."""
+        """Return the ids of all messages that were read, and check that none was read twice."""
         ids = [id_ for rows in self.seen.values() for id_, _ in rows]
         assert len(set(ids)) == len(ids)
         return set(ids)
 
     def read(self, db: ts.Database, limit: int = 1_000) -> None:
-        """Read on, up to the end of what is visible."""
+        """Read every stream from its saved cursor to the end of the visible messages, ``limit`` messages at a time."""
         for stream in db.streams("#"):
             place = stream.shard, stream.generation, stream.number
             saved = self.saved.get(place)
@@ -44,7 +44,7 @@ class Follower:
             self.saved[place] = cursor.to_bytes()
 
     def check_order(self, db: ts.Database) -> None:
-        """Check that each stream's messages came, over the follower's life, in an order that the layout allows."""
+        """Check that each stream's messages were read in ascending epochs, and in order within each publisher."""
         for (shard, generation, _), rows in self.seen.items():
             epochs = [id_.position // epoch_of(db, generation, shard) for id_, _ in rows]
             assert sorted(epochs) == epochs
@@ -53,13 +53,13 @@ class Follower:
 
 @attrs.define
 class Replayer:
-    """A reader that replays a filter again and again: what it saw stays, and each shard only grows at its end."""
+    """A reader that replays a filter repeatedly, and checks that each replay extends the last one of every shard."""
 
     topic_filter: str
     seen: list[MessageId] = attrs.field(factory=list)
 
     def read(self, db: ts.Database) -> None:
-        """Replay in order of time."""
+        """Replay in order of time; check that each shard's ids begin with those of the previous replay."""
         rows = replayed(db, self.topic_filter, order="time")
         check_publishers(rows)
         before, self.seen = self.seen, [id_ for id_, _ in rows]

@@ -1,6 +1,7 @@
-"""Promises about forked processes: a child is refused the database that it inherited, and never gets stuck.
+"""Tests of forked processes: a child can't use the database that it inherited, and never hangs.
 
-Run as a program, this module is such a parent: pytest's own process has threads, and may have used any engine.
+Run as a program, this module is the parent process. pytest's own process can't be, because it has threads and may have
+used other engines before.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ USED, REFUSED = "used", "refused"
 
 
 class Forks(Fixtures):
-    """Promises about forked children."""
+    """Tests of forked processes."""
 
     @requires("persistent")
     @pytest.mark.parametrize("moment", [OPENED, CLOSED, FRESH])
     def test_a_forked_child(self, pair: Pair, directory: Path, moment: str) -> None:
-        """A forked child can use a database of its own, or is refused at once; its parent's is not used or harmed."""
+        """A forked child can use a database of its own, or gets ForkedProcessError; it can't harm its parent's."""
         program = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", __name__]
         done = subprocess.run(
             [*program, str(directory), pair.backend, pair.layout, moment],
@@ -65,7 +66,7 @@ def use(path: Path, backend: str, layout: str) -> None:
 
 
 def in_child(work: Callable[[], object]) -> None:
-    """Do something in a forked child. A child that gets stuck is ended by an alarm, which is a failure."""
+    """Call ``work`` in a forked child, and fail if the child fails. An alarm ends a child that hangs."""
     child = os.fork()
     if child == 0:
         signal.alarm(int(PATIENCE))
@@ -80,7 +81,7 @@ def in_child(work: Callable[[], object]) -> None:
 
 
 def use_or_be_refused(path: Path, backend: str, layout: str) -> None:
-    """Use a new database, which is refused at once or works as usual; return which."""
+    """Use a new database, and print whether that works or is refused; a refused one must not have been created."""
     try:
         use(path, backend, layout)
     except ts.ForkedProcessError:
@@ -92,7 +93,7 @@ def use_or_be_refused(path: Path, backend: str, layout: str) -> None:
 
 
 def is_refused(db: ts.Database) -> None:
-    """Check that an inherited database refuses calls, and can nevertheless be closed."""
+    """Check that calls on an inherited database raise DatabaseClosedError, and that it can be closed."""
     for call in (lambda: db.store(MESSAGES), lambda: list(db.replay("#")), db.compact, db.flush, db.add_generation):
         with pytest.raises(ts.DatabaseClosedError):
             call()
@@ -100,7 +101,7 @@ def is_refused(db: ts.Database) -> None:
 
 
 def main(directory: str, backend: str, layout: str, moment: str) -> None:
-    """Run as a process that forks."""
+    """Run as the parent: fork children at the given moment, and check its own database."""
     parents, own = Path(directory, "parents"), Path(directory, "own")
 
     def child() -> None:

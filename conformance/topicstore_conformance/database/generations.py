@@ -1,4 +1,4 @@
-"""Promises about generations of several layouts."""
+"""Tests of databases whose generations have several layouts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CLIENTS = [f"c{number}" for number in range(12)]
 
 
 class Generations(Fixtures):
-    """Promises about generations."""
+    """Tests of generations."""
 
     @pytest.mark.parametrize("compacted", [pytest.param(False, marks=full), True])
     def test_order_over_layouts_and_shards(self, pair: Pair, directory: Path, compacted: bool) -> None:
-        """``order="time"`` merges shards and generations exactly, each of the layout that it was created with."""
+        """A replay with ``order="time"`` merges all shards and generations in exact order, whatever their layouts."""
         clock = Clock()
         with pair.open(directory / "db", shards=3, clock=clock, options={pair.layout: pair.small()}) as db:
             model = Model(shards=3, shard_of=db.shard_of, layout=pair.layout)

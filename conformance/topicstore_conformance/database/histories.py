@@ -1,4 +1,4 @@
-"""Promises about any history of calls: the database answers as the model does."""
+"""Tests that compare databases with a model: random sequences of calls, unusual topics, extreme sizes and numbers."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ LARGE = 16 << 20
 
 
 class Histories(Fixtures):
-    """Promises about the result of any history of calls, and about messages of every kind and number."""
+    """Tests that compare databases with a model."""
 
     def test_machine(self, pair: Pair) -> None:
-        """After any sequence of operations the database holds what the model says."""
+        """After any sequence of operations the database holds the same messages as the model."""
         machine = type("Machine", (DatabaseMachine,), {"pair": pair})
         run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(5, 30, pair.capabilities)))
 
     def test_every_edge_topic_by_itself(self, pair: Pair, directory: Path) -> None:
-        """Each unusual topic is found under its own name, with only the messages that were published to it."""
+        """A replay of an unusual topic's name yields exactly the messages that were published to that topic."""
         with pair.open(directory / "db", options={pair.layout: pair.small()}) as db:
             db.store([Message(topic, str(number).encode()) for number, topic in enumerate(strategies.EDGE_TOPICS)])
             for number, topic in enumerate(strategies.EDGE_TOPICS):
                 assert [(topic, str(number).encode())] == [(m.topic, m.payload) for m in db.replay(topic)]
 
     def test_empty_and_large_payloads(self, pair: Pair, directory: Path) -> None:
-        """An empty payload and one of 16 MB come back unchanged, beside each other."""
+        """Empty payloads and payloads of 16 MB in one batch are read back unchanged."""
         large = bytes(range(256)) * (LARGE // 256)
         messages = [Message("a", b"", "c"), Message("a", large, "c"), Message("b", b"", "c"), Message("a", b"x", "c")]
         with pair.open(directory / "db", clock=lambda: START) as db:
@@ -57,7 +57,7 @@ class Histories(Fixtures):
 
     @full
     def test_more_topics_than_memory_keeps(self, pair: Pair, directory: Path) -> None:
-        """However many topics there are, none is mistaken for another."""
+        """With more topics than the topic cache holds, a replay of a topic yields only that topic's messages."""
         names = [f"t/{n % 97}/{n}" for n in range(36_000)]
         with pair.open(directory / "db", clock=lambda: START) as db:
             for half in ("x", "y"):
@@ -70,7 +70,7 @@ class Histories(Fixtures):
 
     @requires("persistent")
     def test_a_last_position_in_the_future_is_told(self, pair: Pair, directory: Path) -> None:
-        """If last positions lie in the future, opening warns and `info` says so, and storing continues after them."""
+        """If a last position lies in the future, opening warns, `info` reports it, and new positions follow it."""
         with pair.open(directory / "db", clock=lambda: START) as db:
             last = db.store([Message("a", b"1")]).ids[0].position
         with pytest.warns(UserWarning, match="last position lies 3 s in the future"):

@@ -1,4 +1,4 @@
-"""Engines between a database and its real one, with which a test can hold up or refuse calls."""
+"""Wrappers around a database's engine, with which a test can block or fail calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Full", "Gate", "Turnstile", "replace_engine"]
 
 
 class Gate:
-    """An engine whose flushes wait at a gate, so that a test can act meanwhile."""
+    """An engine wrapper whose flushes block until the test sets ``open``."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -24,14 +24,14 @@ class Gate:
         return getattr(self._engine, name)
 
     def flush_log(self) -> None:
-        """Flush once the gate is open."""
+        """Set ``flushing``, wait until ``open`` is set, and flush."""
         self.flushing.set()
         assert self.open.wait(PATIENCE)
         self._engine.flush_log()
 
 
 class Turnstile(Gate):
-    """A gate that lets through as many flushes as it is told to."""
+    """An engine wrapper whose flushes block until the test permits each of them."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -39,18 +39,18 @@ class Turnstile(Gate):
         self._passes = threading.Semaphore(0)
 
     def flush_log(self) -> None:
-        """Flush once this flush is let through."""
+        """Flush once a permit is available, and use it up."""
         self.begun += 1  # a shard never flushes twice at once
         assert self._passes.acquire(timeout=PATIENCE)
         self._engine.flush_log()
 
     def let_through(self, flushes: int = 1) -> None:
-        """Let this many flushes through."""
+        """Permit this many flushes, blocked or future ones."""
         self._passes.release(flushes)
 
 
 class Full:
-    """An engine whose disk is full: the calls that it is told to refuse fail."""
+    """An engine wrapper in which one method, named by the test, raises StorageFullError."""
 
     def __init__(self, engine: Engine, refused: str) -> None:
         self._engine = engine
@@ -64,5 +64,5 @@ class Full:
 
 
 def replace_engine(db: ts.Database, engine: Engine | Gate | Full) -> None:
-    """Give the only shard of a database another engine."""
+    """Replace the engine of a database's only shard."""
     db.storage.shards[0].writer.engine = engine  # type: ignore[assignment]

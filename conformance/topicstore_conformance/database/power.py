@@ -1,4 +1,4 @@
-"""Promises about the state after a power failure, and about damage to an engine's files afterwards."""
+"""Tests of power failures, and of damage to an engine's files."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ os.write(1, b"synced {BATCHES - 1}\\n")
 
 
 def batch_of(number: int) -> list[Message]:
-    """Return the messages of a batch: of any size, and so many bytes that the engine begins new logs."""
+    """Return the messages of a batch, which are large enough that 80 batches fill several write-ahead logs."""
     return [*messages_of(number), Message("fill", random.Random(number).randbytes(3_000), "filler")]
 
 
 def small_buffers(backend: str) -> dict[str, Any]:
-    """Return options with which an engine begins a new log after a few batches, if it has such options."""
+    """Return the options that make an engine begin a new log after a few batches, if it has such options."""
     known = {field.name for field in attrs.fields(load_target(registry().backend(backend)).Options)}
     return {name: 64 << 10 for name in ("write_buffer_bytes", "log_bytes") if name in known}
 
@@ -70,15 +70,15 @@ def arguments_of(pair: Pair) -> dict[str, Any]:
 
 
 def command_of(pair: Pair, path: Path, durability: str, ending: str) -> list[str]:
-    """Return the command of a child that stores, and ends with a close or as if it was killed."""
+    """Return the command of a child that stores batches, and then closes the database or exits without closing."""
     arguments = msgspec.json.encode(arguments_of(pair)).decode()
     return [sys.executable, "-c", CHILD, str(path), durability, ending, arguments]
 
 
 def check_whole(db: ts.Database, least: int) -> int:
-    """Check that a database holds the first batches, each wholly with its state, and nothing else; return how many.
+    """Check that a database holds a prefix of the batches, each whole and with its state; return their number.
 
-    ``least``: how many it must hold.
+    ``least``: the least number of batches.
     """
     marker, step = db.state(0).get(MARKER), db.state(0).get(b"step")
     batches = 0 if marker is None else int(marker) + 1
@@ -94,7 +94,7 @@ def check_whole(db: ts.Database, least: int) -> int:
 
 
 def recorded(pair: Pair, durability: str, directory: Path) -> Recording:
-    """Return what a child did to the files of a directory in which it made a database ``db``."""
+    """Return a recording of the changes that a child made to files while it created and filled a database ``db``."""
     reason = why_no_tracing()
     if reason is not None:
         pytest.skip(reason)
@@ -104,14 +104,14 @@ def recorded(pair: Pair, durability: str, directory: Path) -> Recording:
 
 
 def opened(path: Path, **how: Any) -> ts.Database:
-    """Open a database; it may warn of data that could be read and yet had to be cut off."""
+    """Open a database, and ignore the warning that readable data had to be truncated."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "shard .* was cut", RuntimeWarning)
         return ts.open(path, **how)
 
 
 def seen_by_a_reader(path: Path, least: int) -> int | None:
-    """Return how many batches a reader sees; None if the power failed before the database was made."""
+    """Return the number of batches that a read-only opening sees, or None if the database was not created yet."""
     try:
         db = ts.open(path, mode="r")
     except ts.DatabaseNotFoundError:
@@ -122,7 +122,7 @@ def seen_by_a_reader(path: Path, least: int) -> int | None:
 
 
 def told(path: Path) -> bool:
-    """Return whether all that was stored is there, or the database reports that something is missing."""
+    """Return whether the database holds all batches, or reports by an error or by `verify` that data is missing."""
     try:
         with opened(path) as db:
             if not db.verify().damages:
@@ -135,7 +135,7 @@ def told(path: Path) -> bool:
 
 
 def damaged(original: Path, draw: random.Random) -> Iterator[bytes | None]:
-    """Yield the damaged forms of a file: None if it is removed."""
+    """Yield damaged contents of a file: truncated, zeroed from an offset on, or with a flipped bit; None: removed."""
     content = original.read_bytes()
     yield None
     if not content:
@@ -149,16 +149,16 @@ def damaged(original: Path, draw: random.Random) -> Iterator[bytes | None]:
 
 
 class PowerLoss(Fixtures):
-    """Promises about synced data, which never vanishes without an error, and about gaps."""
+    """Tests that fsynced data is never lost without an error, and that recovery leaves no gaps."""
 
     @requires("persistent")
     @pytest.mark.parametrize("durability", ["commit", "sync"])
     def test_power_failure(self, pair: Pair, durability: str) -> None:
-        """After a power failure a database opens, to read or to write, with all that was synced, and without gaps."""
+        """After a power failure a database opens with all fsynced batches and a prefix of the later ones."""
         with quick_directory() as scratch:
             recording = recorded(pair, durability, Path(scratch))
             moments, worst = recording.moments()
-            chances = (moments, worst, moments[-3:], worst)  # the last ones are those after the close
+            chances = (moments, worst, moments[-3:], worst)  # the last three moments are after the close
             for number in range(tries(10, 100, pair.capabilities)):
                 draw = random.Random(f"{pair} {number}")  # pairs of one backend fail at different moments
                 upto = draw.choice(chances[number % len(chances)])
@@ -179,7 +179,7 @@ class PowerLoss(Fixtures):
     @requires("persistent", "checksums")
     @pytest.mark.parametrize("ending", ["closed", "killed"])
     def test_synced_writes_do_not_vanish(self, pair: Pair, ending: str) -> None:
-        """If a file of the engine is cut, zeroed or flipped, synced data never vanishes without an error."""
+        """If a file of the engine is removed, truncated, zeroed or has a flipped bit, lost fsynced data is reported."""
         draw = random.Random(ending)
         with quick_directory() as scratch:
             place = Path(scratch, "db")

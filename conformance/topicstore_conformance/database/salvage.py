@@ -1,4 +1,4 @@
-"""Promises about salvage: messages after damage in a log are recovered as they were stored, and nothing else is."""
+"""Tests of salvage: messages after a log's damage are recovered as they were stored, and no others."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LATER = START + 3_600_000_000
 
 
 def rows_of(db: ts.Database, *filters: str) -> Rows:
-    """Return the messages that replays give, each by its id."""
+    """Return the messages that replays of the filters yield, by id."""
     return {id_: message for text in filters for id_, message in replayed(db, text)}
 
 
 def batch(number: int) -> list[Message]:
-    """Return messages of known topics and clients, and of some that occur here for the first time."""
+    """Return messages whose topics and clients partly occur in earlier batches and are partly new."""
     draw = random.Random(number)
     return [
         Message(topic, b"%d " % number + draw.randbytes(draw.choice((10, 3_000))), client, number % 3)
@@ -48,18 +48,18 @@ def named(message: Message) -> tuple[str, str, bytes]:
 
 
 def recovered(path: Path, recovery: str) -> ts.Database:
-    """Open a damaged database, whatever it warns of."""
+    """Open a damaged database, ignoring warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return ts.open(path, recovery=recovery, clock=lambda: LATER)  # type: ignore[arg-type]
 
 
 class Salvage(Fixtures):
-    """Promises about opening with ``recovery="salvage"``."""
+    """Tests of opening with ``recovery="salvage"``."""
 
     @requires("persistent")
     def test_what_is_salvaged_was_stored(self, pair: Pair, directory: Path) -> None:
-        """After damage in a log each salvaged message is as it was stored, by any filter; later ones change none."""
+        """After damage in a log every salvaged message is as it was stored, and later stores don't change it."""
         path, now = directory / "db", [START]
         with pair.open(path, clock=lambda: now[0]) as db:
             db.store(batch(0))

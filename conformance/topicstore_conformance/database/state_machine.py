@@ -1,9 +1,8 @@
-"""A state machine that makes every call of a database, in any order, beside the model.
+"""A Hypothesis state machine that makes every call of a database, in any order, and compares it with a model.
 
-The clock is the machine's, and jumps both ways. Consumers read streams by cursors that are
-turned into bytes and back at every step. Everything is compared after every rule that writes.
-Where a database persists, the process is killed or the disk is full within some of the calls:
-then each shard has all of its part of a batch, or nothing of it.
+The machine sets the clock, which jumps forward and back. Consumers read streams with cursors that are serialized and
+parsed at every step. If the database is persistent, some calls are interrupted by a kill or a full disk. After such a
+call each shard holds its part of the batch whole or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _KEYS = (b"\x02", b"a", b"a\0", b"ab", b"b", b"\xff", b"\xff\xff", b"key")
 
 @attrs.define
 class Consumer:
-    """A reader of a filter from a time on, stream by stream."""
+    """A reader of the messages that match a filter, from a start time in microseconds, stream by stream."""
 
     topic_filter: str
     start: int
@@ -73,7 +72,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     def create(
         self, shards: int, durability: str, timestamps: str, late: str, small: bool, first: list[Message]
     ) -> None:
-        """Make a database with some messages in it."""
+        """Create a database with some messages in it."""
         self.db = self.pair.open(
             self.directory / "db",
             shards=shards,
@@ -109,7 +108,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         return None if offset is None else self.now + offset
 
     def _messages(self, drawn: list[tuple[Message, int | None]]) -> list[Message]:
-        """Give drawn messages times near the present."""
+        """Return the drawn messages with timestamps near the machine's clock."""
         return [
             Message(m.topic, m.payload, m.client_id, m.qos, m.retain, self._time(offset), m.properties)
             for m, offset in drawn
@@ -125,7 +124,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     )
 
     def _filter(self, data: st.DataObject) -> str:
-        """Draw a filter, usually one that some stored message matches."""
+        """Draw a topic filter, usually one that matches some stored message."""
         near = strategies.filters()
         if self.model.rows:
             topics = sorted({row.message.topic for row in self.model.rows})
@@ -192,7 +191,10 @@ class DatabaseMachine(RuleBasedStateMachine):
         prefix=st.sampled_from((b"\0", b"a", b"\xff", b"\xff\xff")),
     )
     def write_state(self, shard: int, values: dict[bytes, bytes | None], wrong: bytes | None, prefix: bytes) -> None:
-        """Write state alone; one false condition refuses all. A scan is in order, without the database's own keys."""
+        """Write state without messages; one false condition rejects all writes.
+
+        A scan is in key order, without the database's internal keys.
+        """
         shard %= self.model.shards
         held = self.model.state[shard]
         writes = [
@@ -218,7 +220,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     # --- faults ---
 
     def _call(self, fault: Fault | None, call: Callable[[], T]) -> T | None:
-        """Return the result of a call, or None after a fault: then the database was opened again."""
+        """Return the result of a call; after a fault open the database again and return None."""
         result, killed = None, self.directory / "killed"
         fault = fault if "persistent" in self.pair.capabilities else None
         engines = [shard.writer.engine for shard in self.db.storage.shards]
@@ -237,12 +239,16 @@ class DatabaseMachine(RuleBasedStateMachine):
         return None
 
     def _there(self, rows: list[Row]) -> set[MessageId]:
-        """Return the ids of those messages, of all with the topics of these, that the database has."""
+        """Return the ids of all messages in the database that have the topics of these rows."""
         topics = {row.message.topic for row in rows}
         return {id_ for topic in topics for id_, _ in replayed(self.db, topic)}
 
     def _adopt(self, after: Model, rows: list[Row], *, whole: bool) -> None:
-        """Take over from a model with a batch more what the database has: a shard's part is there as a whole."""
+        """Copy into the model the rows of an interrupted batch that the database holds.
+
+        Each shard must hold its part of the batch whole or not at all.
+        ``after``: a model with the whole batch. ``whole``: whether all parts must be stored.
+        """
         there = self._there(rows)
         for shard in range(self.model.shards):
             part = [row for row in rows if row.shard == shard]
@@ -265,7 +271,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         fault=faults(3),
     )
     def delete(self, data: st.DataObject, start: int, until: int | None, fault: Fault | None) -> None:
-        """Delete the messages of a filter and a time range; a fault may leave some of these, and takes no others."""
+        """Delete the messages of a filter and a time range; after a fault some may remain, and no others are gone."""
         topic_filter = self._filter(data)
         from_, to = self._moment(start) if start else 0, None if until is None else self._moment(until)
         matching = self.model.find(topic_filter, from_, to)
@@ -279,7 +285,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), small=st.booleans(), fault=faults(3))
     @precondition(lambda self: len(self.model.generations) < 8)
     def add_generation(self, which: int, small: bool, fault: Fault | None) -> None:
-        """Begin a generation, with the same layout or another, in all shards or in none."""
+        """Add a generation, with the same layout or another; after a fault all shards have it or none."""
         layouts = layouts_on(self.pair.backend)
         layout = (self.pair.layout, layouts[len(self.model.rows) % len(layouts)])[which]
         options = small_options(layout) if small else quick_options(layout)
@@ -292,7 +298,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(-1, 8), fault=faults(3))
     def drop_generation(self, number: int, fault: Fault | None) -> None:
-        """Drop a generation: it is gone, or it was already, or it can't be dropped."""
+        """Drop a generation; an unknown one, or one that is not sealed, raises GenerationError."""
         generation = self.model.generations.get(number)
         if generation is None or not generation.sealed:
             with pytest.raises(ts.GenerationError):
@@ -324,7 +330,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         order: Order,
         batch_size: int,
     ) -> None:
-        """Replay a filter and a time range, and compare with the model."""
+        """Replay a filter over a time range, and compare the messages with the model."""
         topic_filter = self._filter(data)
         from_, to = 0 if start is None else self._moment(start), None if until is None else self._moment(until)
         check_replay(self.db, self.model, topic_filter, from_, to, order, batch_size)
@@ -332,7 +338,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(data=st.data(), order=st.sampled_from(("any", "time")))
     @precondition(lambda self: self.model.rows)
     def replay_around_a_message(self, data: st.DataObject, order: Order) -> None:
-        """Replay from and to exactly the time of a message: inclusive and exclusive."""
+        """Replay from and up to exactly the time of a message: the start is inclusive, the end exclusive."""
         topic_filter = self._filter(data)
         row = data.draw(st.sampled_from(self.model.rows))
         time = data.draw(st.sampled_from((row.position >> 11, row.message.timestamp or 0)))
@@ -343,7 +349,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(data=st.data(), start=st.sampled_from((None, None, -1, 0, 1)))
     @precondition(lambda self: len(self.consumers) < 4)
     def begin_consumer(self, data: st.DataObject, start: int | None) -> None:
-        """Add a consumer."""
+        """Add a consumer of a filter."""
         from_ = 0 if start is None else self._moment(start)
         self.consumers.append(Consumer(self._filter(data), from_, {}, []))
         self._list_streams(self.consumers[-1])
@@ -384,7 +390,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         consumer.places[place] = result.cursor.to_bytes()
 
     def _take(self, consumer: Consumer, place: tuple[int, int, int], rows: list[tuple[MessageId, Message]]) -> None:
-        """Check rows of one stream, and that the consumer gets none of them twice."""
+        """Check rows read from a stream against the model, and that the consumer gets none of them twice."""
         live: dict[MessageId, Row] = {row.id: row for row in self.model.rows}
         for id_, message in rows:
             row = live[id_]
@@ -399,9 +405,9 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.sampled_from((1, 3, 1000)))
     def catch_up(self, data: st.DataObject, limit: int) -> None:
-        """Let a consumer list streams again and read all of them: then it has seen every message."""
+        """Let a consumer list the streams again and read all of them; then it has seen every message."""
         consumer = data.draw(st.sampled_from(self.consumers))
-        self.db.replay("#")  # waits until nothing is hidden any more
+        self.db.replay("#")  # waits until all stored messages are visible
         self._list_streams(consumer)
         for place, saved in sorted(consumer.places.items()):
             if self.model.generations[place[1]].dropped:
@@ -419,7 +425,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: "persistent" in self.pair.capabilities)
     def reopen(self) -> None:
-        """Close and open the database; a last position in the future is reported."""
+        """Close the database and open it again, with a warning if a last position lies in the future."""
         self.db.close()
         future = any(last >> 11 > self.now + 1_000 for last in self.model.last.values())
         with warnings.catch_warnings(record=True) as told:
@@ -430,7 +436,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(data=st.data(), drawn=_drawn)
     @precondition(lambda self: "concurrent_readers" in self.pair.capabilities)
     def read_beside(self, data: st.DataObject, drawn: list[tuple[Message, int | None]]) -> None:
-        """A reader beside the writer sees what was there when it was opened or refreshed."""
+        """Check that a read-only opening sees the messages stored before it was opened or refreshed."""
         messages = [Message(m.topic, m.payload, m.client_id) for m, _ in drawn]
         if self.model.refusal(messages, self.now):
             return
@@ -445,7 +451,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: "checkpoint" in self.pair.capabilities)
     def checkpoint(self, data: st.DataObject) -> None:
-        """A copy has everything, and is a database of its own."""
+        """Make a checkpoint, which must hold all messages and be independent of the original database."""
         self.db.checkpoint(self.directory / "copy")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*in the future", UserWarning)
@@ -457,7 +463,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        """Compact everything: this changes nothing but bytes."""
+        """Compact the database: the report agrees with `info`, and the number of messages stays."""
         before = self.db.info()
         report = self.db.compact()
         after = self.db.info()
@@ -466,12 +472,12 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule()
     def verify(self) -> None:
-        """Check that everything is whole, and as the model has it."""
+        """Check that nothing is damaged, and that all contents equal the model's."""
         check_all(self.db, self.model)
 
     @rule(number=st.integers(0, 9), bad=st.sampled_from((("", 0), ("a/#", 0), ("a\0", 0), ("a", 3), ("a", -1))))
     def store_nonsense(self, number: int, bad: tuple[str, int]) -> None:
-        """Store one bad message among good ones: the error names it, and none is stored."""
+        """Store one invalid message among valid ones: the error has its index, and no message is stored."""
         messages: list[Any] = [Message("a", b"1", f"c{index}") for index in range(number)]
         messages.insert(number // 2, Message(bad[0], b"", "c1", bad[1]))
         with pytest.raises(ts.InvalidMessageError) as refused:
@@ -480,7 +486,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_count(self) -> None:
-        """The numbers of messages and of the last positions are always right."""
+        """The number of messages and the shards' last positions equal the model's."""
         if hasattr(self, "db"):
             assert len(self.model.rows) == sum(generation.messages for generation in self.db.generations())
             follow_epochs(self.db, self.model)

@@ -1,4 +1,4 @@
-"""The suite of all promises about a whole database."""
+"""`DatabaseSuite`, which combines all tests of a whole database."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class DatabaseSuite(
     Generations,
     Visibility,
     Histories,
-):  # pytest begins with the last of them
-    """Tests of whole databases, of a backend and a layout. Subclass it and override the fixture ``pair``.
+):  # pytest runs the tests of the last base class first
+    """Tests of whole databases, made of a backend and a layout.
 
-    ::
+    Subclass it and override the fixture ``pair``::
 
         class TestMine(DatabaseSuite):
             @pytest.fixture
             def pair(self) -> Pair:
                 return pair_of("mine", "block")
 
-    Each test's docstring is the promise that is broken if it fails.
+    Each test's docstring states the guarantee that a failure of the test disproves.
     """

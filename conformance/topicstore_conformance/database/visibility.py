@@ -1,7 +1,7 @@
-"""Promises about visibility: a stored message is seen at once or, with epochs, within one, never in another order.
+"""Tests of visibility: a stored message is visible at once or, in a layout with epochs, when its epoch ends.
 
-Layouts with epochs hide the one that is being written. `read` shows it when it is over; a replay waits for that.
-Epochs are so long that none ends except by the clock that the test sets.
+Layouts with epochs hide the current epoch's messages: `read` returns them once the epoch has ended, and a replay waits
+for its end. The tests' epochs are so long that only the clock that the test sets can end them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from topicstore_conformance.subjects.pairs import Pair
 __all__ = ["Visibility"]
 
 LONG = 30
-"""The number of bits of an epoch's microseconds: eighteen minutes."""
+"""The binary logarithm of an epoch's length in microseconds: an epoch lasts eighteen minutes."""
 LENGTH = 1 << LONG
 BEGIN = START >> LONG << LONG
 """The time at which a long epoch begins."""
@@ -40,19 +40,19 @@ TOPICS = [f"t/{level}/{end}" for level in "abcdefgh" for end in "xy"]
 
 
 def opened(pair: Pair, path: Path, clock: Callable[[], int], **arguments: Any) -> ts.Database:
-    """Return a new database whose layout learns early, with long epochs if it has any."""
+    """Create a database whose layout learns topics after few messages, with long epochs if it has epochs."""
     return pair.open(path, options={pair.layout: pair.small(epoch_bits=LONG)}, clock=clock, **arguments)
 
 
 def reopened(path: Path, clock: Callable[[], int]) -> ts.Database:
-    """Open a database again, whose last position may lie in the future."""
+    """Open a database again, and ignore the warning that its last position lies in the future."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return ts.open(path, clock=clock)
 
 
 def some(number: int, count: int = 8) -> list[Message]:
-    """Return messages of many topics and a few publishers."""
+    """Return ``count`` messages of many topics and three publishers; ``number`` makes their payloads unique."""
     return [
         Message(TOPICS[(5 * number + 3 * n) % len(TOPICS)], b"%d/%d" % (number, n), f"c{n % 3}") for n in range(count)
     ]
@@ -69,7 +69,7 @@ class Life:
     follower: Follower = attrs.field(factory=Follower)
 
     def store(self, amount: int) -> None:
-        """Store a few messages, with the present as their own time."""
+        """Store up to twelve messages whose timestamps are the current time."""
         messages = [
             msgspec.structs.replace(message, timestamp=self.clock.now)
             for message in some(len(self.model.rows), 1 + amount % 12)
@@ -82,22 +82,22 @@ class Life:
         self.clock.now += (amount - 40) * (LENGTH // 8)
 
     def tick(self, amount: int) -> None:
-        """Let the clock go on a little, or stand still."""
+        """Advance the clock by up to four microseconds."""
         self.clock.now += amount // 20
 
     def add_generation(self, amount: int) -> None:
-        """Begin a generation at any point of the epoch."""
+        """Add a generation, within an epoch or between two, up to five in all."""
         if len(self.model.generations) < 5:
             assert self.model.add_generation(self.model.layout) == self.db.add_generation()
 
     def reopen(self, amount: int) -> None:
-        """Close and open the database at any point of the epoch."""
+        """Close the database and open it again, if it is persistent."""
         if self.path.exists():
             self.db.close()
             self.db = reopened(self.path, self.clock)
 
     def finish(self, amount: int) -> None:
-        """End the epoch, by the clock or by a message of the next one; nothing is hidden afterwards."""
+        """End the epoch, by the clock or by a message of a later one; replays then return all messages."""
         ends = [end_of(time_of(shard.writer.tail.last_position)) for shard in self.db.storage.shards]
         self.clock.now = max(self.clock.now, *ends)
         if self.model.timestamps == "message":
@@ -107,7 +107,7 @@ class Life:
             check_replay(self.db, self.model, "t/+/x", order="time")
 
     def look(self, amount: int) -> None:
-        """Let the follower read on; check that it then has every message that no hidden epoch holds back."""
+        """Let the follower read to the visible end; check that it has every message outside a hidden epoch."""
         self.follower.read(self.db, 1 + amount % 7)
         rows = {row.id: row for row in self.model.rows}
         ids = self.follower.ids
@@ -116,7 +116,7 @@ class Life:
         follow_epochs(self.db, self.model)
 
     def must_be_seen(self, row: Row) -> bool:
-        """Return whether no message that belongs before a row can be stored any more."""
+        """Return whether a row's epoch has ended, so that readers must see the row."""
         epoch = epoch_of(self.db, row.generation, row.shard)
         if epoch == 1 or self.model.generations[row.generation].sealed:
             return True
@@ -126,7 +126,7 @@ class Life:
 
 
 def end_of(moment: int) -> int:
-    """Return the end of the long epoch in which a time lies."""
+    """Return the end (exclusive) of the long epoch that contains a time, in microseconds."""
     return (moment >> LONG) + 1 << LONG
 
 
@@ -140,11 +140,11 @@ _steps = st.lists(
 
 
 class Visibility(Fixtures):
-    """Promises about when stored messages become visible."""
+    """Tests of the time at which stored messages become visible."""
 
     @pytest.mark.parametrize("timestamps", ["commit", "message"])
     def test_nothing_is_skipped_or_reordered(self, pair: Pair, timestamps: str) -> None:
-        """A follower sees each epoch when it is over, once and in order, whatever the clock and restarts do."""
+        """A follower reads each message once and in order after its epoch ends, despite clock jumps and restarts."""
 
         @settings(COSTLY, max_examples=tries(5, 25, pair.capabilities))
         @given(_steps, st.sampled_from(("commit", "sync")), st.sampled_from((1, 2)))

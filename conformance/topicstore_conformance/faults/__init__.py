@@ -1,1 +1,1 @@
-"""Deliberate faults: kills at a counted step, races behind gates, clocks that jump."""
+"""Fault injection: kills at a counted step, power failures, full disks, races, and clocks that jump."""

@@ -1,10 +1,10 @@
-"""A child process that writes to a database and reports every step, and kills itself in the middle of one.
+"""A child process that writes to a database, reports every step, and kills itself in the middle of one.
 
-The parent says by a `Job` what the child does and at which moment it dies, and reads from a pipe which
-steps were begun and acknowledged. `Ledger` is what the parent knows: everything acknowledged, and the
-one step that was under way, of which a shard has all or nothing.
+A `Job` of the parent describes the child's work and the moment at which the child kills itself. The child reports
+begun and acknowledged steps through a pipe. The parent's `Ledger` holds the expected contents: every acknowledged
+step, and the one in-flight step, which each shard has applied whole or not at all.
 
-A batch's messages follow from its number, so only numbers and positions are sent.
+A batch's messages are derived from its number, so reports only hold numbers and positions.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .threads import MOMENT
 __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 
 MARKER = b"marker"
-"""The state key under which each shard keeps the number of the last batch that touched it."""
+"""The state key under which each shard stores the number of the last batch with messages in it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a child: ``steps`` steps, chosen by ``seed``, the first of them numbered ``first``."""
+    """The work of a child: ``steps`` random steps, drawn with ``seed`` and numbered from ``first``."""
 
     path: str
     backend: str
@@ -51,22 +51,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     steps: int = 10_000
     beside: bool = False
-    """Whether another thread compacts all the time; otherwise compaction is one of the steps."""
+    """Whether another thread compacts continuously, besides the compactions among the steps."""
     options: dict[str, Any] = {}
     """The options of the layout."""
     after: int = 0
-    """The number of reports after which the child begins to count `killing` moments."""
+    """The number of reports after which the child begins to count moments, as `killing.Countdown` defines them."""
     moment: int = 0
-    """The number of the moment at which the child dies, which it must reach."""
+    """The number of the moment at which the child kills itself; ending before it is a failure."""
     counted: Literal["all", "engines"] = "all"
-    """The moments that count: those of engines and files, or of engines alone.
+    """The moments that count: those of engines and of file changes, or of engines alone.
 
-    Engines of all backends have the same moments: one when they were opened, and three for each write.
+    Engines have the same moments with every backend: one after opening, and three for each write.
     """
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of a child: that it begins something, or that it is done."""
+    """A child's report that it begins a step, or that the step is done."""
 
     kind: str
     """The kind: ``open``, ``store``, ``delete``, ``add``, ``drop``, ``compact`` or ``close``."""
@@ -79,7 +79,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def messages_of(number: int) -> list[Message]:
-    """Return the messages of a batch."""
+    """Return the messages of the batch with this number."""
     draw = random.Random(number)
     size = draw.choice((1, 3, 10, 40, 100))
     return [
@@ -113,7 +113,7 @@ class _Teller:
             self._countdown.start()
 
     def _watch(self, backend: type[Backend]) -> None:
-        """Count the writes of every engine that the backend opens."""
+        """Count the opening, and every write, of each engine that the backend opens."""
         open_shard = backend.open_shard
 
         def opened(*arguments: Any, **how: Any) -> Engine:
@@ -125,7 +125,7 @@ class _Teller:
         backend.open_shard = opened  # type: ignore[method-assign]
 
     def _files_change(self, path: str, event: str, arguments: tuple[Any, ...]) -> None:
-        """Count the openings, makings and renamings of the database's own files."""
+        """Count an audit event that opens, renames or removes a file of the database, or makes a directory in it."""
         if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(path):
             self._countdown.moment()
 
@@ -147,7 +147,7 @@ def _work(job: Job) -> None:
 
 @contextlib.contextmanager
 def _compacting(db: ts.Database) -> Iterator[None]:
-    """Compact in another thread; an error there ends the process."""
+    """Compact repeatedly in another thread; an error there ends the process with return code 1."""
     done = threading.Event()
 
     def work() -> None:
@@ -202,7 +202,7 @@ def _store(tell: _Teller, db: ts.Database, number: int) -> None:
 
 
 def run_and_kill(job: Job, after: int, moment: int) -> Iterator[Step]:
-    """Run a child that dies at the moment number ``moment`` after ``after`` reports; yield all its reports."""
+    """Run a child that kills itself at moment ``moment``, counted after ``after`` reports; yield all its reports."""
     job = msgspec.structs.replace(job, after=after, moment=moment)
     command = [sys.executable, "-m", "topicstore_conformance.faults.crash", msgspec.json.encode(job).decode()]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -219,7 +219,7 @@ def run_and_kill(job: Job, after: int, moment: int) -> Iterator[Step]:
 
 @attrs.define
 class Ledger:
-    """The contents that a database must have, by the reports of its killed writers."""
+    """The expected contents of a database, derived from the reports of its killed writers."""
 
     rows: dict[MessageId, tuple[int, int]] = attrs.field(factory=dict)
     """The (batch, index) of every message that was acknowledged and not deleted."""
@@ -233,7 +233,7 @@ class Ledger:
     """The step that was begun and not acknowledged."""
 
     def hear(self, step: Step) -> None:
-        """Take in a report of a child."""
+        """Update the expected contents with a child's report."""
         self.next_number = max(self.next_number, step.number + 1 if step.kind == "store" else 0)
         self.pending = None if step.done else step
         if not step.done:
@@ -257,20 +257,20 @@ class Ledger:
             self.generation[id_] = self.current
 
     def forget(self, ids: set[MessageId]) -> None:
-        """Remove messages that are gone."""
+        """Remove deleted messages from the expected contents."""
         for id_ in ids:
             self.rows.pop(id_, None)
             self.generation.pop(id_, None)
 
     def matching(self, topic_filter: str) -> set[MessageId]:
-        """Return the ids of the messages that a filter matches."""
+        """Return the ids of the expected messages that a filter matches."""
         batches = {number: messages_of(number) for number, _ in self.rows.values()}
         return {id_ for id_, (number, index) in self.rows.items() if match(topic_filter, batches[number][index].topic)}
 
-    # --- judging ---
+    # --- checking ---
 
     def check(self, db: ts.Database, got: list[tuple[MessageId, Message]]) -> None:
-        """Compare a database after a crash with the reports, and take over how the open step ended."""
+        """Compare a database after a crash with the expected contents; record whether the in-flight step applied."""
         pending, self.pending = self.pending, None
         found = dict(got)
         assert len(found) == len(got)
@@ -289,7 +289,7 @@ class Ledger:
         self._check_generations(db, pending)
 
     def _may_be_gone(self, pending: Step | None, missing: set[MessageId]) -> set[MessageId]:
-        """Return the ids that the step under way was about to remove; a generation goes as a whole."""
+        """Return the ids that the in-flight step may have removed; a generation is dropped whole or not at all."""
         if pending is None or not missing:
             return set()
         if pending.kind == "delete":
@@ -303,7 +303,7 @@ class Ledger:
     def _check_new(
         self, db: ts.Database, pending: Step | None, new: list[MessageId], found: dict[MessageId, Message]
     ) -> None:
-        """Check that unacknowledged messages can only be the batch under way, and a shard's whole part of it."""
+        """Check that unacknowledged messages belong to the in-flight batch, and are a shard's whole part of it."""
         if not new:
             return
         assert pending is not None
@@ -323,7 +323,7 @@ class Ledger:
                 self.rows[id_], self.generation[id_] = (pending.number, index), self.current
 
     def _check_generations(self, db: ts.Database, pending: Step | None) -> None:
-        """Check that an addition under way happened over all shards, or over none."""
+        """Check that an in-flight addition of a generation applied to all shards or to none."""
         current = max((info.number for info in db.generations()), default=0)
         allowed = {self.current, self.current + 1} if pending is not None and pending.kind == "add" else {self.current}
         assert current in allowed

@@ -1,11 +1,9 @@
-"""Processes that kill themselves at a counted moment, so that the speed of the machine makes no difference.
+"""Processes that kill themselves at a counted moment, so that the result doesn't depend on the machine's speed.
 
-A killed process leaves behind the effects of the system calls that it had made. So the moments that matter
-are those before, within and after a write of an engine, and those at changes of files. Before and after,
-the process is ended by SIGKILL. Within a write, which is the engine's own code, it is ended by an alarm of
-the kernel that has no handler: that ends the process at once wherever its threads are, and can't be delayed
-by a thread that holds the interpreter. At whatever point of the write it comes, the process does not
-outlive that write.
+A killed process leaves the effects of its system calls. The relevant moments are therefore those before, within and
+after a write of an engine, and those at changes of files. Before and after a write, SIGKILL ends the process. Within a
+write, which runs native code, a SIGALRM without a handler does: a thread that holds the GIL can't delay it. If the
+write ends first, SIGKILL follows, so the process never survives that write.
 """
 
 from __future__ import annotations
@@ -28,18 +26,20 @@ T = TypeVar("T")
 ENDS = (-signal.SIGKILL, -signal.SIGALRM)
 """The return codes of a process that killed itself."""
 PLACES = ("before", "within", "after")
-"""The moments of a step, such as a write of an engine."""
+"""The three moments of a step, such as a write of an engine, in their order."""
 
 
 def moment_of(number: int, place: str) -> int:
-    """Return the number of the moment before, within or after a step; steps are counted from 1."""
+    """Return the number, from 0, of the moment before, within or after a step; steps are counted from 1."""
     return len(PLACES) * (number - 1) + PLACES.index(place)
 
 
 class Countdown:
-    """A countdown that kills this process at moment ``last`` after `start`; each step has the three moments `PLACES`.
+    """A countdown that kills this process at moment ``last``, counted from 0 after `start`.
 
-    ``share``: for a kill within a step, the time into it, as a share of the time that the step before took.
+    Each step has the three moments `PLACES`. Thread-safe.
+
+    ``share``: the delay of a kill within a step, as a fraction of the time that the previous step took.
     """
 
     def __init__(self, last: int, share: float = 0.5) -> None:
@@ -51,18 +51,18 @@ class Countdown:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to count."""
+        """Begin to count moments; earlier ones are ignored."""
         self._started = True
 
     def moment(self) -> None:
-        """Count one moment."""
+        """Count one moment; kill this process if it is the last one."""
         if self._is_last():
             os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(
         self, step: Callable[..., T], counts: Callable[..., object] = lambda *_, **__: True
     ) -> Callable[..., T]:
-        """Wrap a function so that the moments of calls for which ``counts`` is true are counted."""
+        """Wrap a function so that each call for which ``counts`` returns true counts as a step of three moments."""
 
         @wraps(step)
         def counted(*arguments: Any, **options: Any) -> T:
@@ -97,12 +97,15 @@ class HasFileno(Protocol):
 
 
 def heard(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines that a child writes to a pipe, until it ends; fail if it is silent so long that it is stuck."""
+    """Yield the bytes that a child writes to a pipe, until it ends; fail if it is silent for `PATIENCE` seconds."""
     return received(pipe, lambda: os.read(pipe.fileno(), 65_536))
 
 
 def received(pipe: HasFileno, receive: Callable[[], T]) -> Iterator[T]:
-    """Yield the results of ``receive`` as something arrives, until the end: an empty result, or an EOFError."""
+    """Call ``receive`` whenever the pipe is readable, and yield its results until one is empty or raises EOFError.
+
+    Fails if the pipe is not readable for `PATIENCE` seconds.
+    """
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while True:

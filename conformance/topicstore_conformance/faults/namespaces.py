@@ -1,7 +1,7 @@
-"""Children that see file systems of their own: read-only, or small, or with the permissions of another user.
+"""Child processes with read-only or small file systems, or without the permissions of root.
 
-Such a child runs in new namespaces of the Linux kernel: no other process sees its mounts, which end with it.
-Only `run_as_another_user` does without namespaces, which takes root.
+Such a child runs in new namespaces of the Linux kernel: no other process sees its mounts, and they end with it. Only
+`run_as_another_user` uses no namespaces; the caller must be root.
 
 Source: unshare(1), user_namespaces(7), mount_namespaces(7).
 """
@@ -32,12 +32,12 @@ __all__ = [
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
 """The command that makes a directory read-only for `run_mounted`."""
 SMALL = 'mount -t tmpfs -o size="$2" tmpfs "$1"'
-"""The command that mounts an empty file system of a given number of bytes."""
+"""The command that mounts an empty file system of ``size`` bytes for `run_mounted`."""
 
 _ROOT = ("unshare", "--user", "--map-root-user", "--mount")
 _NOBODY = ("unshare", "--user")
 _ANOTHER = 65534
-"""The id of a user, and of a group, that owns nothing."""
+"""The id of a user, and of a group, that owns no files."""
 _PROGRAM = """
 import json, sys
 arguments = sys.argv[1:]
@@ -63,28 +63,32 @@ exec(code)
 
 
 def run(code: str, *arguments: object) -> list[list[Any]]:
-    """Run code in a child that is like its parent; return what it passes to ``say(...)``."""
+    """Run code in a child without any restriction; return the arguments of its calls of ``say(...)``."""
     return _run((), code, arguments)
 
 
 def run_mounted(mount: str, where: object, size: int, code: str, *arguments: object) -> list[list[Any]]:
-    """Run code with something mounted on the directory ``where``; return what it passes to ``say(...)``.
+    """Run code in a child, after a mount on the directory ``where``; return the arguments of its calls of ``say(...)``.
 
-    The code finds ``arguments``, as texts.
+    ``mount``: a shell command, such as `SMALL`. The code sees ``arguments`` as a list of strings.
     """
     shell = ("sh", "-c", f'{mount} && shift 2 && exec "$@"', "sh", str(where), str(size))
     return _run((*_ROOT, *shell), code, arguments)
 
 
 def run_unprivileged(code: str, *arguments: object) -> list[list[Any]]:
-    """Run code without the privileges by which root ignores permissions; return what it passes to ``say(...)``."""
+    """Run code in a child that is subject to file permissions even if the caller is root.
+
+    Returns the arguments of its calls of ``say(...)``.
+    """
     return _run(_NOBODY, code, arguments)
 
 
 def run_as_another_user(code: str, path: Path, rehearsal: Path) -> list[list[Any]]:
-    """Run code as a user that owns nothing; return what it passes to ``say(...)``. Its ``arguments`` hold ``path``.
+    """Run code in a child as a user that owns no files; return the arguments of its calls of ``say(...)``.
 
-    Before that the code runs as root, with ``rehearsal`` for the path: the other user may be unable to import anything.
+    The code sees ``path`` in ``arguments``. It runs before as root, with ``rehearsal`` as the path, so that its imports
+    are done: the other user may not be permitted to read the modules.
     """
     return _run((), _REHEARSED.format(code=code, user=_ANOTHER), (path, rehearsal))
 
@@ -103,7 +107,7 @@ def why_no_other_user(directory: Path) -> str | None:
 
 @cache
 def why_not() -> str | None:
-    """Return why there are no such children on this machine, or None if there are."""
+    """Return why children can't have namespaces on this machine, or None if they can."""
     if sys.platform != "linux":
         return f"there are no namespaces on {sys.platform}"
     try:

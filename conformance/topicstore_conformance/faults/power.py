@@ -1,11 +1,12 @@
-"""The possible states of a directory after a power failure, at any moment of a program that wrote to it.
+"""Simulation of power failures: the possible states of a directory at any moment of a program that wrote to it.
 
 The program runs under strace, which records every system call that changes files, with its data. `Recording.image`
-then makes the directory as a disk could hold it if the power had failed after a given call. Data that was synced is
-there. Of other data, each file may have kept all, nothing, or what came before any byte; and what its size then
-promises but the disk never got may be missing, zeros, or anything. Or pages in the middle never got there and later
-ones did, because file systems write pages back in any order. New names, renamings and removals are kept in their order
-up to any of them; those of a directory that was synced are certain.
+then builds the directory as a disk could hold it if the power had failed after a given call:
+
+- Data that was fsynced is complete.
+- Of each file's other data, all, none or a prefix is kept. The rest, up to the file's size, is missing, zeros or noise.
+- Or pages in the middle are lost while later ones are kept, because file systems write pages back in any order.
+- New names, renames and removals are kept in order up to a random one, and for certain if their directory was fsynced.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CALLS = (
     "fsync,fdatasync,sync_file_range,msync,rename,renameat,renameat2,unlink,unlinkat,link,linkat,mkdir,mkdirat,rmdir"
 )
 _PAGE = 4_096
-"""The number of bytes that the system hands to the disk at once, and that the disk writes all or not at all."""
+"""The number of bytes in a page, the unit that is written to the disk atomically."""
 _LINE = re.compile(r"(\d+) +(.*)")
 _WHOLE = re.compile(r"(\w+)\((.*)\) += (-?\d+)")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>(.*)")
@@ -50,12 +51,12 @@ def why_no_tracing() -> str | None:
 
 @attrs.frozen
 class _Write:
-    """A write of bytes to a file. If ``data`` is None, the file was cut or extended to ``offset`` bytes instead."""
+    """A write of bytes to a file or, if ``data`` is None, a truncation or extension to ``offset`` bytes."""
 
     offset: int
     data: bytes | None
     names: int = 0
-    """The number of changes of names before it, which must be on disk first: the system keeps their order."""
+    """The number of earlier name changes, which must be on disk before this write: file systems keep their order."""
 
     def apply(self, content: bytearray) -> None:
         end = self.offset + len(self.data or b"")
@@ -71,9 +72,9 @@ class _File:
     """A file, independent of its names."""
 
     content: bytearray = attrs.field(factory=bytearray)
-    """The contents that are certainly on disk."""
+    """The durable contents."""
     pending: list[_Write] = attrs.field(factory=list)
-    """The writes since the last sync."""
+    """The writes since the last fsync."""
     size: int = 0
 
     def add(self, write: _Write, names: int) -> None:
@@ -88,14 +89,14 @@ class _File:
         del self.pending[:upto]
 
     def left(self, draw: random.Random, names: int) -> bytes:
-        """Return possible contents of the file after the power failed, with this many changes of names on disk."""
+        """Return random possible contents of the file after a power failure, with ``names`` name changes on disk."""
         kept = bytearray(self.content)
         late = (number for number, write in enumerate(self.pending) if write.names > names)
         pending = self.pending[: next(late, len(self.pending))]
         kind = draw.choice(("all", "nothing", "short", "zeros", "noise", "holes"))
         size = sum(len(write.data or b"") for write in pending)
         room = {"all": size, "holes": size, "nothing": 0}.get(kind, draw.randint(0, size))
-        if kind in ("short", "zeros", "noise") and draw.random() < 0.3:  # at the end of a call, where files often end
+        if kind in ("short", "zeros", "noise") and draw.random() < 0.3:  # end at a call's end, as files often do
             ends = [0]
             for write in pending:
                 ends.append(ends[-1] + len(write.data or b""))
@@ -108,7 +109,7 @@ class _File:
             got = write.data[:room]
             room -= len(got)
             if write.offset < len(self.content) and len(got) < len(write.data):
-                got = got[: len(got) // _PAGE * _PAGE]  # existing contents are overwritten by pages
+                got = got[: len(got) // _PAGE * _PAGE]  # existing contents are overwritten page by page
             lost = len(write.data) - len(got)
             if got:
                 _Write(write.offset, got).apply(kept)
@@ -121,12 +122,12 @@ class _File:
         return bytes(kept)
 
     def _lose_pages(self, kept: bytearray, pending: Sequence[_Write], draw: random.Random) -> None:
-        """Undo parts of some pages that were not synced, and fill the rest with zeros, noise, or another page.
+        """Replace the unsynced parts of some pages by zeros, noise, or another page's bytes.
 
-        The last page that was written is kept, so that something lies after each lost page.
+        The last written page is kept, so that written data follows each lost page.
         """
         if any(write.data is None and write.offset < len(self.content) for write in pending):
-            return  # the end that was cut off is not there any more
+            return  # durable bytes that a truncation removed can't be restored
         ends = ((write.offset, write.offset + len(write.data)) for write in pending if write.data)
         written = sorted({page for start, end in ends for page in range(start // _PAGE, -(-end // _PAGE))})[:-1]
         fill = draw.choice(("zeros", "noise", "stale"))
@@ -141,7 +142,7 @@ class _File:
 
 @attrs.frozen
 class _Named:
-    """A change of a name: given to a file (None: a directory), or removed (``gone``)."""
+    """A change of a name: given to a file, or to a directory if ``file`` is None, or removed."""
 
     path: str
     file: _File | None = None
@@ -156,7 +157,7 @@ class _Named:
 
 @attrs.frozen
 class Call:
-    """A system call that succeeded. Calls are counted in the order of their ends."""
+    """A system call that succeeded. Calls are numbered in the order of their ends."""
 
     name: str
     text: str
@@ -170,28 +171,28 @@ class Call:
 
     @property
     def path(self) -> str:
-        """The file of the descriptor that the call was given, or nothing."""
+        """Return the path of the descriptor in the first argument, or an empty string if there is none."""
         matched = _FILE.match(self.text)
         return _decoded(matched[2]) if matched else ""
 
     @property
     def word(self) -> str:
-        """The text that the call wrote to the standard output, or nothing."""
+        """Return the text that the call wrote to standard output, or an empty string."""
         told = self.name == "write" and self.text.startswith("1<")
         return _bytes_of(self.text).decode() if told else ""
 
 
 @attrs.define
 class Recording:
-    """All changes of a program to the files below a directory, and the lines on its standard output."""
+    """A program's system calls on the files below a directory and on its standard output."""
 
     directory: str
     calls: list[Call]
 
     def moments(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the numbers of all calls, and of those after which the most files had ends that were not synced.
+        """Return the numbers of all calls, and of those after which the most files had unsynced data at their ends.
 
-        If several files of an engine have such ends, a later write can be on disk without an earlier one.
+        If several files of an engine have such data, a later write can be on disk without an earlier one.
         """
         disk, unsynced = _Disk(self.directory), [0]
         for call in self.calls:
@@ -201,11 +202,11 @@ class Recording:
         return range(1, len(unsynced)), most
 
     def words(self, upto: int | None = None) -> list[str]:
-        """Return the lines that the program had written when the power failed after call number ``upto``."""
+        """Return the lines that the program had written to standard output after call number ``upto``."""
         return "".join(call.word for call in self.calls[:upto]).splitlines()
 
     def image(self, upto: int, draw: random.Random, target: Path) -> None:
-        """Make in ``target`` the directory as the disk may hold it after call number ``upto``."""
+        """Create ``target`` as the directory may look if the power fails after call number ``upto``."""
         disk = _Disk(self.directory)
         for call in self.calls[:upto]:
             disk.apply(call)
@@ -214,7 +215,7 @@ class Recording:
         for path, file in disk.names(upto_name).items():
             place = target / PurePosixPath(path).relative_to(self.directory)
             if not place.parent.is_dir() or place.exists():
-                continue  # a name in a directory that is itself missing
+                continue  # the name's directory is missing
             if file is None:
                 place.mkdir()
             else:
@@ -222,32 +223,32 @@ class Recording:
 
 
 class _Disk:
-    """The files of a directory, with their certain and their possible contents on disk."""
+    """The files of a directory, with their durable contents and their unsynced writes."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._now: dict[str, _File | None] = {directory: None}
-        """The files that names stand for now; None for a directory."""
+        """The current files by path; None for a directory."""
         self._changes: list[tuple[_Named, str]] = []
-        """The changes of names, in their order, and the directory whose sync makes each certain."""
+        """The name changes in order, each with the directory whose fsync makes it durable."""
         self._certain: set[int] = set()
-        """The indices of the changes that are on disk."""
+        """The indices of the durable name changes."""
         self._at: dict[int, int] = {}
         """The offset of the next `write` to each descriptor."""
         self._synchronous: set[int] = set()
-        """The descriptors to which each write is synced."""
+        """The descriptors opened with O_SYNC or O_DSYNC, whose writes are durable at once."""
         self._counts: list[dict[_File, int]] = []
 
     def unsynced(self) -> int:
-        """Return how many files are longer than their synced part."""
+        """Return the number of files that are longer than their durable contents."""
         return sum(1 for file in self._now.values() if file is not None and file.size > len(file.content))
 
     def upto(self, draw: random.Random) -> int:
-        """Draw how many changes of names are on disk, beside those that are certain."""
+        """Draw the number of name changes, counted from the first, that are on disk besides the durable ones."""
         return draw.choice((0, len(self._changes), draw.randint(0, len(self._changes))))
 
     def names(self, upto: int) -> dict[str, _File | None]:
-        """Return the names after this many changes, directories before their contents."""
+        """Return the files by path after this many name changes and the durable ones, directories first."""
         there: dict[str, _File | None] = {}
         for number, (change, _) in enumerate(self._changes):
             if number < upto or number in self._certain:
@@ -326,7 +327,7 @@ class _Disk:
         self._counts[-1][file] = 1
 
     def _fsync(self, call: Call) -> None:
-        """Record a sync: earlier writes are on disk; writes that came while it ran may be."""
+        """Record an fsync: writes before it began are durable; writes that ended while it ran stay pending."""
         path = self._below(call.path)
         if path is None or path not in self._now:
             return
@@ -388,7 +389,7 @@ class _Disk:
 
 
 def _rename(names: dict[str, _File | None], change: _Named) -> None:
-    """Apply a change to names; a directory takes everything below it along."""
+    """Apply a name change; renaming a directory renames everything below it."""
     if change.gone:
         names.pop(change.path, None)
         return
@@ -403,9 +404,9 @@ def _rename(names: dict[str, _File | None], change: _Named) -> None:
 
 
 def record(command: Sequence[str], directory: Path, scratch: Path) -> Recording:
-    """Run a program of one process and return what it did to the files of ``directory``, which must be there.
+    """Run a single-process program and return its system calls on the files of ``directory``, which must exist.
 
-    Each sync is delayed by some milliseconds, so that other threads write before it, as they do with a slow disk.
+    Each fsync is delayed by five milliseconds, so that other threads write meanwhile, as with a slow disk.
     """
     trace = scratch / "trace"
     tracer = ["strace", "-f", "--seccomp-bpf", "-y", "-xx", "-s", str(1 << 28), "-e", f"trace={_CALLS}"]
@@ -416,7 +417,7 @@ def record(command: Sequence[str], directory: Path, scratch: Path) -> Recording:
 
 
 def _concerns(call: Call, directory: str) -> bool:
-    """Return whether a call is about a file below the directory, or the program's standard output."""
+    """Return whether a call concerns a file below the directory, or the program's standard output."""
     paths = [call.path] if call.path else _paths_of(call.text)
     return call.text.startswith("1<") or any(path.startswith(directory) for path in paths)
 
@@ -445,7 +446,7 @@ def _calls(lines: Iterator[str], directory: str) -> Iterator[Call]:
 
 
 def _decoded(escaped: str) -> str:
-    """Return a text that strace wrote with all or none of its bytes as hexadecimal digits."""
+    """Decode a string that strace printed either plainly or with all bytes as hexadecimal escapes."""
     if "\\x" not in escaped:
         return escaped
     return bytes.fromhex(escaped.replace("\\x", "")).decode(errors="surrogateescape")

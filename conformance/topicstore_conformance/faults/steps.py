@@ -1,4 +1,4 @@
-"""Running a function at one step of another: wherever Python may run the handler of a signal, or collect garbage."""
+"""Runs a function at a chosen step of another, as Python runs signal handlers and finalizers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["Handler"]
 
 @attrs.define
 class Handler:
-    """Runs once within what this thread does: where Python runs handlers of signals, or collects garbage."""
+    """A simulated signal handler, which runs once at a chosen step of a function in the same thread."""
 
     handle: Callable[[], object]
     step: int = -1
-    """When it runs, counted in calls of Python's functions and returns from C; -1: never."""
+    """The step at which the handler runs, counted in calls of Python functions and returns from C; -1: never."""
     ended: tuple[type[Exception], ...] = ()
-    """The errors with which the work may end because of what the handler did."""
+    """The errors with which the function may end because of the handler."""
     kinds: dict[tuple[str, ...], int] = attrs.field(factory=dict)
-    """The first step of each kind."""
+    """The first step of each kind, which is an event, a function and its caller."""
     steps: int = 0
 
     def run(self, work: Callable[[], object]) -> None:
-        """Work; errors of ``ended`` may end it."""
-        profile = self._profile  # kept: when it has raised, Python forgets it, and may call it once more
+        """Run ``work`` with the handler, and suppress errors of the types ``ended`` if the handler has a step."""
+        profile = self._profile  # keeps it alive: Python drops it when it raises, and may then call it once more
         sys.setprofile(profile)
         try:
             work()
-        except* self.ended:  # a writer's come in a group
+        except* self.ended:  # a writer raises them as a group
             if self.step < 0:
                 raise
         finally:
@@ -43,7 +43,7 @@ class Handler:
         collecting = not {"weakref", "_weakrefset"}.isdisjoint(modules)
         generator = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
         if collecting or event not in ("call", "c_return") or generator:
-            return  # there, an exception would not be raised, or pass over a ``finally``
+            return  # an exception raised here would be lost, or would skip a ``finally``
         names = [frame.f_code.co_qualname, getattr(argument, "__name__", "")]
         self.kinds.setdefault((event, *names, frame.f_back.f_code.co_qualname if frame.f_back else ""), self.steps)
         if self.steps == self.step:

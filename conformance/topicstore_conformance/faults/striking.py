@@ -1,9 +1,9 @@
-"""Faults of this process at a counted write within a call: the disk is full, or the process is killed.
+"""Faults in this process at a counted write within a call: the disk is full, or the process is killed.
 
-Those of engines count, and the writes of other files to disk (`os.fsync`) if the caller says so.
+Writes of engines are counted and, if the caller asks for it, calls of `os.fsync`.
 
-What a killed process leaves behind is what its files hold at that moment. So a kill is a copy of the directory that is
-made then, while the call goes on; the caller closes what it has open, and opens the copy.
+A killed process leaves its files as they are at that moment. A kill is therefore simulated by a copy of the directory,
+after which the call continues. The caller then closes the database and opens the copy.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ __all__ = ["Fault", "copy_open", "faults", "kills", "striking"]
 
 @attrs.define
 class Fault:
-    """A fault of a call at one of the writes that it makes, counted from 1 over all engines and files."""
+    """A fault at one of a call's writes, which are counted from 1 over all engines and files."""
 
     kind: Literal["full", "before", "after"]
     """The disk is full at this write, or the process is killed before or after it."""
     write: int
     struck: bool = False
-    """Whether the call came to this write; otherwise a kill comes after the call, and a full disk not at all."""
+    """Whether the call reached this write. If not, a kill happens after the call, and a full disk doesn't happen."""
 
     @property
     def kills(self) -> bool:
-        """Whether this is a kill, so that the copy is what is left."""
+        """Whether this fault is a kill, after which the copy is the database to open."""
         return self.kind != "full"
 
 
 def faults(writes: int = 2) -> st.SearchStrategy[Fault | None]:
-    """Return a strategy for faults within the first writes of a call, which is none in most cases."""
+    """Return a strategy for faults within the first ``writes`` writes of a call, mostly None."""
     kinds = st.sampled_from(("full", "before", "after"))
     found = st.builds(Fault, kinds, st.sampled_from([1, *range(1, writes + 1)]))
     return st.one_of(*[st.none()] * 3, found)
 
 
 def kills(writes: int = 2) -> st.SearchStrategy[Fault]:
-    """Return a strategy for kills within the first writes of a call, or after it if it makes fewer."""
+    """Return a strategy for kills within the first ``writes`` writes of a call, or after a call with fewer."""
     return st.builds(Fault, st.sampled_from(("before", "after")), st.integers(1, writes))
 
 
@@ -59,9 +59,9 @@ def kills(writes: int = 2) -> st.SearchStrategy[Fault]:
 def striking(
     fault: Fault | None, engines: Iterable[Engine], directory: Path, copy: Path, *, files: bool = False
 ) -> Iterator[None]:
-    """Make a fault happen at the writes of these engines; a kill copies the directory into the new one ``copy``.
+    """Inject a fault into the writes of these engines; a kill copies ``directory`` to the new directory ``copy``.
 
-    With ``files``, writes of files to disk count, too. The error of the full disk ends the block, and no more.
+    With ``files``, calls of `os.fsync` count, too. The error of a full disk ends the block and is suppressed.
     """
     if fault is None:
         yield
@@ -90,7 +90,7 @@ class _Strike:
     left: int
 
     def within(self, write: Any, full: Exception) -> Any:
-        """Return a write that counts, and that the fault strikes if it is the last; ``full`` is its error."""
+        """Wrap a write so that it is counted and the chosen one has the fault; ``full`` is the error of a full disk."""
 
         def counted(*arguments: Any, **options: Any) -> None:
             self.left -= 1
@@ -111,9 +111,9 @@ class _Strike:
 
 
 def copy_open(directory: Path, copy: Path, *, unneeded: Iterable[str] = ()) -> None:
-    """Copy the directory of an open database at a moment when no file in it changes, as a kill would leave it.
+    """Copy the directory of an open database as a kill would leave it; repeat until no file changes meanwhile.
 
-    Files with the ``unneeded`` names, which are patterns, are left out.
+    Files whose names match the patterns ``unneeded`` are left out.
     """
     ignore = shutil.ignore_patterns(*unneeded)
 
@@ -130,5 +130,5 @@ def copy_open(directory: Path, copy: Path, *, unneeded: Iterable[str] = ()) -> N
 
 
 def _listed(directory: Path) -> dict[Path, tuple[int, int, int]]:
-    found = {path: path.lstat() for path in directory.rglob("*")}  # links may lead to files that are gone
+    found = {path: path.lstat() for path in directory.rglob("*")}  # symbolic links may be broken
     return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}

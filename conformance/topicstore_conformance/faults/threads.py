@@ -1,4 +1,4 @@
-"""Running functions in threads at the same time, so that one that gets stuck fails."""
+"""Runs functions in threads at the same time, with timeouts for those that hang."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from topicstore.contract.forking import ProcessLock
 __all__ = ["MOMENT", "PATIENCE", "Beside", "begin", "held_elsewhere", "running", "together", "wait_until"]
 
 PATIENCE = 240.0
-"""The seconds after which an expected event is given up: only a real hang takes that long.
+"""The timeout of an expected event, in seconds; only a real hang takes that long.
 
-Two of these fit into the time that pytest gives a test, which is 600 seconds in this repository.
+Twice this time is less than the timeout of a test, which is 600 seconds in this repository.
 """
 MOMENT = 0.001
-"""The seconds for which a thread that repeats something waits, so that others get the interpreter."""
+"""The seconds for which a thread in a loop waits between rounds, so that other threads get the GIL."""
 
 
 def begin(work: Callable[[], Any]) -> Future[Any]:
-    """Run a function in a thread of its own; return the future result."""
+    """Run a function in a new daemon thread; return the future of its result."""
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is requested
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -38,9 +38,9 @@ def begin(work: Callable[[], Any]) -> Future[Any]:
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run each function in a thread; return the results, or raise the first error. One that gets stuck fails.
+    """Run each function in a thread at the same time; return the results in order, or raise the first error.
 
-    Several at once take longer than any of them alone, so all of them get twice the patience.
+    Raises TimeoutError after twice `PATIENCE` in all, because several functions at once take longer than one alone.
     """
     deadline = time.monotonic() + 2 * PATIENCE
     futures = [begin(work) for work in works]
@@ -48,7 +48,7 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 
 
 def running(method: FunctionType) -> list[Any]:
-    """Return the objects whose method some thread runs at this moment."""
+    """Return the objects on which some thread is running this method."""
     found = []
     for frame in sys._current_frames().values():  # noqa: SLF001 - it is documented
         at: FrameType | None = frame
@@ -68,7 +68,7 @@ def held_elsewhere(lock: ProcessLock) -> bool:
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    """Return when a condition holds; fail if it doesn't in good time, naming ``what`` was awaited."""
+    """Wait until a condition holds; fail after `PATIENCE` seconds with a message that names ``what``."""
     deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} seconds for {what}"
@@ -76,9 +76,9 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 
 
 class Beside:
-    """Runs each job repeatedly in a thread, beside the body of a ``with`` statement; then raises the jobs' errors.
+    """A context manager that runs each job repeatedly in a thread during its block, and then raises the jobs' errors.
 
-    The body begins when each job was done once, so that no job starts only at the end. Threads switch very often.
+    The block begins after each job has run once. Threads switch every ten microseconds, to provoke races.
     """
 
     def __init__(self, *jobs: Callable[[], object]) -> None:
@@ -113,7 +113,7 @@ class Beside:
         return self
 
     def _end(self) -> None:
-        """Let the threads end, and restore the switch interval."""
+        """Signal the threads to end, and restore the switch interval."""
         self._done.set()
         sys.setswitchinterval(self._interval)
 
@@ -127,5 +127,5 @@ class Beside:
 
     @property
     def failed(self) -> bool:
-        """Whether a job has raised something."""
+        """Whether a job has raised an error."""
         return bool(self._failures)

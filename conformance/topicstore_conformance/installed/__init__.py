@@ -1,1 +1,1 @@
-"""The suites for installed plugins; `topicstore_conformance.runner.plugin` says how to run them."""
+"""The suites for installed plugins, which pytest runs with the plugin `topicstore_conformance.runner.plugin`."""

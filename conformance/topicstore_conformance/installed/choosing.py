@@ -1,4 +1,4 @@
-"""The plugins and pairs that the options of `topicstore_conformance.runner.plugin` choose."""
+"""The plugins and pairs that are selected with the options of `topicstore_conformance.runner.plugin`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["chosen_backends", "chosen_layouts", "chosen_pairs"]
 
 
 def chosen_pairs(config: pytest.Config) -> list[Pair]:
-    """Return the pairs that were asked for. Raises for names that are unknown or don't fit."""
+    """Return the selected pairs. Raises pytest.UsageError for unknown names and for pairs that don't work together."""
     if only := _only(config, "database"):
         return [pair for pair in pairs() if str(pair) in only]
     backend, layout = _chosen(config)
@@ -26,7 +26,7 @@ def chosen_pairs(config: pytest.Config) -> list[Pair]:
 
 
 def chosen_backends(config: pytest.Config) -> list[str]:
-    """Return the backends that were asked for: none if only a layout was named."""
+    """Return the names of the selected backends: none if only a layout was named."""
     if only := _only(config, "backend"):
         return only
     backend, layout = _chosen(config)
@@ -36,7 +36,7 @@ def chosen_backends(config: pytest.Config) -> list[str]:
 
 
 def chosen_layouts(config: pytest.Config) -> list[str]:
-    """Return the layouts that were asked for: none if only a backend was named."""
+    """Return the names of the selected layouts: none if only a backend was named."""
     if only := _only(config, "layout"):
         return only
     backend, layout = _chosen(config)

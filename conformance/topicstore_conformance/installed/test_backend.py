@@ -1,7 +1,7 @@
-"""The suite of backends, for the chosen ones.
+"""The backend suite, for the selected backends.
 
-Ways around the API are not known for plugins in general, so the tests that need them are skipped;
-the author of a backend supplies them in a subclass of the suite.
+Tests that access the underlying store directly are skipped here, because that access differs by plugin. A backend's
+author supplies it in a subclass of the suite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suite of whole databases, for the chosen pairs."""
+"""The database suite, for the selected pairs."""
 
 from __future__ import annotations
 

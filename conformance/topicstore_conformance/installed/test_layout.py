@@ -1,4 +1,4 @@
-"""The suite of layouts, for the chosen ones."""
+"""The layout suite, for the selected layouts."""
 
 from __future__ import annotations
 

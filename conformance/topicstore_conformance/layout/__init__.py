@@ -1,1 +1,1 @@
-"""`LayoutSuite`: the promises of `topicstore.contract.layout` as tests, with one module for each kind of promise."""
+"""`LayoutSuite`: tests of the contract `topicstore.contract.layout`, with one module for each kind of guarantee."""

@@ -1,4 +1,4 @@
-"""Promises about compaction: another form of the same messages, in which readers see no difference."""
+"""Tests of compaction, which changes how messages are stored but not what readers see."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Compacting"]
 
 
 class Compacting(Fixtures):
-    """Promises about `Slab.compact` and `Slab.backlog`."""
+    """Tests of `Slab.compact` and `Slab.backlog`."""
 
     def test_compaction_changes_nothing(self, stored: Stored) -> None:
-        """A slab gives every reader the same messages after compaction, whole or partial, once or repeatedly."""
+        """Readers get the same messages from a slab before and after compaction, whole or partial, also repeated."""
         for round_ in range(4):
             for gap in (1, 30):
                 stored.put(numbered(TOPICS, 150), gap)
@@ -32,7 +32,7 @@ class Compacting(Fixtures):
         stored.check_all()
 
     def test_the_backlog_is_what_waits(self, stored: Stored) -> None:
-        """The backlog of an empty slab is zero, that of others at most their size, and zero after full compaction."""
+        """A slab's backlog is at most its number of messages, and zero if it is empty or fully compacted."""
         assert stored.slab.backlog(0) == 0
         for _ in range(5):
             stored.put(numbered(TOPICS, 100))
@@ -45,7 +45,7 @@ class Compacting(Fixtures):
         assert stored.slab.backlog(len(stored.rows)) == 0
 
     def test_steps_that_are_never_committed(self, stored: Stored) -> None:
-        """A step that is never committed changes nothing, and compaction can begin again."""
+        """A compaction step that is never committed changes nothing, and compaction can begin again."""
         for _ in range(6):
             stored.put(numbered(TOPICS, 100))
             steps = stored.slab.compact(stored.last, whole=True)
@@ -59,7 +59,7 @@ class Compacting(Fixtures):
         stored.check_all()
 
     def test_stores_beside_compaction(self, stored: Stored) -> None:
-        """Messages stored between asking for a step and committing it stay, and so do readers' places."""
+        """Messages stored between a compaction step's creation and its commit stay, and so do readers' places."""
         draw = random.Random(1)
         for _ in range(20):
             stored.put(numbered(TOPICS, 60), draw.choice([1, 20]))
@@ -73,7 +73,7 @@ class Compacting(Fixtures):
         stored.check_all()
 
     def test_deletes_between_steps_of_a_compaction(self, stored: Stored) -> None:
-        """What is deleted between two steps of a compaction is gone after it, and all other messages are there."""
+        """Messages deleted between two steps of a compaction stay deleted, and all other messages are kept."""
         topics = [f"t/{number}" for number in range(20)]
         for half in range(2):
             for _ in range(30):
@@ -89,7 +89,7 @@ class Compacting(Fixtures):
 
     @staticmethod
     def _commit(stored: Stored, step: CompactStep, readers: list[Reader]) -> None:
-        """Commit a step while stores and reads go on."""
+        """Store messages, read, commit a step, and read again."""
         stored.put(numbered(["f/x/1/t", "g"], 10))
         stored.end_epoch()
         for reader in readers:

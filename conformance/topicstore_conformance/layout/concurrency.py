@@ -1,4 +1,4 @@
-"""Promises about what happens at the same time: readers beside a writer, compaction and deletes."""
+"""Tests of readers concurrent with a writer, compaction and deletes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Concurrency"]
 
 
 def ending(work: Callable[[], None], done: Event) -> Callable[[], None]:
-    """Wrap work so that its end, with or without an error, ends that of all others."""
+    """Wrap work so that ``done`` is set when it ends, with or without an error."""
 
     def run() -> None:
         try:
@@ -35,19 +35,19 @@ def ending(work: Callable[[], None], done: Event) -> Callable[[], None]:
 
 
 class Concurrency(Fixtures):
-    """Promises about readers while others write."""
+    """Tests of readers concurrent with writers."""
 
     def test_readers_beside_a_writer_and_compaction(self, stored: Stored) -> None:
-        """Readers beside a writer and a compaction get all messages committed before they began, each of them once."""
+        """Readers concurrent with a writer and a compaction get each message committed before they began once."""
         commit, done, reads = Lock(), Event(), list[str]()
         committed: list[tuple[int, int]] = [(stored.last, 0)]
-        """Pairs of a bound and the number of rows up to it."""
+        """Pairs of a position and the number of rows committed up to it."""
 
         def write() -> None:
             least, number, seen = tries(25, 120, stored.subject.backend_capabilities), 0, 0
             while number < least or (len(reads) < 20 and not done.is_set()):
                 if number >= least and seen == len(reads):
-                    done.wait(MOMENT)  # readers read everything, and would never catch up with a writer without pauses
+                    done.wait(MOMENT)  # without pauses of the writer, readers of all messages would never catch up
                     continue
                 number, seen = number + 1, len(reads)
                 self._store(stored, numbered([*TOPICS, f"new/{number}/x"], 60), 1 + number % 5, commit)
@@ -79,7 +79,7 @@ class Concurrency(Fixtures):
 
     @pytest.mark.parametrize("change", ["compact", "delete"])
     def test_a_change_at_any_moment_of_a_read(self, fresh: Callable[[], Stored], change: str) -> None:
-        """A reader during whose engine reads a slab is compacted, or deleted from, gets all that stays, once."""
+        """If a slab is compacted or deleted from during a reader's calls, the reader gets all kept messages once."""
         for text, limit in (("#", 7), ("f/+/+/t", 4), ("#", 1_000)):
             moment, acted = 0, True
             while acted:
@@ -94,7 +94,7 @@ class Concurrency(Fixtures):
 
     @staticmethod
     def _changed_at(moment: int, stored: Stored, change: str, text: str, limit: int) -> bool:
-        """Read while a slab is changed; return whether that came before the end."""
+        """Read while a slab is changed at a counted moment; return whether that moment was reached."""
         everything, engine, readers = stored.wanted(text), stored.act(), stored.readers([text])
         engine.arm(moment, stored.compact if change == "compact" else partial(stored.delete, "f/x/#"))
         for reader in readers:
@@ -108,7 +108,7 @@ class Concurrency(Fixtures):
 
     @staticmethod
     def _store(stored: Stored, messages: list[Any], gap: int, commit: Lock) -> None:
-        """Store as the logical layer does: commits are serialised, and an epoch is ended before it is read."""
+        """Store a batch with its commit under a lock, and end its epoch, like the shard's writer."""
         batch, rows = stored.place(messages, gap)
         write = WriteBatch()
         stored.slab.store(batch, write)

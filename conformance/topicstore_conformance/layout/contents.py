@@ -1,4 +1,4 @@
-"""Promises about messages: every field, any topic, any payload, and batches of any size and form come back."""
+"""Tests that messages are read back as stored: every field, any topic, any payload, batches of any size and form."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Contents"]
 
 
 class Contents(Fixtures):
-    """Promises about messages."""
+    """Tests that messages are read back as they were stored."""
 
     def test_every_field_comes_back(self, stored: Stored) -> None:
-        """Each field of a message comes back as it was stored: empty fields, each property, and missing ones."""
+        """Each field of a message is read back as it was stored: empty fields, each property, and missing ones."""
         whole = Properties(1, 2**32 - 1, "text/plain", "answer/here", b"\0\xff", (("a", "1"), ("a", "2"), ("", "")))
         for properties in (None, Properties(), whole):
             for qos, retain in ((0, False), (1, True), (2, False)):
@@ -33,7 +33,7 @@ class Contents(Fixtures):
         stored.check_all()
 
     def test_any_messages_come_back(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
-        """Any messages come back by any filter, from any position, up to any bound, with any limit of rows."""
+        """Any messages are read back by any filter, from any position, up to any bound, with any limit of rows."""
 
         @settings(COSTLY, max_examples=tries(25, 100, subject.backend_capabilities))
         @given(
@@ -74,7 +74,7 @@ class Contents(Fixtures):
         try_it()
 
     def test_hostile_topics(self, stored: Stored) -> None:
-        """Topics at the edges of MQTT 5 come back and stay distinct: empty levels, any Unicode, 65,535 bytes."""
+        """Unusual topics that MQTT 5 allows stay unchanged and distinct: empty levels, any Unicode, 65,535 bytes."""
         messages = [Message(topic, b"%d" % n, f"c{n}") for n, topic in enumerate(strategies.EDGE_TOPICS)]
         for part in (messages[:5], messages[5:20], messages[20:]):
             stored.put(part, 10)
@@ -84,7 +84,7 @@ class Contents(Fixtures):
             stored.check(topic)
 
     def test_large_payloads(self, stored: Stored) -> None:
-        """Payloads of megabytes come back beside small ones, whatever the limit of bytes."""
+        """Payloads of megabytes are read back together with small ones, with any limit of bytes."""
         draw = random.Random(3)
         sizes = [10, 3 << 20, 0, 70_000, 2 << 20, 1, 1, 1 << 20]
         stored.put([Message(f"t/{n % 3}", draw.randbytes(size), "c") for n, size in enumerate(sizes)])
@@ -95,7 +95,7 @@ class Contents(Fixtures):
         assert stored.verify() == (9, [])
 
     def test_a_large_batch(self, stored: Stored) -> None:
-        """A batch of 20,000 messages comes back, by filters that match all, some and few of it."""
+        """A batch of 20,000 messages is read back, by filters that match all, some or few of them."""
         topics = [f"f/{place}/{device}/s" for place in "xyz" for device in range(40)]
         stored.put(numbered(topics, 20_000), 3)
         for topic_filter in ("#", "f/+/7/s", "f/y/+/s", "f/z/11/s", "f/z/11", "f/no/+/s"):
@@ -105,7 +105,7 @@ class Contents(Fixtures):
         assert stored.verify() == (20_000, [])
 
     def test_no_message_of_many_is_lost(self, stored: Stored) -> None:
-        """Of thousands of small batches no message is lost, in whichever order their topics came."""
+        """No message of hundreds of small batches is lost, in any order of their topics."""
         draw = random.Random(5)
         topics = [f"t/{n % 7}/{n}" for n in range(60)]
         for _ in range(600):

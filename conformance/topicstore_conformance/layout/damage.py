@@ -1,4 +1,4 @@
-"""Promises about damaged values: damage is reported with its place, and never read as messages that nobody stored."""
+"""Tests of damaged values: damage is reported with its place, and never read as a message that was not stored."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["FINE", "Damages", "broken", "flipped", "outcome"]
 
 Change = tuple[Keyspace[Any], Key, bytes | None]
 TOLD = (CorruptionError, NewerFormatError)
-"""The errors that report damage: a flipped bit of a version may look like a newer version."""
+"""The errors that report damage; a flipped bit in a format version may look like a newer version."""
 FINE = (("told", "told"), ("right", "told"), ("right", "right"))
-"""The outcomes, of readers and of verify, that are allowed for a flipped bit."""
+"""The allowed outcomes of a flipped bit, as pairs of that of readers and that of `verify`."""
 
 
 def flipped(value: bytes, at: int, bit: int) -> bytes:
@@ -33,20 +33,20 @@ def flipped(value: bytes, at: int, bit: int) -> bytes:
 
 
 def broken(value: bytes) -> Iterator[bytes]:
-    """Yield all that a value becomes by one inverted bit, by being cut, or by one byte more."""
+    """Yield every value that one inverted bit, truncation, or an additional byte makes of a value."""
     yield from (flipped(value, at, bit) for at in range(len(value)) for bit in range(8))
     yield from (value[:size] for size in range(len(value)))
     yield value + b"\0"
 
 
 def told(stored: Stored, *places: str) -> str:
-    """Return the outcome of damage that was reported at these places: in the slab, or in what opening it reads."""
+    """Return "told" if damage was reported in the slab or in its learned topics, else a text with the wrong places."""
     good = f"shard {SHARD}, generation {stored.generation}, ", "learned topics, key "
     return "told" if all(place.startswith(good) for place in places) else f"told at {places}"
 
 
 def read(stored: Stored) -> str:
-    """Open the slab again and read everything; return the outcome."""
+    """Open the slab again and read everything; return "right", "wrong", or the outcome of the reported damage."""
     try:
         stored.reopen()
         stored.read_all()
@@ -58,7 +58,7 @@ def read(stored: Stored) -> str:
 
 
 def verified(stored: Stored) -> str:
-    """Open the slab again and verify it; return the outcome."""
+    """Open the slab again and verify it; return "right", "fewer", or the outcome of the reported damage."""
     try:
         stored.reopen()
         good, damages = stored.verify()
@@ -71,7 +71,7 @@ def verified(stored: Stored) -> str:
 
 
 def outcome(stored: Stored, change: Change) -> tuple[str, str]:
-    """Change one value, return what readers and verify make of it, and change it back."""
+    """Change one value, return the outcomes of `read` and `verified`, and restore the value."""
     keyspace, key, changed = change
     good = stored.engine.get(keyspace, key)
     stored.replace(keyspace, key, changed)
@@ -83,11 +83,11 @@ def outcome(stored: Stored, change: Change) -> tuple[str, str]:
 
 
 class Damages(Fixtures):
-    """Promises about damage, with values that were changed around the slab."""
+    """Tests of damage, with values that are changed directly in the engine."""
 
     @pytest.fixture
     def damageable(self, stored: Stored) -> Stored:
-        """Return a slab with values in all its forms."""
+        """Return a slab with values in all stored forms: compacted and not, in batches of several sizes."""
         for gap in (1, 5, 1):
             stored.put(numbered(TOPICS, 60), gap)
         stored.compact()
@@ -98,13 +98,13 @@ class Damages(Fixtures):
         return stored
 
     def test_flipped_bits_are_told(self, damageable: Stored) -> None:
-        """A flipped bit in any value is reported by readers and by verify with its place, or changes nothing."""
+        """A flipped bit in any value is reported by readers and by `verify` with its place, or changes nothing."""
         draw, pairs = random.Random(1), [pair for pair in damageable.pairs() if pair[2]]
         flips = [
             (pair, draw.randrange(len(pair[2])), draw.randrange(8))
             for pair in draw.sample(pairs, min(len(pairs), tries(20, 120)))
         ]
-        for pair in {pair[0]: pair for pair in pairs}.values():  # where versions are: a flip may look like a newer one
+        for pair in {pair[0]: pair for pair in pairs}.values():  # flip format versions, which may then look newer
             flips += [(pair, at, bit) for at, bit in product((0, min(10, len(pair[2]) - 1)), (1, 4, 7))]
         found = [
             ((space.name, key, at, bit), outcome(damageable, (space, key, flipped(value, at, bit))))
@@ -113,7 +113,7 @@ class Damages(Fixtures):
         assert [one for one in found if one[1] not in FINE] == []
 
     def test_other_values_of_messages_are_told(self, damageable: Stored) -> None:
-        """A value of messages that was flipped, cut or extended, or belongs to another key, is always reported."""
+        """A value with messages that has a flipped bit, is cut or extended, or belongs to another key, is reported."""
         pairs, draw = [pair for pair in damageable.pairs() if len(pair[2]) > 20], random.Random(2)
         changes: list[Change] = []
         for space, key, value in draw.sample(pairs, min(len(pairs), tries(12, 60))):
@@ -127,13 +127,13 @@ class Damages(Fixtures):
         assert {("told", "told")} == {outcome(damageable, change) for change in changes}
 
     def test_missing_values_are_missed(self, damageable: Stored) -> None:
-        """If a value is missing, verify reports it or counts fewer messages."""
+        """If a value is missing, `verify` reports it or counts fewer messages."""
         pairs = damageable.pairs()
         for keyspace, key, _ in random.Random(4).sample(pairs, min(len(pairs), tries(12, 60))):
             assert outcome(damageable, (keyspace, key, None))[1] in ("told", "fewer")
 
     def test_damaged_structure_is_told(self, damageable: Stored) -> None:
-        """In learned structure a flipped bit, a cut or an extension is reported, or changes nothing that is read."""
+        """A flipped bit, a cut or an extension in the learned structure is reported, or doesn't change what is read."""
         draw = random.Random(6)
         learned = damageable.learned_pairs()
         for keyspace, key, value in draw.sample(learned, min(len(learned), tries(10, 60))):
@@ -142,7 +142,7 @@ class Damages(Fixtures):
                 assert outcome(damageable, (keyspace, key, changed))[0] in ("told", "right")
 
     def test_the_rest_stays_readable(self, stored: Stored) -> None:
-        """A damaged value doesn't prevent reading the messages before and after it, in batches of their own."""
+        """A damaged value doesn't prevent reading the messages of the batches before and after it."""
         parts = [stored.put(numbered(["a/b"], 20), 3) for _ in range(5)]
         pairs = [pair for pair in stored.pairs() if len(pair[2]) > 20]
         if not pairs:
@@ -158,7 +158,7 @@ class Damages(Fixtures):
         assert len(damages) >= 1
 
     def test_missing_writes_change_no_message(self, stored: Stored) -> None:
-        """If writes are missing in the middle, the readable messages are as they were stored: no name is another's."""
+        """If writes in the middle are lost, every readable message still has its own topic and client id."""
         draw = random.Random(8)
         for number in range(24):
             topics = [f"t/{number % 3}", f"u/{number // 2}/x", f"v{number // 6}", f"$SYS/{number // 4}"]

@@ -1,4 +1,4 @@
-"""Promises about deletes: exactly the matching messages go, in bounded steps, between which others may write."""
+"""Tests of deletes, which remove exactly the matching messages, in bounded steps with other writes between them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Deleting"]
 
 
 class Deleting(Fixtures):
-    """Promises about `Slab.delete`."""
+    """Tests of `Slab.delete`."""
 
     def test_exactly_what_matches_goes(self, stored: Stored) -> None:
-        """A delete removes the matching messages from its first to its last position inclusive, and counts them."""
+        """A delete removes, and counts, exactly the matching messages from its first to its last position inclusive."""
         for gap in (1, 9, 1):
             stored.put(numbered(TOPICS, 120), gap)
         positions = [row[0] for row in stored.rows]
@@ -40,7 +40,7 @@ class Deleting(Fixtures):
             stored.check(topic_filter)
 
     def test_what_is_to_be_spared_stays(self, stored: Stored) -> None:
-        """Matching messages whose topics also match a filter to be spared, or one of several, stay as they were."""
+        """A delete keeps matching messages whose topics also match one of the filters to spare."""
         stored.put(numbered(TOPICS, 200), 3)
         stored.compact()
         stored.put(numbered(TOPICS, 100), 3)
@@ -61,7 +61,7 @@ class Deleting(Fixtures):
             stored.check(topic_filter)
 
     def test_everything_can_go(self, stored: Stored) -> None:
-        """After everything was deleted neither readers nor verify find anything, and new messages can be stored."""
+        """After everything was deleted neither readers nor `verify` find a message, and new ones can be stored."""
         stored.put(numbered(TOPICS, 300), 5)
         stored.compact()
         stored.put(numbered(TOPICS, 100), 5)
@@ -75,7 +75,7 @@ class Deleting(Fixtures):
         stored.check_all()
 
     def test_steps_are_bounded(self, stored: Stored) -> None:
-        """A delete of much takes several steps, each of which looks at a bounded number of blocks or keys."""
+        """A delete of 3,000 messages takes several steps, each of which removes at most 2,000."""
         for _ in range(300):
             stored.put(numbered(["a", "b"], 20))
         steps = stored.commit(stored.slab.delete(TopicFilter("a"), 0, stored.last))
@@ -85,7 +85,7 @@ class Deleting(Fixtures):
         stored.check_all()
 
     def test_others_write_between_steps(self, stored: Stored) -> None:
-        """Messages stored between two steps stay, and the delete misses none that it was to remove."""
+        """Messages stored between two steps of a delete stay, and all that matched when it began are removed."""
         for _ in range(100):
             stored.put(numbered(TOPICS, 30))
         last = stored.last
@@ -99,7 +99,7 @@ class Deleting(Fixtures):
 
     @pytest.mark.parametrize("taken", [0, 1, 2])
     def test_a_delete_is_resumed(self, stored: Stored, taken: int) -> None:
-        """A delete that ended after some of its steps has removed their messages, and a second one removes the rest."""
+        """A delete that ends after some steps has removed their messages, and a second delete removes the rest."""
         for _ in range(150):
             stored.put(numbered(["a", "b", "c/d"], 20))
         gone = stored.commit(islice(stored.slab.delete(TopicFilter("b"), 0, stored.last), taken))

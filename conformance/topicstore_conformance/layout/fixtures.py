@@ -1,4 +1,4 @@
-"""A slab over an engine, and a plain list of every message that should be in it."""
+"""Fixtures shared by all tests of layouts: a slab on an engine, with a list of its messages as the model."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ __all__ = ["SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "matches_pat
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60
-"""A position below all others; a multiple of every epoch that a test can wait for."""
+"""A position below all that tests use, and a multiple of every epoch's length."""
 ABOUT = 1 << 20
-"""The bytes by which an answer may exceed its limit: a layout may end it between blocks of a megabyte."""
+"""The bytes by which a result may exceed its limit: a layout may only end it between blocks of a megabyte."""
 VALUES = (DATA, INDEX, KEYS)
-"""The keyspaces in which a layout keeps its values; learned structure is in ``meta``."""
+"""The keyspaces in which a layout stores messages; its learned structure is in ``meta``."""
 
 Row = tuple[int, Message]
 """A position and the message stored at it."""
 
 
 def numbered(topics: Sequence[str], count: int, size: int = 8) -> list[Message]:
-    """Return messages whose topics take turns, from three publishers, each with another payload."""
+    """Return ``count`` messages with cyclic topics, from three publishers, with distinct payloads of ``size`` bytes."""
     return [
         Message(topics[n % len(topics)], n.to_bytes(size, "big"), f"c{n % 3}", n % 3, n % 2 == 0) for n in range(count)
     ]
 
 
 def span(keyspace: Keyspace[Any], generation: int) -> tuple[Key, Key]:
-    """Return the bounds of a generation's keys."""
+    """Return the bounds of a generation's keys: inclusive, exclusive."""
     if keyspace.shape is None:
         return prefix(generation), prefix(generation + 1)
     return (generation, 0, 0), (generation + 1, 0, 0)
 
 
 def rows_of(batch: MessageBatch) -> list[Row]:
-    """Return the rows that a slab returned."""
+    """Return the rows of a batch that a slab returned, and check its shard numbers."""
     if not len(batch):
         return []
     assert batch.shards is not None
@@ -71,7 +71,7 @@ def rows_of(batch: MessageBatch) -> list[Row]:
 
 @attrs.define
 class Stored:
-    """A slab and the list of its messages: a message that is put here is in both."""
+    """A slab and the list of its messages; each change is made in both."""
 
     subject: LayoutSubject
     engine: Engine
@@ -80,10 +80,10 @@ class Stored:
     rows: list[Row] = attrs.field(factory=list)
     slab: Slab = attrs.field(init=False)
     as_rows: bool = False
-    """Whether messages were stored as rows of a table, whose bytes can't be counted here."""
+    """Whether messages were stored as rows of a table, whose sizes are unknown here."""
 
     def create(self, parent: Slab | None = None) -> None:
-        """Make the slab, as the logical layer does when it adds a generation."""
+        """Create the slab, with learned structure inherited from ``parent``."""
         write = WriteBatch()
         self.subject.make().create(self.engine, SHARD, self.generation, parent, write)
         self.engine.write(write)
@@ -119,24 +119,24 @@ class Stored:
         return rows
 
     def fail(self, messages: Iterable[Message], gap: int = 1) -> None:
-        """Store a batch whose commit fails: the slab is not informed of it, and has itself written nothing."""
+        """Store a batch whose commit fails; check that the slab itself has written nothing."""
         before = self.pairs((*VALUES, META))
         self.slab.store(self.place(messages, gap)[0], WriteBatch())
         assert before == self.pairs((*VALUES, META))
 
     def lose(self, messages: Iterable[Message]) -> None:
-        """Store a batch whose write was committed, and then vanishes: the slab continues from it."""
+        """Store a batch whose write is lost after the slab was notified of its commit."""
         batch, rows = self.place(messages)
         self.slab.store(batch, WriteBatch())
         self.slab.committed()
         self.last = rows[-1][0]
 
     def end_epoch(self) -> None:
-        """Move on past the epoch, so that everything stored is visible."""
+        """Advance the last position to the end of its epoch, so that all messages are visible."""
         self.last |= self.slab.epoch - 1
 
     def delete(self, topic_filter: str, first: int = 0, last: int | None = None, spare: Sequence[str] = ()) -> int:
-        """Delete from the slab and from the list all matches except those of ``spare``; return how many."""
+        """Delete from slab and list all matches except those of the filters ``spare``; return their number."""
         last, before = self.last if last is None else last, len(self.rows)
         deleted = sum(self.commit(self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)])))
         self.forget(topic_filter, first, last, spare)
@@ -155,7 +155,7 @@ class Stored:
         return counts
 
     def forget(self, topic_filter: str, first: int, last: int, spare: Sequence[str] = ()) -> None:
-        """Delete from the list alone."""
+        """Delete from the list only."""
 
         def goes(position: int, topic: str) -> bool:
             matching = match(topic_filter, topic) and not any(match(one, topic) for one in spare)
@@ -164,18 +164,18 @@ class Stored:
         self.rows = [row for row in self.rows if not goes(row[0], row[1].topic)]
 
     def compact(self, bound: int | None = None, *, whole: bool = True) -> int:
-        """Take all steps of a compaction; return how many messages were rewritten."""
+        """Run and commit all steps of a compaction; return the number of rewritten messages."""
         return sum(self.commit(self.slab.compact(self.last if bound is None else bound, whole=whole)))
 
     # --- reading ---
 
     def wanted(self, topic_filter: str = "#", first: int = 0, bound: int | None = None) -> list[Row]:
-        """Return the rows that a reader must get, in order of positions."""
+        """Return the rows from ``first`` to ``bound`` (inclusive) that a reader must get, in order of position."""
         bound = self.last if bound is None else bound
         return [row for row in self.rows if first <= row[0] <= bound and match(topic_filter, row[1].topic)]
 
     def check(self, topic_filter: str = "#", first: int = 0, bound: int | None = None, **limits: Any) -> None:
-        """Compare the rows that readers of the covering streams get, together, with the list."""
+        """Compare all rows that readers of the covering streams get with the list."""
         self.end_epoch()
         bound = self.last if bound is None else bound
         got: list[Row] = []
@@ -189,7 +189,7 @@ class Stored:
         return [Reader(self, stream, text) for text in filters for stream in self.slab.cover(TopicFilter(text))]
 
     def check_read(self, readers: Sequence[Reader], deleted: Collection[int] = ()) -> None:
-        """Compare what all readers of each filter got, except what was deleted, with the list; nothing came twice."""
+        """Compare the rows of all readers of each filter, without deleted ones, with the list; none may come twice."""
         for text in {reader.text for reader in readers}:
             got = [row for reader in readers if reader.text == text for row in reader.got]
             assert len({position for position, _ in got}) == len(got)
@@ -197,22 +197,22 @@ class Stored:
             assert self.wanted(text) == sorted(left, key=lambda row: row[0])
 
     def read_all(self) -> None:
-        """Compare everything that readers get with the list."""
+        """Compare all rows that readers get with the list."""
         for topic_filter in self.everything():
             self.check(topic_filter)
 
     def check_all(self) -> None:
-        """Compare everything that readers get, and the count of verify, with the list."""
+        """Compare all rows that readers get, and the number that `verify` counts, with the list."""
         self.read_all()
         assert (len(self.rows), []) == self.verify()
 
     def everything(self) -> list[str]:
-        """Return filters that match every topic, each by one of them."""
+        """Return filters of which exactly one matches each stored topic."""
         levels = {message.topic.partition("/")[0] for _, message in self.rows}
         return ["#", *(f"{level}/#" for level in sorted(levels) if level.startswith("$"))]
 
     def streams_of(self, topic_filter: str) -> dict[int, list[Row]]:
-        """Return the matching rows in each of a filter's streams; check that the stream's pattern matches them."""
+        """Return the matching rows of each of a filter's streams; check that stream patterns match their topics."""
         self.end_epoch()
         listed = self.slab.streams(TopicFilter(topic_filter))
         found = {info.stream: Reader(self, info.stream, topic_filter).read(self.last) for info in listed}
@@ -223,7 +223,7 @@ class Stored:
         return found
 
     def structure(self) -> list[Any]:
-        """Return the streams, and the nodes of the learned structure, parents of which come before their children."""
+        """Return the streams and the learned nodes, sorted; check that parents come before their children."""
         seen: set[tuple[str, ...]] = set()
         nodes = list(self.slab.learned())
         for node in nodes:
@@ -235,7 +235,10 @@ class Stored:
         return [sorted(streams.items()), sorted((node.path, node.stream or 0) for node in nodes)]
 
     def visible(self, stream: int, watermark: int) -> int:
-        """Return up to where a stream can be seen: nothing after the watermark, and all epochs that have ended."""
+        """Return a stream's highest visible position.
+
+        Checks that it is not above the watermark, and covers all epochs that have ended.
+        """
         epoch, found = self.slab.epoch, self.slab.visible(stream, watermark)
         assert epoch & (epoch - 1) == 0 < epoch
         assert epoch == 1 or "position_order" not in self.subject.capabilities
@@ -243,21 +246,21 @@ class Stored:
         return found
 
     def verify(self, bound: int | None = None) -> tuple[int, list[Damage]]:
-        """Return how many good messages there are, and the damages."""
+        """Return the number of undamaged messages, and the damages."""
         found = list(self.slab.verify(self.last if bound is None else bound))
         return sum(n for n in found if isinstance(n, int)), [n for n in found if isinstance(n, Damage)]
 
-    # --- around the slab ---
+    # --- directly in the engine ---
 
     def act(self) -> Acting:
-        """Open the slab on an engine that can act during reads; return the engine."""
+        """Open the slab again on an engine that can take an action during reads; return that engine."""
         acting = Acting(self.engine)
         self.engine = cast("Engine", acting)
         self.reopen()
         return acting
 
     def pairs(self, keyspaces: Iterable[Keyspace[Any]] = VALUES) -> list[tuple[Keyspace[Any], Key, bytes]]:
-        """Return the values that the slab keeps in the engine."""
+        """Return the slab's values in the engine, as (keyspace, key, value)."""
         return [
             (keyspace, key, value)
             for keyspace in keyspaces
@@ -266,15 +269,15 @@ class Stored:
         ]
 
     def size(self) -> int:
-        """Return the bytes of all values."""
+        """Return the total size of the slab's values in bytes."""
         return sum(len(value) for _, _, value in self.pairs())
 
     def learned_pairs(self) -> list[tuple[Keyspace[Any], Key, bytes]]:
-        """Return the values that hold the slab's learned structure."""
+        """Return the values with the slab's learned structure, as (keyspace, key, value)."""
         return self.pairs((META,))
 
     def replace(self, keyspace: Keyspace[Any], key: Key, value: bytes | None) -> None:
-        """Put or delete a value around the slab."""
+        """Put or delete a value directly in the engine."""
         write = WriteBatch()
         if value is None:
             write.delete(keyspace, key)
@@ -286,21 +289,21 @@ class Stored:
 def plenty(
     bound: int, *, limit: int = 100_000, limit_bytes: int = 1 << 30, deadline: float | None = None
 ) -> ReadLimits:
-    """Return limits that no test's messages reach, unless it says others."""
+    """Return read limits, by default so large that no test reaches them."""
     return ReadLimits(rows=limit, bytes=limit_bytes, bound=bound, deadline=deadline)
 
 
 def matches_pattern(pattern: str, topic: str) -> bool:
     """Return whether a topic matches a stream's pattern, in which ``$+`` is any first level that begins with ``$``.
 
-    Its other wildcards match such first levels, too.
+    Unlike in a filter, other wildcards at the first level match such levels, too.
     """
     hidden = pattern.startswith("$+")
     return (not hidden or topic.startswith("$")) and match(f"x/{pattern[hidden:]}", f"x/{topic}")
 
 
 class Reader:
-    """A reader of one stream for one filter, from a place that it keeps as bytes."""
+    """A reader of one stream with one filter, whose place is stored as bytes."""
 
     def __init__(self, stored: Stored, stream: int, topic_filter: str, first: int = 0) -> None:
         self.stored, self.stream, self.first = stored, stream, first
@@ -313,10 +316,10 @@ class Reader:
         self.exhausted = False
         self.highest = -1
         self.last: dict[tuple[str, str], int] = {}
-        """The position of the last message of each publisher and topic."""
+        """The last position by publisher and topic."""
 
     def step(self, bound: int, **limits: Any) -> SlabStep:
-        """Read one step within `plenty` of these limits; check the promises that hold for every answer."""
+        """Read one step with the limits of `plenty`; check the guarantees that hold for every step."""
         asked = plenty(bound, **limits)
         step = self.stored.slab.next(self.stream, self.filter, self.place, asked)
         rows = rows_of(step.batch)
@@ -334,7 +337,7 @@ class Reader:
         return step
 
     def read(self, bound: int, **limits: Any) -> list[Row]:
-        """Read until the stream is exhausted; check that it is; return the rows."""
+        """Read until the stream is exhausted; check that it stays exhausted; return the rows."""
         before, calls = len(self.got), 0
         self.exhausted = False
         while not self.exhausted:
@@ -348,7 +351,10 @@ class Reader:
         return self.got[before:]
 
     def _check_order(self, rows: list[Row]) -> None:
-        """Check that a publisher's messages of a topic come in order, and all by position or, else, by epoch."""
+        """Check that each publisher's messages of a topic come in order of position, and all in order of epoch.
+
+        With the capability ``position_order`` all must come in order of position.
+        """
         epoch = 1 if "position_order" in self.stored.subject.capabilities else self.stored.slab.epoch
         for position, message in rows:
             assert self.highest // epoch <= position // epoch, "not in order"
@@ -358,23 +364,23 @@ class Reader:
 
 
 class Acting:
-    """An engine, or a view of it, that takes an action once, before or after one of its reads.
+    """A wrapper of an engine, or of its snapshot, that takes an action once, before or after one of its reads.
 
-    It doesn't act when learned structure is read: a slab may hold a lock meanwhile.
+    Reads of learned structure don't count, because the slab may hold a lock meanwhile.
     """
 
     def __init__(self, inner: Any, engine: Acting | None = None) -> None:
         self.inner, self.engine = inner, engine or self
         self.left = -1
-        """The moments, two a read, that come before the action; below zero if it was taken, or there is none."""
+        """The number of moments, two a read, before the action; negative if it was taken or there is none."""
         self.action: Callable[[], object] = bool
 
     def arm(self, moments: int, action: Callable[[], object]) -> None:
-        """Take an action after so many moments."""
+        """Set the action, and the number of moments before it."""
         self.left, self.action = moments, action
 
     def moment(self, *arguments: Any) -> None:
-        """Take the action if its moment has come."""
+        """Count a moment, and take the action if it is due; ignore reads of ``meta``."""
         if META not in arguments:
             self.engine.left -= 1
             if self.engine.left == -1:
@@ -394,7 +400,7 @@ class Acting:
         return read
 
     def scan(self, *arguments: Any, **options: Any) -> Iterator[list[tuple[Key, bytes]]]:
-        """Scan; each chunk is a read."""
+        """Scan the inner engine; there is a moment before the first chunk and one after each."""
         self.moment(*arguments)
         for chunk in self.inner.scan(*arguments, **options):
             self.moment(*arguments)
@@ -421,7 +427,7 @@ class Fixtures:
 
     @pytest.fixture
     def engine(self, subject: LayoutSubject) -> Iterator[Engine]:
-        """Return an empty engine."""
+        """Yield an empty engine, and close it afterwards."""
         with quick_directory() as name:
             opened = subject.backend().open_shard(Path(name) / "shard", KEYSPACES, create=True)
             yield opened
@@ -437,7 +443,7 @@ class Fixtures:
 
     @pytest.fixture
     def fresh(self, subject: LayoutSubject) -> Iterator[Callable[[], Stored]]:
-        """Return a function that makes empty slabs, for tests that try one thing many times."""
+        """Yield a function that creates an empty slab on a new engine, and closes the previous engine."""
         backend = subject.backend()
         with quick_directory() as name:
             engines: list[Engine] = []

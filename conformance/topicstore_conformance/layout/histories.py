@@ -1,4 +1,4 @@
-"""Random histories: stores and commits that fail, deletes, compactions, damage and reopenings, against a list."""
+"""Random histories of stores, failed commits, deletes, compactions, damage and reopenings, compared with a list."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class SlabMachine(RuleBasedStateMachine):
 
     @initialize(first=BATCHES)
     def start(self, first: list[Message]) -> None:
-        """Make a slab with some messages in it."""
+        """Create a slab with some messages."""
         self.stored = type(self).make()
         self.engine = self.stored.act()
         self.readers: list[Reader] = []
         self.deleted: set[int] = set()
         self.sealed: list[Stored] = []
-        """The slabs of the generations before."""
+        """The slabs of earlier generations."""
         self.failed = False
-        """Whether streams may be listed that no commit has stored yet; no reader begins with those."""
+        """Whether the last batch failed, so that some listed streams may not be stored yet; no reader begins then."""
         self.stored.put(first)
 
     def teardown(self) -> None:
-        """Check that everything is as the list has it, and that readers get to the end."""
+        """Compare all slabs with their lists, before and after reopening, and let the readers read to the end."""
         if not hasattr(self, "stored"):
             return
         for stored in (*self.sealed, self.stored):
@@ -56,12 +56,12 @@ class SlabMachine(RuleBasedStateMachine):
         self.finish()
 
     def _position(self, data: st.DataObject) -> int:
-        """Draw the last position, that of some message, or the one before or after it."""
+        """Draw a position: the last one, that of a message, or an adjacent one."""
         near = st.sampled_from([self.stored.last, *(position for position, _ in self.stored.rows)])
         return min(data.draw(near) + data.draw(st.sampled_from((0, 0, 0, -1, 1))), self.stored.last)
 
     def _filter(self, data: st.DataObject) -> str:
-        """Draw a filter, usually one that some stored message matches."""
+        """Draw a topic filter, usually one that matches some stored message."""
         near = strategies.filters()
         if self.stored.rows:
             topics = sorted({message.topic for _, message in self.stored.rows})
@@ -70,7 +70,7 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(batch=BATCHES, gap=GAPS, times=st.sampled_from((1, 1, 1, 30)), arrow=st.booleans())
     def put(self, batch: list[Message], gap: int, times: int, arrow: bool) -> None:
-        """Store a batch, made of messages or of Arrow columns."""
+        """Store a batch, made from messages or from Arrow columns."""
         self.stored.put(batch * times, gap, arrow=arrow)
         self.failed = False
 
@@ -82,7 +82,7 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), some=st.booleans(), spared=st.sampled_from((0, 0, 1, 2)))
     def delete(self, data: st.DataObject, some: bool, spared: int) -> None:
-        """Delete the messages of a filter, at all positions or at some, except those of others."""
+        """Delete the messages of a filter in a range of positions, except those of up to two spared filters."""
         before = {position for position, _ in self.stored.rows}
         first, last = 0, self.stored.last
         if some and before:
@@ -95,24 +95,24 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), whole=st.booleans())
     def compact(self, data: st.DataObject, whole: bool) -> None:
-        """Take all steps of a compaction, up to some position."""
+        """Run and commit all steps of a compaction up to some position."""
         self.stored.compact(self._position(data), whole=whole)
 
     @rule(whole=st.booleans())
     def lose_a_step(self, whole: bool) -> None:
-        """Ask for a step of a compaction, and never commit it."""
+        """Request a compaction step, and never commit it."""
         next(self.stored.slab.compact(self.stored.last, whole=whole), None)
 
     @rule(data=st.data(), moment=st.integers(0, 30), limit=st.sampled_from((1, 3, 1_000)))
     def compact_during_a_read(self, data: st.DataObject, moment: int, limit: int) -> None:
-        """Take all steps of a compaction before or after some engine read of readers."""
+        """Run a whole compaction before or after some engine read of a reader."""
         self.engine.arm(moment, self.stored.compact)
         self.stored.check(self._filter(data), limit=limit)
         self.engine.arm(-1, bool)
 
     @rule(data=st.data())
     def flip(self, data: st.DataObject) -> None:
-        """Invert a bit of some value, and have everything read and verified, before it is mended."""
+        """Invert a bit of some value, read and verify everything, and restore the value."""
         if pairs := [pair for pair in self.stored.pairs() if pair[2]]:
             keyspace, key, value = data.draw(st.sampled_from(pairs))
             at, bit = data.draw(st.integers(0, len(value) - 1)), data.draw(st.integers(0, 7))
@@ -121,7 +121,7 @@ class SlabMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sealed) < 3)
     @rule()
     def add_generation(self) -> None:
-        """Continue in a new generation, which inherits what this one learned."""
+        """Continue in a new generation, which inherits the learned structure."""
         self.finish()
         self.sealed.append(self.stored)
         heir = Stored(self.stored.subject, self.stored.engine, self.stored.generation + 1, self.stored.last)
@@ -130,21 +130,21 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the slab again: it has the same streams, and has learned the same."""
+        """Open the slab again: it has the same streams and the same learned structure."""
         before = self.stored.structure()
         self.stored.reopen()
         assert self.failed or before == self.stored.structure()
 
     @rule(data=st.data())
     def list_streams(self, data: st.DataObject) -> None:
-        """Read the streams that are listed for a filter: each message is in one of them, also if it isn't first."""
+        """Read all streams that are listed for a filter: together they hold each matching message once."""
         text = self._filter(data)
         got = [row for rows in self.stored.streams_of(text).values() for row in rows]
         assert self.stored.wanted(text) == sorted(got, key=lambda row: row[0])
 
     @rule()
     def end_epoch(self) -> None:
-        """Let an epoch pass."""
+        """End the epoch."""
         self.stored.end_epoch()
 
     @rule(
@@ -154,7 +154,7 @@ class SlabMachine(RuleBasedStateMachine):
         late=st.booleans(),
     )
     def read(self, data: st.DataObject, limit: int, limit_bytes: int, late: bool) -> None:
-        """Read the messages of some filter, everything or from one position to another."""
+        """Read the messages of some filter, from the beginning or between two positions."""
         first, bound = (self._position(data), self._position(data)) if late else (0, None)
         self.stored.check(self._filter(data), first, bound, limit=limit, limit_bytes=limit_bytes)
 
@@ -168,7 +168,7 @@ class SlabMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), limit=st.sampled_from((1, 2, 5, 1_000)), deadline=st.sampled_from((None, 0.0)))
     def advance(self, data: st.DataObject, limit: int, deadline: float | None) -> None:
-        """Let a reader go on, as far as messages are visible or to some position before that."""
+        """Let a reader read one step, up to the visible end or a position before it."""
         reader = data.draw(st.sampled_from(self.readers))
         before, watermark = len(reader.got), self._position(data)
         self.stored.visible(reader.stream, watermark)
@@ -181,7 +181,7 @@ class SlabMachine(RuleBasedStateMachine):
             assert {position for position, _ in fresh} <= {position for position, _ in reader.got}
 
     def finish(self) -> None:
-        """Check that each reader gets every message of its stream that was not deleted, once."""
+        """Read to the end; check that each reader got every message of its stream that was not deleted, once."""
         self.stored.end_epoch()
         for reader in self.readers:
             reader.read(self.stored.last, limit=50)
@@ -193,10 +193,10 @@ class SlabMachine(RuleBasedStateMachine):
 
 
 class Histories(Fixtures):
-    """The promise that covers all others."""
+    """A test of all guarantees together, by random histories."""
 
     def test_random_histories(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
-        """Whatever is stored, lost, deleted, compacted and opened again, in any order, readers get what a list has."""
+        """After stores, failures, deletes, compactions and reopenings in any order, readers get exactly the list."""
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
         chosen = settings(

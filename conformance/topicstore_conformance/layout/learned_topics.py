@@ -1,4 +1,4 @@
-"""Promises about the learned structure of topics: it persists, it is inherited, and no topic moves because of it."""
+"""Tests of the learned structure of topics: it persists, is inherited, and never moves a topic to another stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLEET = [f"fleet/{n % 4}/{n}/speed" for n in range(200)]
 
 
 def homes(stored: Stored) -> dict[str, set[int]]:
-    """Return the streams that have each topic's messages."""
+    """Return the numbers of the streams that hold each topic's messages, by topic."""
     found: dict[str, set[int]] = {}
     for topic_filter in stored.everything():
         for stream, rows in stored.streams_of(topic_filter).items():
@@ -26,17 +26,17 @@ def homes(stored: Stored) -> dict[str, set[int]]:
 
 
 class Structure(Fixtures):
-    """Promises about streams and their structure."""
+    """Tests of streams and the learned structure."""
 
     @requires("few_streams")
     def test_few_streams_serve_many_topics(self, stored: Stored) -> None:
-        """Two hundred topics that differ in two levels make fewer than thirty streams."""
+        """Two hundred topics that differ in two levels are stored in fewer than thirty streams."""
         stored.put(numbered(FLEET, 400))
         assert len(stored.slab.streams(TopicFilter("#"))) < 30
         stored.check("fleet/+/77/speed")
 
     def test_no_topic_moves(self, stored: Stored) -> None:
-        """A topic's messages are all in one stream, also after the slab learned more, and after it was opened again."""
+        """A topic's messages are always in one stream, also after the slab learned more and after reopening."""
         before: dict[str, set[int]] = {}
         for count in (2, 4, 50, 50, 200, 200):
             stored.put(numbered([*FLEET[:count], "$SYS/x", "other/a", "other/b"], count + 20))
@@ -48,7 +48,7 @@ class Structure(Fixtures):
             before = after
 
     def test_the_structure_is_there_after_reopening(self, stored: Stored) -> None:
-        """A slab that is opened again has the same streams, numbers and patterns, and the same structure."""
+        """A slab that is opened again has the same streams, numbers and patterns, and the same learned structure."""
         for count in (1, 30, 200):
             stored.put(numbered([*FLEET[:count], "$SYS/a", "$SYS/b"], 230))
             asked = [TopicFilter(t) for t in ("#", "$SYS/#", "fleet/1/#", "fleet/+/7/+")]
@@ -60,7 +60,7 @@ class Structure(Fixtures):
             stored.check_all()
 
     def test_learned_names_the_streams(self, stored: Stored) -> None:
-        """Parents come before their children, and each stream that was learned has the path of its pattern."""
+        """Learned nodes list parents before children, and a node's path equals its stream's pattern."""
         stored.put(numbered([*FLEET, "$SYS/a", "a", "a/b"], 300))
         seen: set[tuple[str, ...]] = set()
         patterns = {i.stream: i.pattern for t in stored.everything() for i in stored.slab.streams(TopicFilter(t))}
@@ -73,7 +73,7 @@ class Structure(Fixtures):
     # --- from one generation to the next ---
 
     def test_a_generation_inherits(self, stored: Stored, subject: LayoutSubject, engine: Engine) -> None:
-        """The structure that a new generation inherits is stored: it is complete after the slab is opened again."""
+        """The structure that a new generation inherits is stored, and is complete after reopening."""
         stored.put(numbered([*FLEET, "$SYS/a", "$SYS/b", "$SYS/c", "$SYS/d"], 300))
         heir = Stored(subject, engine, stored.generation + 1, stored.last)
         heir.create(stored.slab)
@@ -91,7 +91,7 @@ class Structure(Fixtures):
     def test_an_heir_has_no_messages_of_its_parent(
         self, stored: Stored, subject: LayoutSubject, engine: Engine
     ) -> None:
-        """A new generation is empty, whatever it inherits, and its parent stays as it is."""
+        """A new generation that inherits structure has no messages, and changes to it don't affect its parent."""
         stored.put(numbered(FLEET, 200))
         heir = Stored(subject, engine, stored.generation + 1, stored.last)
         heir.create(stored.slab)
@@ -117,7 +117,7 @@ class Structure(Fixtures):
             slab.check_all()
 
     def test_a_generation_goes_by_range_deletes(self, subject: LayoutSubject, engine: Engine) -> None:
-        """All that a slab stores lies under its own generation: four range deletes remove it and leave the others."""
+        """Range deletes of a generation's keys, one in each keyspace but ``state``, remove exactly its slab."""
         slabs = [Stored(subject, engine, generation) for generation in (1, 2, 3)]
         for slab in slabs:
             slab.create()

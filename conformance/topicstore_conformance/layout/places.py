@@ -1,4 +1,4 @@
-"""Promises about places: bytes that name a reader's place, and stay valid whatever happens to the slab."""
+"""Tests of places: bytes that name a reader's place in a stream, and stay valid whatever happens to the slab."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def half_read(stored: Stored) -> list[Reader]:
 
 
 class Places(Fixtures):
-    """Promises about places."""
+    """Tests of places."""
 
     @pytest.fixture
     def half_full(self, stored: Stored) -> Stored:
-        """Return a slab with some batches."""
+        """Return a slab with five batches."""
         for gap in (1, 40, 7, 3, 1):
             stored.put(numbered(TOPICS, 60), gap)
         return stored
 
     def test_places_survive_all_changes(self, half_full: Stored) -> None:
-        """A reader goes on at its place after reopening, stores, deletes and compaction; none is lost or repeated."""
+        """A reader continues at its place after reopening, stores, deletes and compaction, without gaps or repeats."""
         readers = half_read(half_full)
         half_full.reopen()
         for number in range(10):
@@ -57,14 +57,14 @@ class Places(Fixtures):
         assert deleted.isdisjoint(late)
 
     def test_places_say_what_was_read(self, half_full: Stored) -> None:
-        """`Slab.reached` is None, or at least the last position that was read, and at most the bound."""
+        """`Slab.reached` is None, or at least the highest position that was read and at most the last one."""
         for reader in half_read(half_full):
             reached = half_full.slab.reached(reader.stream, reader.place)
             if reached is not None:
                 assert max((row[0] for row in reader.got), default=-1) <= reached <= half_full.last
 
     def test_streams_that_are_not_there(self, half_full: Stored) -> None:
-        """A stream that does not exist raises KeyError when a reader begins, and an error when it reads."""
+        """`Slab.begin` raises KeyError for an unknown stream, and `Slab.next` raises KeyError or ValueError."""
         topic_filter = TopicFilter("#")
         known = {info.stream for t in half_full.everything() for info in half_full.slab.streams(TopicFilter(t))}
         known |= set(half_full.slab.cover(topic_filter))
@@ -76,7 +76,7 @@ class Places(Fixtures):
                 half_full.slab.next(stream, topic_filter, place, plenty(half_full.last))
 
     def test_places_that_are_none(self, half_full: Stored) -> None:
-        """Bytes that are not a place of the slab raise ValueError."""
+        """`Slab.next` raises ValueError for bytes that are not a place of the slab."""
         topic_filter = TopicFilter("f/#")
         for info in half_full.slab.streams(topic_filter):
             place = half_full.slab.begin(info.stream, topic_filter, half_full.rows[9][0])

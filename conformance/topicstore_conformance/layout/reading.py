@@ -1,4 +1,4 @@
-"""Promises about readers: limits, bounds and deadlines, the end, the order, and how streams share the messages."""
+"""Tests of readers: limits, bounds, deadlines, exhaustion, order, and how messages are divided among streams."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FILTERS = ("#", "f/#", "f/+/+/t", "f/y/#", "f/+/4/+", "f/y/3/s", "f/no/+/s", "g"
 
 
 class Reading(Fixtures):
-    """Promises about `Slab.streams`, `Slab.cover`, `Slab.begin` and `Slab.next`."""
+    """Tests of `Slab.streams`, `Slab.cover`, `Slab.begin` and `Slab.next`."""
 
     @pytest.fixture
     def filled(self, stored: Stored) -> Stored:
-        """Return a slab with some batches."""
+        """Return a slab with three batches."""
         for gap in (1, 40, 7):
             stored.put(numbered(TOPICS, 120), gap)
         return stored
@@ -36,7 +36,7 @@ class Reading(Fixtures):
                 filled.check(topic_filter, limit=limit)
 
     def test_the_limit_of_bytes(self, filled: Stored) -> None:
-        """A call ends within about a megabyte of its limit of bytes, and returns at least one row."""
+        """A call exceeds its limit of bytes by at most about a megabyte, and returns at least one row."""
         filled.put(numbered(["big"], 40, size=100_000))
         filled.end_epoch()
         (stream,) = filled.slab.cover(TopicFilter("big"))
@@ -49,14 +49,14 @@ class Reading(Fixtures):
             filled.check("#", limit_bytes=limit_bytes)
 
     def test_the_bound(self, filled: Stored) -> None:
-        """All rows up to the bound come, and none after it, also for a bound at a row's position or before all rows."""
+        """Readers get all rows up to the bound (inclusive) and none after it, also for a bound before all rows."""
         positions = [row[0] for row in filled.rows]
         for bound in (0, START, positions[0], positions[0] - 1, positions[100], positions[200] + 3, positions[-1]):
             for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
                 filled.check(topic_filter, 0, bound, limit=50)
 
     def test_the_start_is_inclusive(self, filled: Stored) -> None:
-        """A place begins with the first message at or after its position, and none before it comes."""
+        """A new place begins with the first message at or after its position."""
         positions = [row[0] for row in filled.rows]
         for first in (0, START, positions[0], positions[0] + 1, positions[150], positions[150] + 1, positions[-1]):
             for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
@@ -71,13 +71,13 @@ class Reading(Fixtures):
         assert filled.wanted("g", first) == [row for reader in readers for row in reader.read(filled.last)]
 
     def test_a_deadline_that_is_past(self, filled: Stored) -> None:
-        """A call after its deadline returns what it has, having advanced; the calls together miss nothing."""
+        """A call whose deadline has passed still advances its place, and no message is missed."""
         for topic_filter in FILTERS:
             filled.check(topic_filter, deadline=0.0)
             filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
 
     def test_exhausted_is_not_said_too_early(self, filled: Stored) -> None:
-        """Exhausted means that nothing up to the bound lies after the place, and messages stored later still come."""
+        """An exhausted stream has no message between the place and the bound, and later messages are still read."""
         readers = filled.readers(FILTERS)
         for limit in (3, 1_000):
             for reader in readers:
@@ -89,7 +89,7 @@ class Reading(Fixtures):
         filled.check_read(readers)
 
     def test_bounds_that_grow_step_by_step(self, stored: Stored) -> None:
-        """A stream that is read up to the visible end after each batch gives each message once, in its order."""
+        """A stream that is read up to the visible end after each batch yields each message once and in order."""
         readers: dict[int, Reader] = {}
         for number in range(30):
             stored.put(numbered(TOPICS, 20), 1 + 300 * (number % 3))
@@ -104,7 +104,7 @@ class Reading(Fixtures):
     # --- order ---
 
     def test_a_publishers_messages_keep_their_order(self, filled: Stored) -> None:
-        """One publisher's messages of one topic come in the order stored, whatever the filter and the limits."""
+        """One publisher's messages of one topic are read in the order stored, for any filter and limits."""
         filled.end_epoch()
         for topic_filter in FILTERS:
             for limit in (5, 1_000):
@@ -117,7 +117,7 @@ class Reading(Fixtures):
 
     @requires("position_order")
     def test_a_stream_is_in_order_of_positions(self, filled: Stored) -> None:
-        """A whole stream comes in order of positions; so its epoch is 1, and everything committed is visible."""
+        """With ``position_order`` streams are read in order of position, and all committed messages are visible."""
         assert filled.slab.epoch == 1
         filled.compact()
         filled.put(numbered(TOPICS, 120))
@@ -128,7 +128,7 @@ class Reading(Fixtures):
                 assert sorted(positions) == positions
 
     def test_what_is_visible_never_changes(self, filled: Stored) -> None:
-        """Nothing after the watermark is visible, and all epochs that have ended are."""
+        """No position above the watermark is visible, and all epochs that ended below it are."""
         epoch = filled.slab.epoch
         assert epoch >= 1
         assert epoch & (epoch - 1) == 0
@@ -140,14 +140,14 @@ class Reading(Fixtures):
     # --- streams ---
 
     def test_streams_share_the_messages(self, filled: Stored) -> None:
-        """Each matching message is in exactly one of the streams listed, and in one of those that cover the filter."""
+        """Each matching message is in exactly one of the listed streams, and in one of those that cover the filter."""
         for topic_filter in FILTERS:
             got = [row for rows in filled.streams_of(topic_filter).values() for row in rows]
             assert filled.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
             filled.check(topic_filter)
 
     def test_cover_with_a_start_leaves_nothing_out(self, filled: Stored) -> None:
-        """Covering streams may leave out those that end before a start, but all messages after it are in the others."""
+        """`Slab.cover` may omit streams that end before the start, but no message from the start on is missed."""
         filled.put([*numbered(["f/x/2/s", "f/x/3/t", "f/y/2/t", "f/y/3/s"], 4), Message("late/1", b"", "c")], 1_000)
         filled.reopen()
         filled.put([Message("late/2", b"", "c"), *numbered(TOPICS[:2], 3)], 1_000)
@@ -160,7 +160,7 @@ class Reading(Fixtures):
             filled.put([Message("late/1", b"", "c"), *numbered(TOPICS, 9)], 1_000)
 
     def test_a_streams_pattern_matches_its_topics(self, filled: Stored) -> None:
-        """A stream's pattern is a filter that all its topics match; ``$+`` stands for a first level with ``$``."""
+        """All topics of a stream match its pattern, in which ``$+`` is any first level that begins with ``$``."""
         for topic_filter in filled.everything():
             patterns = {info.stream: info.pattern for info in filled.slab.streams(TopicFilter(topic_filter))}
             for stream, rows in filled.streams_of(topic_filter).items():
@@ -168,7 +168,7 @@ class Reading(Fixtures):
                     assert matches_pattern(patterns[stream], topic), (patterns[stream], topic)
 
     def test_counters_count_rows(self, filled: Stored) -> None:
-        """The counters say how many messages were returned, and that something was examined for them."""
+        """The counters report the number of messages returned, and positive numbers of seeks and visited entries."""
         filled.reopen()
         before = filled.slab.counters.rows
         filled.check("f/#")
@@ -178,6 +178,6 @@ class Reading(Fixtures):
         assert counters.visited > 0
 
     def test_info_counts_streams(self, filled: Stored) -> None:
-        """Info counts the streams."""
+        """`Slab.info` reports the number of streams."""
         numbers = {i.stream for t in filled.everything() for i in filled.slab.streams(TopicFilter(t))}
         assert len(numbers) == filled.slab.info().streams

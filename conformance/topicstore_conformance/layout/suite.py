@@ -1,4 +1,4 @@
-"""The suite of all promises about a layout."""
+"""`LayoutSuite`, which combines all tests of a layout."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class LayoutSuite(
             def subject(self) -> LayoutSubject:
                 return LayoutSubject(make=make, capabilities=SPEC.capabilities)
 
-    Each test's docstring is the promise that is broken if it fails.
+    Each test's docstring states the guarantee that a failure of the test disproves.
     """

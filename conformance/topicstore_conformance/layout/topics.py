@@ -1,4 +1,4 @@
-"""Promises about filters: which topics they match, over a slab that has learned of them."""
+"""Tests of topic filters: the topics that they match in a slab with learned structure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DOLLAR = ["$SYS/a", "$SYS/b", "$SYS/a/b", "$x/a", "$x", "$", "$/", "$SYS", "a/$S
 
 
 class Topics(Fixtures):
-    """Promises about filters."""
+    """Tests of topic filters."""
 
     def test_wildcards_do_not_match_dollar_topics(self, stored: Stored) -> None:
-        """A filter that begins with ``#`` or ``+`` matches no topic that begins with ``$``; others find it."""
+        """A filter that begins with ``#`` or ``+`` matches no topic that begins with ``$``; ``$SYS/#`` does."""
         stored.put(numbered(["a", "b/c", "a/a", *DOLLAR, *(f"$d{n}/a" for n in range(9))], 200))
         for _ in range(2):
             for topic_filter in ("#", "+", "+/#", "+/+", "+/a", "+/a/#", "+/$x", "+/$x/b"):
@@ -48,14 +48,14 @@ class Topics(Fixtures):
             stored.check(topic_filter)
 
     def test_a_filter_matches_the_level_above_its_hash(self, stored: Stored) -> None:
-        """The filter ``a/#`` matches ``a`` too, and levels of any depth below."""
+        """The filter ``a/#`` matches ``a`` and all topics below, at any depth."""
         topics = ["a", "a/b", "a/b/c", "ab", "a/b/c/" + "/".join("d" * 60), "b/a"]
         stored.put(numbered(topics, 60))
         for topic_filter in ("a/#", "a/b/#", "a/b/c/#", "a/b/c/d/#", "+/#", "+/b/#", "#"):
             stored.check(topic_filter)
 
     def test_filters_made_of_topics(self, stored: Stored) -> None:
-        """A filter made of any topic, with ``+`` for one level or ``#`` for the rest, finds exactly its matches."""
+        """A filter made from any topic, with ``+`` for a level or ``#`` for the rest, finds exactly its matches."""
         topics = [*EDGE_TOPICS[:24], *(f"f/{n % 5}/{n}/{n % 2}" for n in range(40))]
         stored.put(numbered(topics, 150), 11)
         stored.reopen()
@@ -69,7 +69,7 @@ class Topics(Fixtures):
                 stored.check("/".join([*levels[:depth], "#"]))
 
     def test_topics_nobody_published_to(self, stored: Stored) -> None:
-        """A filter that matches no stored topic finds nothing, in an empty slab and in others."""
+        """A filter that matches no stored topic finds no message, in an empty slab and in others."""
         for _ in range(2):
             for topic_filter in ("no/such/topic", "no/#", "f/1/no", "f/1/x/no", "f/+/no/+", "$SYS/no", "+/+/+/+/+/+"):
                 stored.check(topic_filter)

@@ -1,4 +1,4 @@
-"""Promises about failed commits: they leave nothing behind, and the next one stores what they would have stored."""
+"""Tests of failed commits: their messages are never read, and later commits store the structure they learned."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Writing"]
 
 
 class Writing(Fixtures):
-    """Promises about `Slab.store` and `Slab.committed`."""
+    """Tests of `Slab.store` and `Slab.committed`."""
 
     def test_a_failed_write_leaves_nothing(self, stored: Stored) -> None:
-        """No message of a batch whose commit failed is read, even if the next batch has the same positions."""
+        """No message of a batch whose commit failed is read, even if the next batch reuses its positions."""
         stored.put(numbered(FLEET[:5], 20))
         stored.fail(numbered(["lost/1", "lost/2", *FLEET[:3]], 30))
         stored.check_all()
@@ -26,7 +26,7 @@ class Writing(Fixtures):
         stored.check("kept/1")
 
     def test_what_a_failed_write_learned_is_stored_by_the_next(self, stored: Stored) -> None:
-        """Names and structure that a failed batch would have stored are stored by the next, whatever its topics."""
+        """The next batch stores the names and the structure that a failed batch learned, whatever its own topics."""
         for number, kept in enumerate((["x/1"], [*FLEET[:30]], ["x/2", "$SYS/a"], FLEET[20:60:3])):
             stored.fail(numbered([*FLEET[: 20 * (number + 1)], f"lost/{number}", "$SYS/a", "$SYS/b"], 120))
             stored.put(numbered(kept, 40))
@@ -38,7 +38,7 @@ class Writing(Fixtures):
         stored.check_all()
 
     def test_several_failures_in_a_row(self, stored: Stored) -> None:
-        """Any number of failed batches change nothing, whether or not the slab is opened again between them."""
+        """Consecutive failed batches change nothing, whether or not the slab is opened again between them."""
         for number in range(8):
             stored.fail(numbered(FLEET[number * 9 : number * 9 + 30], 50))
             if number % 3 == 2:
@@ -49,7 +49,7 @@ class Writing(Fixtures):
         stored.check_all()
 
     def test_storing_changes_nothing_until_the_commit(self, stored: Stored) -> None:
-        """Store only adds to the write it is given: the engine is unchanged until that is committed."""
+        """`Slab.store` only adds to the given `WriteBatch`; the engine is unchanged until that is written."""
         stored.put(numbered(FLEET[:9], 30))
         before = stored.pairs(), stored.learned_pairs()
         write = WriteBatch()

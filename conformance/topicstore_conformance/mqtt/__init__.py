@@ -1,1 +1,1 @@
-"""What tests of an MQTT server need: packets as bytes, a client over a raw socket, and the server as a process."""
+"""Tools for tests of an MQTT server: a codec, clients, and the server as a process or embedded."""

@@ -1,4 +1,4 @@
-"""Valid packets of all types that a client sends, and what chance makes of them."""
+"""Valid packets of all types that a client sends, and random mutations of them for fuzzing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WILL = wire.Will(
 
 
 def samples(version: int) -> list[bytes]:
-    """Return valid packets of all types that a client sends."""
+    """Return valid packets of all types that a client sends in this protocol version, 4 or 5."""
     plain = [
         wire.connect("me", version=version, keep_alive=60),
         wire.connect("me", version=version, clean=False, will=_WILL, user_name="user", password=b"secret"),
@@ -57,7 +57,7 @@ def samples(version: int) -> list[bytes]:
 
 
 class Changes:
-    """Changes of packets, in a few places, that chance chooses."""
+    """A generator of packets with one to four random mutations; the same seed yields the same packets."""
 
     def __init__(self, packets: list[bytes], seed: int) -> None:
         self._packets, self._chance = packets, random.Random(seed)
@@ -83,7 +83,7 @@ class Changes:
         data[at:] = other[min(at, len(other)) :]
 
     def packet(self) -> bytes:
-        """Return a changed packet; most have the right length, so that the rest is looked at."""
+        """Return a mutated packet. Most get a correct length field, so that the server parses the rest."""
         data = bytearray(self._chance.choice(self._packets))
         for _ in range(self._chance.randint(1, 4)):
             if data:

@@ -1,8 +1,8 @@
-"""paho clients that publish numbers and count them, for tests that kill a server beside them.
+"""paho clients that publish numbers and count them, for tests that kill the server meanwhile.
 
-Messages are ``kills/PUBLISHER/QOS`` with a number each, rising by one. A client connects again when it is told that the
-server serves again. It must not try before: after an attempt that fails, paho-mqtt 2.2 has forgotten that a PUBREL is
-due, and publishes that message of QoS 2 anew.
+A message's topic is ``kills/PUBLISHER/QOS``, and its payload is a number that rises by one. A client reconnects when
+the test reports that the server serves again, and not before. After a failed attempt, paho-mqtt 2.2 loses the state
+that a PUBREL is due, and publishes that QoS 2 message again.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 __all__ = ["CountedPublisher", "CountingSubscriber", "Gate", "faults"]
 
 _WINDOW = 100
-"""How many messages a publisher has under way."""
+"""The number of messages that a publisher keeps in flight."""
 _NEVER = 0xFFFFFFFF
 
 
 class Gate:
-    """Whether the server serves: clients wait at it before they connect again."""
+    """An event that notifies clients of each start of the server, so that they reconnect. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._starts = 1
-        """How often the server has begun to serve."""
+        """The number of times that the server was started."""
 
     def served(self) -> int:
-        """Return a number that rises with each start of the server."""
+        """Return the number of the server's latest start."""
         return self._starts
 
     def open(self) -> None:
-        """Say that the server serves again."""
+        """Notify the waiting clients that the server serves again."""
         with self._changed:
             self._starts += 1
             self._changed.notify_all()
 
     def wait(self, seen: int) -> int:
-        """Return the number of the next start after this one."""
+        """Wait for a later start than number ``seen``, and return the number of the latest one."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._starts > seen, PATIENCE), "the server doesn't serve again"
             return self._starts
 
 
 class CountedClient:
-    """A paho client with a session that stays. It runs in one thread from `start` to `close`."""
+    """A paho client with a persistent session. It runs in a thread of its own from `start` to `close`."""
 
     def __init__(self, port: int, client_id: str, version: int, gate: Gate) -> None:
         protocol = paho.MQTTv5 if version == 5 else paho.MQTTv311
@@ -85,36 +85,36 @@ class CountedClient:
             self._begin()
 
     def _begin(self) -> None:
-        """Do what a client does when it is connected for the first time."""
+        """Start publishing or subscribe, once the client is connected for the first time."""
 
     def start(self) -> None:
-        """Run the client in a thread of its own, and return when it is connected."""
+        """Start the client's thread, and return when the client is connected."""
         self._running = begin(self._run)
         wait_until(lambda: self.connections or self._running.done(), f"{self.name} is connected")
 
     def _run(self) -> None:
         seen = self._gate.served()
         while True:
-            self.client.loop_forever()  # to the end of the connection
+            self.client.loop_forever()  # returns when the connection ends
             if self._closing:
                 return
             seen = self._gate.wait(seen)
             self.client.reconnect()
 
     def close(self) -> None:
-        """Disconnect, and wait for the thread's end."""
+        """Disconnect, and wait until the thread ends."""
         self._closing = True
         self.client.disconnect()
         self._running.result(PATIENCE)
 
 
 class CountedPublisher(CountedClient):
-    """Publishes numbers of QoS 1 and 2 by turns, each to the topic of its QoS, until `end`."""
+    """A client that publishes numbers with QoS 1 and 2 alternately, each to the topic of its QoS, until `end`."""
 
     def __init__(self, port: int, name: str, version: int, gate: Gate) -> None:
         super().__init__(port, name, version, gate)
         self.sent = self.acknowledged = 0
-        """How many were published and acknowledged, of both QoS together."""
+        """The numbers of messages published and acknowledged, with QoS 1 and 2 together."""
         self._ending = False
         self.client.on_publish = self._published
 
@@ -133,7 +133,7 @@ class CountedPublisher(CountedClient):
         self.acknowledged += 1
 
     def end(self) -> None:
-        """Publish no more, and return when everything is acknowledged."""
+        """Stop publishing, and return when all messages are acknowledged."""
         self._ending = True
         wait_until(lambda: self.acknowledged == self.sent, f"all messages of {self.name} are acknowledged")
 
@@ -143,13 +143,13 @@ class CountedPublisher(CountedClient):
 
 
 class CountingSubscriber(CountedClient):
-    """Counts what it gets."""
+    """A client that subscribes to all counted publishers and records the numbers that it receives."""
 
     def __init__(self, port: int, name: str, version: int, gate: Gate, qos: int) -> None:
         super().__init__(port, name, version, gate)
         self.qos, self.received = qos, 0
         self.found: dict[str, list[int]] = defaultdict(list)
-        """The numbers that came, by topic, in their order."""
+        """The received numbers by topic, in order of arrival."""
         self._subscribed = threading.Event()
         self.client.on_message = self._received
         self.client.on_subscribe = lambda *_: self._subscribed.set()
@@ -158,7 +158,7 @@ class CountingSubscriber(CountedClient):
         self.client.subscribe("kills/#", self.qos)
 
     def start(self) -> None:
-        """Run the client in a thread of its own, and return when it is subscribed to all publishers."""
+        """Start the client's thread, and return when the client is subscribed to all publishers."""
         super().start()
         assert self._subscribed.wait(PATIENCE), "a subscription was not answered"
 
@@ -167,7 +167,7 @@ class CountingSubscriber(CountedClient):
         self.received += 1
 
     def missing(self, publishers: Sequence[CountedPublisher]) -> int:
-        """Return how many published messages haven't come."""
+        """Return the number of published messages that were not received."""
         return sum(
             len(one.numbers(qos) - set(self.found.get(f"kills/{one.name}/{qos}", ())))
             for one in publishers
@@ -176,7 +176,7 @@ class CountingSubscriber(CountedClient):
 
 
 def faults(publishers: Sequence[CountedPublisher], subscriber: CountingSubscriber) -> list[str]:
-    """Return what a subscriber has to complain of: losses, order, doubles of QoS 2, refused connections."""
+    """Return a description of each fault: lost messages, wrong order, QoS 2 duplicates, refused connections."""
     found = [*subscriber.failures]
     for publisher in publishers:
         found += [f"{publisher.name}: {failure}" for failure in publisher.failures]

@@ -1,4 +1,4 @@
-"""A `topicstore.server.Server` within this process, in a thread with an event loop of its own."""
+"""A `topicstore.server.Server` within the test's process, in a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ANY_PORT = Address("127.0.0.1:0")
 
 
 class Embedded:
-    """A server on a database of the test's; it serves within the ``with`` block, and is drained at its end.
+    """A server on the test's database, which serves within a ``with`` block and is drained at the block's end.
 
-    settings: all but the listeners, which are one on a free port of this machine.
-    access:   who may do what, if the settings can't say it; called in the event loop.
+    settings: the server's settings; their listeners are replaced by one on a free port of the loopback interface.
+    access:   the access rules, if the settings can't express them; called in the event loop.
 
-    The others are those of `Server`.
+    The other arguments are those of `Server`.
     """
 
     def __init__(
@@ -60,24 +60,24 @@ class Embedded:
         self._loop.run_forever()
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Run something in the server's event loop; return the future result."""
+        """Run a coroutine in the server's event loop; return the future of its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run something in the server's event loop, and return its result."""
+        """Run a coroutine in the server's event loop, and return its result."""
         return self.begin(work).result(PATIENCE)
 
     def held(self) -> int:
-        """Return from how many connections nothing is read at the moment."""
+        """Return the number of connections that the server doesn't read from at the moment."""
 
         async def count() -> int:
-            broker = self.server._broker  # noqa: SLF001 - what isn't done can't be seen from outside
+            broker = self.server._broker  # noqa: SLF001 - no public attribute shows which connections are not read
             return 0 if broker is None else len(broker.serving.held)
 
         return self.do(count())
 
     def memory(self, of: str) -> int:
-        """Return the bytes that are held for clients, by one of `Server.budgets`, between two events of the loop."""
+        """Return the bytes held for clients by the budget ``of`` of `Server.budgets`."""
 
         async def look() -> int:
             return self.server.budgets[of].held
@@ -85,7 +85,7 @@ class Embedded:
         return self.do(look())
 
     def client(self, client_id: str | None = None, *, version: int = 5, **options: Any) -> RawClient:
-        """Return a raw client. With an id it has connected, with the options of `RawClient.connect`."""
+        """Return a raw client; if ``client_id`` is given, connect it with the options of `RawClient.connect`."""
         client = RawClient(self.port, version=version)
         if client_id is not None:
             client.connect(client_id, **options)
@@ -113,7 +113,7 @@ class Embedded:
             self._end()
 
     def _end(self) -> None:
-        """End the event loop and its thread."""
+        """Stop the event loop, wait until its thread ends, and close it."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
         self._loop.close()
@@ -127,9 +127,9 @@ def serving_http(
     storages: Mapping[str, ts.Database] | None = None,
     **http: Any,
 ) -> Iterator[Server]:
-    """Serve a database to MQTT and HTTP clients within this process; by default HTTP has a free port too.
+    """Serve a database to MQTT and HTTP clients within this process, by default both on free ports.
 
-    ``read`` and ``storages`` are those of `Server`, the others those of `HttpSettings`.
+    ``read`` and ``storages`` are arguments of `Server`, all others of `HttpSettings`.
     """
     settings = ServerSettings(http=HttpSettings(**{"listen": ANY_PORT, **http}))
     with Embedded(db, settings, read=read, storages=storages) as embedded:

@@ -1,4 +1,4 @@
-"""A client by paho-mqtt, the way programs use it: with its own thread, and callbacks that this class waits for."""
+"""A paho-mqtt client with its own thread, as programs use it, and methods that wait for its callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PahoClient", "properties"]
 
 
 def properties(packet: str, **values: Any) -> Any:
-    """Return the properties of a packet, by paho's names, such as ``SessionExpiryInterval``."""
+    """Return the properties of a packet type; ``values`` have paho's names, such as ``SessionExpiryInterval``."""
     found: Any = Properties(getattr(PacketTypes, packet))  # type: ignore[no-untyped-call]
     for name, value in values.items():
         setattr(found, name, value)
@@ -26,12 +26,13 @@ def properties(packet: str, **values: Any) -> Any:
 
 
 class PahoClient:
-    """A client of a server on this machine. Everything waits for the server's answer, and fails if none comes.
+    """A connected client of a server on this machine. Each request waits for its answer, and fails without one.
 
-    version:  4 is MQTT 3.1.1, 5 is MQTT 5.
-    clean:    whether the session begins anew; in MQTT 3.1.1 it then also ends with the connection.
+    version:  4 for MQTT 3.1.1, 5 for MQTT 5.
+    clean:    Clean Start in MQTT 5, Clean Session in MQTT 3.1.1.
     expiry:   the session expiry interval in MQTT 5, in seconds.
-    prepared: called with paho's client before it connects, to set what is not set here.
+    prepared: a function called with paho's client before it connects, for other settings.
+    values:   further properties of the CONNECT packet in MQTT 5.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class PahoClient:
     ) -> None:
         self._happened = threading.Condition()
         self.messages: list[paho.MQTTMessage] = []
-        """What has come, in order."""
+        """The received messages, in order of arrival."""
         self.connack: tuple[Any, ...] | None = None
         """Flags, reason code and properties of the CONNACK."""
         self.disconnect: Any = None
@@ -99,7 +100,7 @@ class PahoClient:
             self._happened.notify_all()
 
     def wait(self, holds: Callable[[], object], what: str) -> None:
-        """Return when something holds that only this client's callbacks change."""
+        """Wait until a condition holds that only this client's callbacks change; fail after `PATIENCE` seconds."""
         with self._happened:
             assert self._happened.wait_for(holds, PATIENCE), f"waited {PATIENCE:.0f} seconds for {what}"
 
@@ -110,18 +111,18 @@ class PahoClient:
 
     @property
     def answer(self) -> int:
-        """The reason code of the CONNACK."""
+        """Return the reason code of the CONNACK."""
         assert self.connack is not None, f"the connection ended with {self.disconnect}"
         return int(self.connack[1].value)
 
     @property
     def present(self) -> bool:
-        """Whether the session was there before."""
+        """Whether the CONNACK has the flag Session Present."""
         assert self.connack is not None
         return bool(self.connack[0].session_present)
 
     def subscribe(self, topic_filter: str, qos: int = 1, *, values: Properties | None = None, **options: Any) -> int:
-        """Subscribe; return the granted QoS or the reason code of the SUBACK."""
+        """Subscribe; return the reason code of the SUBACK, which is the granted QoS on success."""
         if options or values is not None:
             how = SubscribeOptions(qos, **options)
             _, number = self.paho.subscribe(topic_filter, options=how, properties=values)
@@ -138,27 +139,27 @@ class PahoClient:
         return int(found[0].value) if found else None
 
     def publish(self, topic: str, payload: bytes | str = b"", qos: int = 1, **options: Any) -> int:
-        """Publish; return the reason code of the last answer, at QoS 0 once it was written to the socket."""
+        """Publish; return the reason code of the last acknowledgement, or of the write to the socket at QoS 0."""
         sent = self.paho.publish(topic, payload, qos, **options)
         return int(self._answered(sent.mid, f"the answer to a PUBLISH to {topic}").value)
 
     def received(self, count: int) -> list[paho.MQTTMessage]:
-        """Return all messages that have come, once there are as many; more are a failure."""
+        """Wait for ``count`` messages and return them; fail if more have arrived."""
         self.wait(lambda: len(self.messages) >= count, f"{count} messages, of which {len(self.messages)} came")
         assert len(self.messages) == count
         return self.messages
 
     def payloads(self, count: int) -> list[str]:
-        """Return the payloads of all messages that have come, once there are as many."""
+        """Wait for ``count`` messages and return their payloads as text; fail if more have arrived."""
         return [message.payload.decode() for message in self.received(count)]
 
     def ended(self) -> int:
-        """Return the reason code with which the server has ended the connection, once it has."""
+        """Wait until the connection has ended, and return the reason code."""
         self.wait(lambda: self.disconnect is not None, "the end of the connection")
         return int(self.disconnect.value)
 
     def close(self) -> None:
-        """Disconnect in order."""
+        """Send DISCONNECT, and stop the client's thread."""
         self.paho.disconnect()
         self.paho.loop_stop()
 

@@ -1,4 +1,4 @@
-"""A client that sends bytes over a socket, and returns the packets that come back, one by one."""
+"""An MQTT client on a raw socket, which sends given bytes and returns received packets one by one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .wire import Packet, Value
 __all__ = ["NEVER", "RawClient"]
 
 NEVER = 0xFFFFFFFF
-"""The session expiry interval of a session that stays."""
+"""The session expiry interval of a session that never expires."""
 
 
 class RawClient:
-    """A connection to a server, for one thread. It does nothing by itself: no acknowledgement, no keep-alive."""
+    """A connection to a server, not thread-safe. It sends no acknowledgement and no PINGREQ by itself."""
 
     def __init__(self, port: int, *, version: int = 5) -> None:
         self.version = version
@@ -34,16 +34,16 @@ class RawClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection without a word, as a client does whose network fails."""
+        """Close the socket without DISCONNECT, like a client whose network fails."""
         self.socket.close()
 
     def send(self, *packets: bytes) -> None:
-        """Send packets. It is no error if the server has closed the connection: `receive` tells."""
+        """Send packets. A connection that the server has closed raises no error here; `receive` then returns None."""
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(b"".join(packets))
 
     def receive(self) -> Packet | None:
-        """Return the next packet; None when the server has closed the connection."""
+        """Return the next packet, or None if the server has closed the connection."""
         while (found := wire.split(self._buffer)) is None:
             try:
                 data = self.socket.recv(1 << 16)
@@ -65,27 +65,27 @@ class RawClient:
         return packet
 
     def publishes(self, count: int) -> list[Packet]:
-        """Return the next packets, which must be PUBLISH."""
+        """Return the next ``count`` packets, which must be PUBLISH."""
         return [self.expect("PUBLISH") for _ in range(count)]
 
     def ended(self) -> Any:
-        """Read until the server has closed the connection; return the last `Packet`, None if there was none."""
+        """Read until the server closes the connection; return the last `Packet`, or None if there was none."""
         last = None
         while (packet := self.receive()) is not None:
             last = packet
         return last
 
     def farewell(self) -> tuple[str, int] | None:
-        """Read as `ended` does; return the type and the reason code of the last packet, None if there was none."""
+        """Read like `ended`; return the type and the reason code of the last packet, or None if there was none."""
         return None if (last := self.ended()) is None else (last.kind, last.reason)
 
     def next_id(self) -> int:
-        """Return a packet id that wasn't used in this connection."""
+        """Return a packet identifier that this method has not returned before."""
         self._packet_id += 1
         return self._packet_id
 
     def connect(self, client_id: str = "", *, keep: bool = False, **options: object) -> Packet:
-        """Send a CONNECT, return the CONNACK; with ``keep`` the session is resumed if it is there, and stays."""
+        """Send a CONNECT and return the CONNACK; with ``keep`` resume an existing session, which never expires."""
         if keep:
             options = {"clean": False, **({"session_expiry_interval": NEVER} if self.version == 5 else {}), **options}
         self.send(wire.connect(client_id, version=self.version, **options))  # type: ignore[arg-type]
@@ -100,9 +100,9 @@ class RawClient:
         return answer.reasons
 
     def publish(self, topic: str, payload: bytes = b"", qos: int = 1, **options: object) -> Any:
-        """Publish a message and do all that its QoS asks for; return the last answer, a `Packet`, None for QoS 0.
+        """Publish a message with the whole exchange of its QoS; return the last acknowledgement, or None for QoS 0.
 
-        The answer must be the next packet, so a client that is subscribed to the topic can't use it.
+        The acknowledgement must be the next packet, so the client must not be subscribed to the topic.
         """
         number = self.next_id() if qos else 0
         self.send(wire.publish(topic, payload, qos=qos, packet_id=number, version=self.version, **options))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class RawClient:
         return self.expect("PUBCOMP")
 
     def acknowledge(self, packet: Packet) -> None:
-        """Send the PUBACK of a PUBLISH, or take part in the exchange of QoS 2 to its end."""
+        """Acknowledge a PUBLISH with a PUBACK, or with the whole exchange of QoS 2."""
         if packet.qos == 1:
             self.send(wire.acknowledgement("PUBACK", packet.packet_id))
         elif packet.qos == 2:
@@ -125,12 +125,12 @@ class RawClient:
             self.send(wire.acknowledgement("PUBCOMP", packet.packet_id))
 
     def ping(self) -> None:
-        """Send a PINGREQ, and get the PINGRESP as the next packet."""
+        """Send a PINGREQ, and check that the next packet is a PINGRESP."""
         self.send(wire.PINGREQ)
         self.expect("PINGRESP")
 
     def leave(self, reason: int = 0, **values: Value) -> None:
-        """Disconnect in order, and wait until the server has closed the connection."""
+        """Send DISCONNECT, wait until the server closes the connection, and close the socket."""
         self.send(wire.disconnect(reason, version=self.version, **values))
         self.ended()
         self.close()

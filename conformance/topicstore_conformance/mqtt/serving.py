@@ -1,4 +1,4 @@
-"""``topicstore serve`` as a process of its own, which can be killed and started again on the same port."""
+"""``topicstore serve`` as a child process, which can be killed and started again on the same port."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Serving", "serving"]
 
 
 class Serving:
-    """A server over the database ``path``, which is made if it isn't there. It runs from `start` on.
+    """A server process on a database, which is created if it doesn't exist. `start` starts the process.
 
-    path:      the database's directory; None: the one that the settings name.
-    arguments: what else stands in the command.
-    listen:    whether it listens on `port`, and not where the settings say.
-    options:   those of `subprocess.Popen`, such as ``cwd`` and ``env``.
+    path:      the database's directory, or None for the one in the settings.
+    arguments: further arguments of the command.
+    listen:    whether the server listens on `port` instead of the addresses in the settings.
+    options:   options of `subprocess.Popen`, such as ``cwd`` and ``env``.
     """
 
     def __init__(self, path: Path | None, *arguments: str, listen: bool = True, **options: Any) -> None:
@@ -38,7 +38,7 @@ class Serving:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process: subprocess.Popen[bytes] | None = None
         self.ready: dict[str, Any] = {}
-        """What the server has said when it was ready."""
+        """The JSON object that the server printed when it was ready."""
 
     def command(self) -> list[str]:
         """Return the command that starts the server."""
@@ -67,7 +67,7 @@ class Serving:
 
     @property
     def pid(self) -> int:
-        """The process id of the server."""
+        """Return the process id of the server."""
         assert self._process is not None
         return self._process.pid
 
@@ -78,11 +78,11 @@ class Serving:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was killed or stopped here, and not started again."""
+        """Whether the server was never started, or was killed or stopped by this object and not started again."""
         return self._process is None
 
     def log(self) -> str:
-        """Return what the server has written to standard error, over all times that it ran."""
+        """Return the standard error of all processes that this object has started."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
@@ -98,7 +98,7 @@ class Serving:
             self._ended()
 
     def stop(self) -> int:
-        """Ask the server to end by SIGTERM, and return its exit code."""
+        """Stop the server with SIGTERM, and return its exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._ended()
@@ -120,23 +120,23 @@ class Serving:
         self.start()
 
     def client(self, *, version: int = 5) -> RawClient:
-        """Return a connection to the server, on which nothing was sent yet."""
+        """Return a new connection to the server, on which no packet was sent yet."""
         return RawClient(self.port, version=version)
 
     def close(self) -> None:
-        """Kill the process if it runs, and give back the port."""
+        """Kill the process if it runs, and release the port and the log."""
         self.kill()
         self._held.close()
         self._log.close()
 
     def memory(self) -> int:
-        """Return the bytes of memory that the server has now, as the kernel counts them."""
+        """Return the resident memory of the server in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def serving(path: Path | None, *arguments: str, listen: bool = True, **options: Any) -> Iterator[Serving]:
-    """Serve a database, beside the body of a ``with`` statement. The server has to be alive at its end, or stopped."""
+    """Serve a database during a ``with`` block. The block fails if the server ended by itself."""
     server = Serving(path, *arguments, listen=listen, **options)
     try:
         server.start()

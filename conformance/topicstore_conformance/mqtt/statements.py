@@ -1,4 +1,4 @@
-"""Tests that name the statements of the MQTT standard which they check."""
+"""A decorator by which tests name the normative statements of the MQTT standard that they check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def statement(*numbers: str) -> Callable[[F], F]:
-    """Say which statements a test checks: ``"3.1.0-1"`` is [MQTT-3.1.0-1] of MQTT 5."""
+    """Declare the statements that a test checks: ``"3.1.0-1"`` is [MQTT-3.1.0-1] of MQTT 5."""
 
     def keep(test: F) -> F:
         test.mqtt_statements = (*statements_of(test), *numbers)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""MQTT packets as bytes, from a client's side: those that it sends are made, those that it gets are read.
+"""A client-side MQTT codec: it encodes the packets that a client sends, and decodes those that a server sends.
 
-The server's own codec is not used, so that a fault of that one shows. Nothing is checked here: a test has to be able to
-send what a client must not. Sections are those of the standard of MQTT 5; version 4 is MQTT 3.1.1, which has no
-properties and fewer reason codes.
+It is independent of the server's codec, so that tests find faults in that. It doesn't validate what it encodes, because
+tests also send invalid packets. Section numbers are those of the MQTT 5 standard. Version 4 is MQTT 3.1.1, which has
+no properties and fewer reason codes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Value: TypeAlias = int | str | bytes | list[int] | list[tuple[str, str]]
-"""The value of a property. Those that may stand several times in a packet are a list."""
+"""The value of a property. Properties that may be repeated in a packet have a list."""
 
 _PROPERTIES = {
     "payload_format_indicator": (0x01, "B"),
@@ -65,7 +65,7 @@ _PROPERTIES = {
     "subscription_identifier_available": (0x29, "B"),
     "shared_subscription_available": (0x2A, "B"),
 }
-"""Identifiers and types of properties (table 2-4)."""
+"""The identifiers and types of properties (table 2-4)."""
 _NAMES = {number: (name, kind) for name, (number, kind) in _PROPERTIES.items()}
 _REPEATED = ("subscription_identifier", "user_property")
 _KINDS = "RESERVED CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK"
@@ -75,7 +75,7 @@ PINGREQ = b"\xc0\x00"
 
 
 def variable(number: int) -> bytes:
-    """Return a variable byte integer (section 1.5.5)."""
+    """Encode a variable byte integer (section 1.5.5)."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -85,19 +85,19 @@ def variable(number: int) -> bytes:
 
 
 def binary(data: bytes | str) -> bytes:
-    """Return binary data or a text with its length before it (sections 1.5.4 and 1.5.6)."""
+    """Encode binary data or a string, prefixed with its length (sections 1.5.4 and 1.5.6)."""
     raw = data.encode() if isinstance(data, str) else data
     return struct.pack(">H", len(raw)) + raw
 
 
 def frame(kind: str, flags: int, *parts: bytes) -> bytes:
-    """Return a packet: its first byte, the length of the rest, and the rest."""
+    """Encode a packet from its type, the flags of its first byte, and the parts after the fixed header."""
     body = b"".join(parts)
     return bytes((KINDS.index(kind) << 4 | flags,)) + variable(len(body)) + body
 
 
 def properties(**values: Value) -> bytes:
-    """Return properties with their length before them, in the order given."""
+    """Encode properties in the order given, prefixed with their length (section 2.2.2)."""
     out = []
     for name, value in values.items():
         number, kind = _PROPERTIES[name]
@@ -121,7 +121,7 @@ def _some(version: int, values: dict[str, Value]) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class Will:
-    """A will of a CONNECT packet."""
+    """The will of a CONNECT packet."""
 
     topic: str
     payload: bytes = b""
@@ -141,7 +141,7 @@ def connect(
     password: bytes | None = None,
     **values: Value,
 ) -> bytes:
-    """Return a CONNECT packet (section 3.1)."""
+    """Encode a CONNECT packet (section 3.1)."""
     flags = clean << 1 | (user_name is not None) << 7 | (password is not None) << 6
     parts = [binary(client_id)]
     if will is not None:
@@ -163,14 +163,14 @@ def publish(
     version: int = 5,
     **values: Value,
 ) -> bytes:
-    """Return a PUBLISH packet (section 3.3)."""
+    """Encode a PUBLISH packet (section 3.3)."""
     number = struct.pack(">H", packet_id) if qos else b""
     flags = dup << 3 | qos << 1 | retain
     return frame("PUBLISH", flags, binary(topic), number, _some(version, values), payload)
 
 
 def acknowledgement(kind: str, packet_id: int, reason: int = 0) -> bytes:
-    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP packet (sections 3.4 to 3.7)."""
+    """Encode a PUBACK, PUBREC, PUBREL or PUBCOMP packet (sections 3.4 to 3.7)."""
     return frame(
         kind,
         2 if kind == "PUBREL" else 0,
@@ -180,37 +180,37 @@ def acknowledgement(kind: str, packet_id: int, reason: int = 0) -> bytes:
 
 
 def subscribe(packet_id: int, filters: Iterable[tuple[str, int]], *, version: int = 5, **values: Value) -> bytes:
-    """Return a SUBSCRIBE packet (section 3.8). A filter's options are one byte; two bits of it are the QoS."""
+    """Encode a SUBSCRIBE packet (section 3.8). A filter's options are one byte, whose lowest two bits are the QoS."""
     each = [binary(text) + bytes((options,)) for text, options in filters]
     return frame("SUBSCRIBE", 2, struct.pack(">H", packet_id), _some(version, values), *each)
 
 
 def unsubscribe(packet_id: int, filters: Iterable[str], *, version: int = 5, **values: Value) -> bytes:
-    """Return an UNSUBSCRIBE packet (section 3.10)."""
+    """Encode an UNSUBSCRIBE packet (section 3.10)."""
     return frame("UNSUBSCRIBE", 2, struct.pack(">H", packet_id), _some(version, values), *map(binary, filters))
 
 
 def disconnect(reason: int = 0, *, version: int = 5, **values: Value) -> bytes:
-    """Return a DISCONNECT packet (section 3.14)."""
+    """Encode a DISCONNECT packet (section 3.14)."""
     if version < 5 or not (reason or values):
         return frame("DISCONNECT", 0)
     return frame("DISCONNECT", 0, bytes((reason,)), properties(**values))
 
 
 def auth(reason: int, **values: Value) -> bytes:
-    """Return an AUTH packet (section 3.15)."""
+    """Encode an AUTH packet (section 3.15)."""
     return frame("AUTH", 0, bytes((reason,)), properties(**values))
 
 
 @attrs.frozen(kw_only=True)
 class Packet:
-    """A packet from a server."""
+    """A decoded packet from a server."""
 
     kind: str
     flags: int
     packet_id: int = 0
     reason: int = 0
-    """The reason code of a packet with one; 0 where it was left out."""
+    """The reason code, or 0 if the packet has none."""
     reasons: tuple[int, ...] = ()
     """The reason codes of a SUBACK or UNSUBACK."""
     present: bool = False
@@ -219,11 +219,11 @@ class Packet:
     payload: bytes = b""
     properties: dict[str, Value] = attrs.Factory(dict)
     size: int = 0
-    """The bytes of the whole packet."""
+    """The size of the whole packet in bytes."""
 
     @property
     def qos(self) -> int:
-        """The QoS of a PUBLISH."""
+        """Return the QoS of a PUBLISH."""
         return self.flags >> 1 & 3
 
     @property
@@ -238,7 +238,10 @@ class Packet:
 
 
 def split(data: bytes | bytearray) -> tuple[int, int, int] | None:
-    """Return the first byte of the first packet, where its rest begins and where that ends; None if it isn't whole."""
+    """Return the first packet's first byte, and the start and end offsets of the part after its fixed header.
+
+    Returns None if the packet is incomplete.
+    """
     length = 0
     for place in range(1, min(len(data), 5)):
         length |= (data[place] & 127) << 7 * (place - 1)
@@ -305,7 +308,7 @@ class _Reader:
 
 
 def parse(version: int, first: int, body: bytes, size: int = 0) -> Packet:
-    """Return a packet that a server sent. Raises AssertionError or KeyError if it isn't one."""
+    """Decode a packet that a server sent. Raises AssertionError or KeyError if it is malformed."""
     kind, flags, read = KINDS[first >> 4], first & 15, _Reader(body)
     if kind == "PUBLISH":
         topic = read.data().decode()

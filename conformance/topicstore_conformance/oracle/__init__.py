@@ -1,1 +1,1 @@
-"""The oracle: a model of the database, the comparison with it, and strategies that draw messages and filters."""
+"""A model of the database, comparisons of a database with it, and strategies that draw messages and filters."""

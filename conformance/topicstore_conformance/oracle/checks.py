@@ -1,4 +1,4 @@
-"""Comparing a database with the model."""
+"""Comparisons of a database with the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]]:
-    """Return the messages of record batches that have ids."""
+    """Return the messages, with ids, of record batches that have id columns."""
     rows: list[tuple[MessageId, Message]] = []
     for batch in batches:
         ids = map(MessageId, batch.column("shard").to_pylist(), batch.column("position").to_pylist())
@@ -35,7 +35,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]
 def replayed(
     db: ts.Database, topic_filter: str = "#", *times: int | None, **arguments: Any
 ) -> list[tuple[MessageId, Message]]:
-    """Return the messages that a replay gives, with ids."""
+    """Return the messages of a replay, with ids."""
     return rows_of(db.replay_arrow(topic_filter, *times, ids=True, **arguments))  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def check_replay(
     order: Order = "any",
     batch_size: int = 100,
 ) -> None:
-    """Compare a replay, in both its forms, with the model."""
+    """Compare `Database.replay_arrow` and `Database.replay` with the model; with order "time" also in reverse."""
     batches = list(db.replay_arrow(topic_filter, start, until, order=order, batch_size=batch_size, ids=True))
     assert all(0 < batch.num_rows <= batch_size for batch in batches)
     got = rows_of(batches)
@@ -70,7 +70,7 @@ def check_replay(
 
 
 def check_all(db: ts.Database, model: Model) -> None:
-    """Compare everything that a database reports of itself with the model."""
+    """Compare a database's messages, generations, state, `info` and `verify` with the model."""
     check_replay(db, model, "#")
     check_replay(db, model, "$x/#", order="time")
     live = model.live_generations()
@@ -89,7 +89,7 @@ def check_all(db: ts.Database, model: Model) -> None:
 
 
 def follow_epochs(db: ts.Database, model: Model) -> None:
-    """Move the model's last positions where a reader ended an epoch: to the epoch's end, and nowhere else."""
+    """Update the model's last positions of shards in which a reader has ended the epoch, to the epoch's end."""
     for shard in db.storage.shards:
         ended = model.last[shard.number] | (shard.generations.slab(shard.generations.current).epoch - 1)
         if shard.writer.tail.last_position == ended:
@@ -99,7 +99,7 @@ def follow_epochs(db: ts.Database, model: Model) -> None:
 def drain(
     db: ts.Database, cursor: ts.Cursor, limit: int = 1_000
 ) -> tuple[list[tuple[MessageId, Message]], ts.Cursor, bool]:
-    """Read a cursor until nothing more is visible; return the rows, the next cursor, and whether it ended."""
+    """Read from a cursor until no more is visible; return the rows, the next cursor, and whether the stream ended."""
     rows: list[tuple[MessageId, Message]] = []
     while True:
         result = db.read(cursor, limit)
@@ -112,7 +112,7 @@ def drain(
 
 
 def check_publishers(rows: list[tuple[MessageId, Message]]) -> None:
-    """Check that each publisher's messages of each topic come in order of position, in one shard."""
+    """Check that each publisher's messages of each topic are in order of position, and in one shard."""
     last: dict[tuple[str, str], MessageId] = {}
     for id_, message in rows:
         before = last.get((message.client_id, message.topic))

@@ -1,7 +1,7 @@
-"""The oracle: the answers that a database must give, written so that they are obviously right.
+"""A model of the database, which is simple enough to be obviously correct.
 
-It consists of a list of rows, a filter matcher by recursion, and positions counted one by one. Nothing
-here is shared with the code under test, except `Message` and the map from publishers to shards.
+It consists of a list of rows, a filter matcher that compares level by level, and positions counted one by one. It
+shares no code with the database, except `Message`, `MessageId` and the mapping from publishers to shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAST_TIME = 2**53 - 2**32
 
 
 def match(topic_filter: str, topic: str) -> bool:
-    """Return whether a topic matches a filter, by MQTT 5, section 4.7."""
+    """Return whether a topic matches a filter (MQTT 5, section 4.7)."""
     if topic.startswith("$") and topic_filter[0] in "+#":
         return False
     wanted, levels = topic_filter.split("/"), topic.split("/")
@@ -33,13 +33,13 @@ def match(topic_filter: str, topic: str) -> bool:
 
 
 def first_of(time: int) -> int:
-    """Return the lowest position of a time."""
+    """Return the lowest position of a time in microseconds."""
     return max(0, min(time, _LAST_TIME + 1)) * _COUNTER
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """A stored message, with the time that it was given if it had none."""
+    """A stored message, with the time of its storing if it had no timestamp."""
 
     shard: int
     position: int
@@ -75,9 +75,9 @@ class Model:
     generations: dict[int, Generation] = attrs.field(init=False)
     state: dict[int, dict[bytes, bytes]] = attrs.field(init=False)
     last: dict[int, int] = attrs.field(init=False)
-    """The highest position ever given out, by shard."""
+    """The highest position ever assigned, by shard."""
     newest: dict[int, int] = attrs.field(init=False)
-    """The newest message time, by shard."""
+    """The newest message time in microseconds, by shard."""
     lifted: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Model:
         self.newest = dict.fromkeys(range(self.shards), 0)
 
     def copy(self) -> Model:
-        """Return a copy that changes by itself."""
+        """Return an independent copy."""
         made = attrs.evolve(self, rows=[*self.rows])
         made.generations = {number: attrs.evolve(generation) for number, generation in self.generations.items()}
         made.state = {shard: {**values} for shard, values in self.state.items()}
@@ -96,13 +96,13 @@ class Model:
 
     @property
     def current(self) -> int:
-        """Return the number of the generation that is written to."""
+        """Return the number of the generation in which new messages are stored."""
         return max(self.generations)
 
     # --- writing ---
 
     def refusal(self, messages: Sequence[Message], now: int) -> set[tuple[str, int]]:
-        """Return the (name of the error, index) of each message for which the batch may be refused."""
+        """Return (name of the error, index) of each message for which `Database.store` may reject the batch."""
         found: set[tuple[str, int]] = set()
         if self.timestamps == "commit":
             return found
@@ -111,7 +111,7 @@ class Model:
             shard = self.shard_of(message.client_id)
             time = max(now, newest[shard]) if message.timestamp is None else message.timestamp
             if message.timestamp is None:
-                pass  # never refused: it follows the message before it
+                pass  # never rejected: its time is at least the newest one
             elif time > now + int(self.max_skew * 1_000_000):
                 found.add(("TimestampAheadError", index))
             elif time < newest[shard] and self.late == "raise":
@@ -120,7 +120,7 @@ class Model:
         return found
 
     def store(self, messages: Iterable[Message], now: int) -> list[Row]:
-        """Store messages that are not to be refused; return their rows in the order of the call."""
+        """Store messages that must not be rejected; return their rows in the given order."""
         stored = []
         for message in messages:
             shard = self.shard_of(message.client_id)
@@ -143,37 +143,37 @@ class Model:
         return stored
 
     def write_state(self, shard: int, values: Mapping[bytes, bytes | None]) -> None:
-        """Set or delete values."""
+        """Set state values of a shard; None deletes a key."""
         for key, value in values.items():
             self.state[shard].pop(key, None)
             if value is not None:
                 self.state[shard][key] = value
 
     def delete(self, topic_filter: str, start: int, until: int | None) -> int:
-        """Delete matching rows; return how many."""
+        """Delete the matching rows from ``start`` (inclusive) to ``until`` (exclusive); return their number."""
         gone = {row.id for row in self.find(topic_filter, start, until)}
         self.rows = [row for row in self.rows if row.id not in gone]
         return len(gone)
 
     def add_generation(self, layout: str) -> int:
-        """Seal the current generation and begin another."""
+        """Seal the current generation and begin another; return its number."""
         self.generations[self.current].sealed = True
         self.generations[self.current + 1] = Generation(layout=layout)
         return self.current
 
     def drop_generation(self, number: int) -> bool:
-        """Drop a sealed generation."""
+        """Drop a sealed generation; return False if it was dropped before."""
         first = not self.generations[number].dropped
         self.generations[number].dropped = True
         self.rows = [row for row in self.rows if row.generation != number]
         return first
 
-    # --- asking ---
+    # --- reading ---
 
     def find(self, topic_filter: str, start: int = 0, until: int | None = None) -> list[Row]:
-        """Return the matching rows of a range of times in order of position, then of shard.
+        """Return the matching rows from ``start`` (inclusive) to ``until`` (exclusive), by position, then shard.
 
-        Where positions go by the messages' own times, those are compared, and the times of positions otherwise.
+        The range is compared with message times if ``timestamps`` is "message", else with the times of positions.
         """
         own = self.timestamps == "message"
         found = [
@@ -186,7 +186,10 @@ class Model:
         return sorted(found, key=lambda row: (row.position, row.shard))
 
     def find_from(self, topic_filter: str, start: int) -> list[Row]:
-        """Return the matching rows whose positions begin at a time, as cursors do, in order of position and shard."""
+        """Return the matching rows whose positions' times are ``start`` or later, in order of position, then shard.
+
+        Cursors compare times in the same way.
+        """
         found = [row for row in self.rows if row.position >= first_of(start) and match(topic_filter, row.message.topic)]
         return sorted(found, key=lambda row: (row.position, row.shard))
 
@@ -196,7 +199,7 @@ class Model:
 
 
 def in_order(rows: Iterable[Row]) -> bool:
-    """Return whether each publisher's messages of each topic come in the order stored, and no generation too early."""
+    """Return whether each publisher's messages of a topic, and each shard's generations, are in ascending order."""
     last: dict[Any, int] = {}
     oldest: dict[int, int] = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Hypothesis strategies: unusual topics, filters that nearly match them, and messages.
+"""Hypothesis strategies for topics, filters that match or nearly match them, and messages.
 
-Most topics come from a few short levels, so that filters, learned structure and several
-publishers meet on the same topics; the rest are edge cases that the standard permits.
+Most topics consist of a few short levels, so that filters, learned structure and several publishers concern the same
+topics. The others are edge cases that the MQTT standard permits.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ _any = st.lists(st.text(_TEXT, max_size=4), min_size=1, max_size=5).map("/".join
 
 
 def topics() -> st.SearchStrategy[str]:
-    """Return a strategy for topics that often coincide, and some that are unusual."""
+    """Return a strategy for topics, most of which are drawn from few, and some of which are unusual."""
     return st.one_of(_short, _short, _short, st.sampled_from(EDGE_TOPICS[:19]), _any)
 
 
 def hostile_topics() -> st.SearchStrategy[str]:
-    """Return a strategy for topics at the edges of the standard, the longest among them."""
-    # By their numbers: Hypothesis shows strategies at times, and some topics are long.
+    """Return a strategy that includes all `EDGE_TOPICS`, also the longest ones."""
+    # Edge topics are drawn by index, so that Hypothesis doesn't print the long ones when it shows the strategy.
     edges = st.integers(0, len(EDGE_TOPICS) - 1).map(lambda number: EDGE_TOPICS[number])
     return st.one_of(edges, _any, _short)
 
 
 @st.composite
 def filters_of(draw: st.DrawFn, topic: str) -> str:
-    """Draw a filter made from a topic: some levels become ``+``, the end perhaps ``#``, one level perhaps another."""
+    """Draw a filter made from a topic: some levels may become ``+``, the end ``#``, or one level another."""
     levels = topic.split("/")
     kind = draw(st.sampled_from(("same", "plus", "plus", "rest", "rest", "other")))
     if kind != "same":
@@ -90,18 +90,18 @@ def filters_of(draw: st.DrawFn, topic: str) -> str:
 
 
 def filters(of: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[str]:
-    """Return a strategy for filters that match some of such topics, among them everything and nothing."""
+    """Return a strategy for filters that mostly match some topics of ``of``, and may match all topics or none."""
     derived = (topics() if of is None else of).flatmap(filters_of)
     return st.one_of(st.sampled_from(("#", "+", "+/#", "+/+", "/#", "$x/#", "$SYS/#", "a/#", "no/such/topic")), derived)
 
 
 def client_ids() -> st.SearchStrategy[str]:
-    """Return a strategy for few publishers, so that each has several messages, over several shards."""
+    """Return a strategy for a few client ids, so that each has several messages and they are in several shards."""
     return st.sampled_from(("", "c1", "c2", "c3", "c4", "bus-\U0001f68c", "x" * 300))
 
 
 def payloads() -> st.SearchStrategy[bytes]:
-    """Return a strategy for payloads: empty, short, and long enough for a length of two and of four bytes."""
+    """Return a strategy for payloads: empty, short, and of lengths that are encoded in two and in four bytes."""
     long = st.builds(
         lambda byte, length: bytes([byte]) * length, st.integers(0, 255), st.sampled_from((255, 256, 70_000))
     )
@@ -112,7 +112,7 @@ _name = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 
 def properties() -> st.SearchStrategy[Properties]:
-    """Return a strategy for every property of MQTT 5 that belongs to a message, with repeated user properties."""
+    """Return a strategy for all message properties of MQTT 5, with repeated user properties."""
     return st.builds(
         Properties,
         st.none() | st.integers(0, 1),
@@ -127,7 +127,10 @@ def properties() -> st.SearchStrategy[Properties]:
 def messages(
     of: st.SearchStrategy[str] | None = None, times: st.SearchStrategy[int | None] | None = None
 ) -> st.SearchStrategy[Message]:
-    """Return a strategy for messages with topics from ``of`` and times from ``times``, by default none like seconds."""
+    """Return a strategy for messages with topics from ``of`` and timestamps, in microseconds, from ``times``.
+
+    By default no timestamp is one that looks like seconds since 1970.
+    """
     return st.builds(
         Message,
         topics() if of is None else of,

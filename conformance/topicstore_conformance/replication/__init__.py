@@ -1,5 +1,5 @@
-"""A model checker of replication: every interleaving of a few sites, driving the decisions that the program makes.
+"""A model checker of replication: it explores every interleaving of a few sites that use the program's decisions.
 
-`checker` walks them, `world` says what may happen in each state, `truth` what must hold in all of them, and `faults`
-has decisions that are wrong, each of which the checker must find.
+`checker` explores the states, `world` defines the steps from each state, and `truth` the invariants. `faults` has wrong
+decisions, each of which the checker must find.
 """

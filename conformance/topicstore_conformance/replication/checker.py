@@ -1,4 +1,4 @@
-"""Walks every state that can be reached, and shows the shortest way to one in which something does not hold."""
+"""Explores all reachable states breadth-first, and reports the shortest path to one that violates an invariant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Finding", "Report", "check"]
 
 @attrs.frozen
 class Finding:
-    """A state in which something does not hold, and how it comes about."""
+    """A violated invariant, and the steps that lead to it."""
 
     what: str
     trace: tuple[str, ...]
@@ -28,16 +28,16 @@ class Finding:
 
 @attrs.frozen
 class Report:
-    """What a walk came to."""
+    """The result of an exploration."""
 
     states: int
     finding: Finding | None
     whole: bool
-    """Whether every state was walked."""
+    """Whether all reachable states were explored without a finding."""
 
 
 def check(scope: Scope, decisions: Decisions | None = None, *, most: int = 10_000_000) -> Report:
-    """Walk all states of a scope, but at most so many; end at the first finding."""
+    """Explore all states of a scope, but at most about ``most``; stop at the first finding."""
     world = World(scope, decisions or Decisions())
     begin = world.begin()
     came: dict[State, tuple[State, str] | None] = {begin: None}
@@ -70,7 +70,7 @@ def _way(came: dict[State, tuple[State, str] | None], state: State) -> list[str]
 
 
 def _wrong(state: State, truth: Truth) -> str:
-    """Return what does not hold in a state; empty if all does."""
+    """Return a description of the invariant that a state violates, or an empty text if there is none."""
     if truth.fault:
         return truth.fault
     ids = {one for one, _ in truth.prefixes[-1].stored}

@@ -1,4 +1,4 @@
-"""The decisions that the model makes: the program's own, of which one can be replaced by a faulty one."""
+"""The decision functions that the model uses: the program's own, each of which can be replaced by a faulty one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Decisions", "Moment"]
 
 @attrs.define
 class Moment:
-    """What a faulty decision knows and a right one has no way to ask for."""
+    """Facts that faulty decisions use, and that the program's decisions don't get."""
 
     clock: int = 0
-    """What the clock of the site says that decides; no two sites' clocks agree."""
+    """The clock of the deciding site; sites' clocks differ."""
     first_tail: int = 0
-    """The last position that the site knew when it was named the owner."""
+    """The last position of the site's replica when the site was named the owner."""
     cut_before: int = 0
-    """The highest cut that there was before the site read."""
+    """The highest cut before the site's read."""
     base: int = 0
     """The index of the newest base."""
 
 
 @attrs.frozen(kw_only=True)
 class Decisions:
-    """Each function is the program's, unless a fault replaces it."""
+    """The decision functions; each is the program's, unless a fault replaces it."""
 
     moment: Moment = attrs.field(factory=Moment)
     after_put: Callable[..., owning.Outcome] = owning.after_put

@@ -1,4 +1,4 @@
-"""Decisions that are wrong, each in place of a right one, and the scope in which the checker finds that."""
+"""Wrong decisions, each of which replaces a right one, and the scopes in which the checker finds them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["FAULTS", "Fault"]
 
 @attrs.frozen
 class Fault:
-    """A rule that is broken."""
+    """A violated rule of replication: its description, the faulty decisions, and the scope that reveals them."""
 
     what: str
     broken: Callable[[Moment], Mapping[str, Callable[..., Any]]]
     scope: Scope = attrs.field(factory=Scope)
 
     def decisions(self) -> Decisions:
-        """Return the program's decisions with the faulty one among them."""
+        """Return the program's decisions, with the faulty ones in place of the right ones."""
         moment = Moment()
         return Decisions(moment=moment, **self.broken(moment))
 
@@ -69,7 +69,7 @@ _TWICE = Scope(appends=2, lost=0)
 FAULTS = {
     fault.what: fault
     for fault in (
-        # The rules of `topicstore.replication` by their numbers.
+        # Numbers are those of the rules in `topicstore.replication`.
         Fault("1: fences are deleted", lambda _: {"may_delete": lambda head, cut: head.index < cut}),
         Fault(
             "2: the epoch of a base is not looked at", lambda moment: {"after_reading": partial(_trusts_base, moment)}

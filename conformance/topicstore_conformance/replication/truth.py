@@ -1,4 +1,4 @@
-"""What must hold in every state, told from the log as it was first written, which the sites don't know."""
+"""The invariants of every state, computed from the log as it was first written, which sites can't see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EMPTY", "Change", "Entry", "Replica", "Truth"]
 
 
 class Change(NamedTuple):
-    """A message with a condition: it counts only behind the change that its owner saw as the last one."""
+    """A message with a condition: ``expects`` is the id of the change that must directly precede it."""
 
     id: bytes
     position: int
@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Entry:
-    """An entry of the log. There is one object for each, so that states are compared quickly."""
+    """An entry of the log. Equal entries are the same object, so that states are compared quickly."""
 
     head: Head
     changes: tuple[Change, ...]
@@ -29,23 +29,23 @@ class Entry:
     @staticmethod
     @functools.cache
     def of(head: Head, changes: tuple[Change, ...]) -> Entry:
-        """Return the entry."""
+        """Return the only object for these values."""
         return Entry(head, changes)
 
 
 @attrs.frozen(eq=False)
 class Replica:
-    """What a site, or a base, holds of a shard. There is one object for each, too."""
+    """The contents of a shard at a site or in a base. Equal replicas are the same object."""
 
     progress: Progress
-    """How far it has read."""
+    """The end of the log's part that the replica has applied."""
     stored: tuple[tuple[bytes, int], ...]
-    """The changes that it has stored, with their positions."""
+    """The ids of the stored changes, with their positions."""
 
     @staticmethod
     @functools.cache
     def of(progress: Progress, stored: tuple[tuple[bytes, int], ...]) -> Replica:
-        """Return the replica."""
+        """Return the only object for these values."""
         return Replica(progress, stored)
 
 
@@ -54,16 +54,16 @@ EMPTY = Replica.of(BEGINNING, ())
 
 @attrs.frozen
 class Truth:
-    """The log as it was first written, folded."""
+    """The replicas that result from each prefix of the log as it was first written."""
 
     prefixes: tuple[Replica, ...]
-    """What a replica holds that has read so many entries."""
+    """The replica after each number of entries, from 0."""
     fault: str
-    """What is wrong with the log itself; empty if nothing is."""
+    """A description of the fault in the log itself, or an empty text."""
 
     @classmethod
     def of(cls, entries: tuple[Entry | None, ...]) -> Truth:
-        """Fold the entries up to the first gap."""
+        """Apply the entries up to the first gap, and check positions, conditions and ids."""
         replica, prefixes, fault = EMPTY, [EMPTY], ""
         for entry in entries:
             if entry is None:
@@ -77,7 +77,7 @@ class Truth:
         return cls(tuple(prefixes), fault)
 
     def holds(self, replica: Replica) -> bool:
-        """Whether a replica holds a prefix."""
+        """Return whether a replica equals a prefix of the log."""
         return replica.progress.next < len(self.prefixes) and self.prefixes[replica.progress.next] is replica
 
 

@@ -1,8 +1,8 @@
-"""What may happen in each state: a few sites that want to own one shard, a follower, an object store, and a network.
+"""The model's states and steps: a few sites that want to own one shard, a follower, an object store, and a network.
 
-A site that was named the owner takes over, appends, writes bases and is paused at any moment for as long as it takes;
-that is nothing but its next step coming late. A process that is started again is another site, which begins with what
-some replica holds. Answers are lost, PUTs come late or twice, and what may be deleted is, at any moment.
+A site that was named the owner takes over, appends and writes bases. A pause of any length is modelled by other steps
+before the site's next one. A restarted process is modelled as another site, which begins with the contents of some
+replica. Answers are lost, PUTs arrive late or twice, and deletable entries are deleted at any moment.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ _SITES = "ABCDEFGH"
 
 @attrs.frozen(kw_only=True)
 class Scope:
-    """How much of the world is walked."""
+    """The bounds of an exploration."""
 
     owners: int = 2
     slots: int = 4
     appends: int = 1
     """The number of changes that each owner makes."""
     lost: int = 1
-    """How often a PUT may stay without an answer."""
+    """The number of times that a PUT may get no answer."""
     late: int = 0
-    """The number of PUTs in all that may come late, or a second time."""
+    """The total number of PUTs that may arrive late or a second time."""
     follower: bool = True
     releases: bool = False
-    """Whether owners go on purpose."""
+    """Whether owners may release the shard voluntarily."""
     any_epoch: bool = False
     """Whether a site may be named with the epoch of another, as if cluster documents had been lost."""
     looks_first: bool = False
-    """Whether it is remembered what the follower could have seen of cuts before it read."""
+    """Whether the state includes the cut that the follower could have seen before its read."""
     scattered: bool = False
-    """Whether entries are deleted one at a time, in any order."""
+    """Whether entries are deleted one at a time, in any order, instead of together."""
 
 
 class Flight(NamedTuple):
-    """A PUT that is on its way."""
+    """An in-flight PUT."""
 
     slot: int
     entry: Entry
     tries: int = 0
     met: bool = False
-    """Whether the store has said that the index is taken."""
+    """Whether the store has answered that the index is taken."""
 
 
 class Actor(NamedTuple):
-    """A site that is, was, or will be the owner."""
+    """A site that is, was, or will be the owner of the shard."""
 
     phase: str = "idle"
     site: str = ""
@@ -69,7 +69,7 @@ class Actor(NamedTuple):
     queue: tuple[Change, ...] = ()
     flights: tuple[Flight, ...] = ()
     written: tuple[Entry, ...] = ()
-    """In the log, and not applied here yet."""
+    """Entries that are in the log and not applied to the site's replica yet."""
     made: int = 0
 
 
@@ -78,18 +78,18 @@ class Follower(NamedTuple):
 
     replica: Replica = EMPTY
     found: Entry | None = None
-    """What it read and has not decided on."""
+    """The entry that was read and not decided on yet."""
     cut_before: int = 0
     todo: tuple[tuple[LocalWrite, Entry], ...] = ()
-    """The local writes that it has yet to make."""
+    """The local writes still to be made."""
 
 
 class State(NamedTuple):
-    """One state of the world."""
+    """A state of the model."""
 
     slots: tuple[Entry | None, ...]
     first: tuple[Entry | None, ...]
-    """What was created at each index the first time."""
+    """The entry that was created first at each index."""
     base: Replica
     cut: int
     named: int
@@ -104,20 +104,20 @@ STOPPED = Actor("stopped")
 
 
 class World:
-    """The steps from each state, with the program's decisions or faulty ones."""
+    """The transition relation of the model, with the program's decisions or faulty ones."""
 
     def __init__(self, scope: Scope, decisions: Decisions) -> None:
         self.scope = scope
         self.decide = decisions
 
     def begin(self) -> State:
-        """Return the first state."""
+        """Return the initial state."""
         nothing: tuple[Entry | None, ...] = (None,) * self.scope.slots
         actors = (Actor(),) * self.scope.owners
         return State(nothing, nothing, EMPTY, 0, 0, actors, frozenset(), Follower(), (), 0)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield what may happen next, and the state after it."""
+        """Yield each possible next step as (description, state after it)."""
         if self.scope.follower:
             yield from self._follow(state)
         yield from self._store(state)
@@ -205,7 +205,7 @@ class World:
         for epoch in sorted(epochs):
             after = state._replace(named=max(state.named, epoch))
             for replica in {EMPTY, state.base, state.follower.replica}:
-                # A process that starts has what some replica had written when it ended.
+                # A process that starts has the contents of some replica.
                 what = f"named the owner for epoch {epoch}, and has what lies below {replica.progress.next}"
                 yield what, after, self._begun(site, epoch, replica)
 
@@ -341,7 +341,7 @@ class World:
             step = self.decide.after_fence(outcome)
             if step is Step.LOOK:
                 return actor._replace(phase="look", flights=(), written=(flight.entry,))
-            return STOPPED if step is Step.STOP else actor._replace(flights=())  # it reads what is there
+            return STOPPED if step is Step.STOP else actor._replace(flights=())  # it reads the entry at that index
         if outcome is Outcome.FENCED:
             return STOPPED
         if outcome is Outcome.WRITTEN:
@@ -350,7 +350,7 @@ class World:
         passed = actor._replace(written=(*actor.written, found))
         entry, index = flight.entry, found.head.index + 1
         if index >= self.scope.slots:
-            return STOPPED  # beyond the part of the log that is walked
+            return STOPPED  # beyond the part of the log that is explored
         moved = self._entry(actor, entry.head.kind, index, found.head.checksum, entry.head.id, entry.changes)
         return _with(passed, number, Flight(index, moved))
 

@@ -24,7 +24,7 @@ _CONTRACTS = {
     "layout": "topicstore.contract.layout",
     "database": "topicstore.Database",
 }
-"""The objects whose docstrings hold the promises of each suite."""
+"""The objects whose docstrings specify the guarantees that each suite tests."""
 _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed"
 
 
@@ -87,7 +87,7 @@ def conformance(
 
 
 def _tell(run: Run) -> None:
-    """Report that a run is over, for the person who waits."""
+    """Print the result of a finished run to standard error."""
     click.echo(f"{_name(run)}, {run.plan.mode}: {_result(run)}, {run.seconds:.0f} s", err=True)
 
 
@@ -103,14 +103,14 @@ def _result(run: Run) -> str:
 
 
 def _left_out(backend: str | None, layout: str | None) -> dict[str, str]:
-    """Return the pairs, and the plugins, that aren't tested, each with the reason."""
+    """Return the pairs and the plugins that are not tested, each with the reason."""
     from topicstore_conformance.subjects.pairs import absent
 
     return _refused(backend, layout) | absent()
 
 
 def _refused(backend: str | None, layout: str | None) -> dict[str, str]:
-    """Return the pairs that don't fit, each with the reason."""
+    """Return the incompatible pairs, each with the reason."""
     from topicstore_conformance.subjects.pairs import incompatible
 
     return {
@@ -169,7 +169,7 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
 
 
 def _row(run: Run) -> tuple[Any, ...]:
-    """Return the table row of a run; the capabilities of a pair are those of its parts."""
+    """Return the table row of a run; a database's row has no capabilities, because its parts' rows list them."""
     declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
     return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
 
@@ -197,7 +197,7 @@ def _groups(run: Run) -> list[tuple[Any, ...]]:
 
 
 def _print_broken(run: Run) -> None:
-    """Print each broken promise once, with the cases in which it was broken and how to repeat the test."""
+    """Print each failed test's docstring once, with its failed cases and the command that repeats the test."""
     from topicstore.cli.terminal.display import visible
 
     broken: dict[str, list[Outcome]] = {}

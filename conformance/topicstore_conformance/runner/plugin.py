@@ -1,6 +1,6 @@
-"""The pytest plugin with the options that choose which installed plugins are tested.
+"""The pytest plugin with the options that select the installed plugins to test.
 
-It is loaded only in runs that ask for it. The suites themselves need no plugin::
+It is loaded only by runs that name it; the suites themselves need no pytest plugin::
 
     pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed --backend NAME
 """
@@ -29,6 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the mode before any suite, or anything that a ``conftest.py`` needs, is imported."""
+    """Set the mode before any suite or ``conftest.py`` is imported."""
     if config.getoption("quick"):
         os.environ[VARIABLE] = "quick"

@@ -1,6 +1,6 @@
-"""The tables in which a README states what plugins declare, and the results of their promises.
+"""Markdown tables for a README: the capabilities that plugins declare, and the results of the suites.
 
-They stand between two marks, so that a test can compare what is published with what plugins declare now.
+They are placed between two marks, so that a test can compare the published tables with the declared capabilities.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Row = Sequence[str]
 
 
 def published(runs: Sequence[Run], refused: Mapping[str, str]) -> str:
-    """Return all tables, of the plugins that were tested, between the marks."""
+    """Return all tables of the tested plugins, between the marks."""
     backends = {run.plan.backend for run in runs} - {""}
     layouts = {run.plan.layout for run in runs} - {""}
     return "\n\n".join((BEGIN, *capabilities(backends, layouts), *results(runs, refused), END))
 
 
 def capabilities(backends: set[str], layouts: set[str]) -> Iterator[str]:
-    """Yield a table of what backends declare, and one of what layouts declare and need."""
+    """Yield a table of the capabilities that backends declare, and one of those that layouts declare and need."""
     known = {name: registry().backend(name) for name in sorted(backends)}
     if known:
         names = sorted(CAPABILITIES | frozenset[str]().union(*(spec.capabilities for spec in known.values())))
@@ -43,7 +43,7 @@ def capabilities(backends: set[str], layouts: set[str]) -> Iterator[str]:
 
 
 def results(runs: Sequence[Run], refused: Mapping[str, str]) -> Iterator[str]:
-    """Yield a table of how many promises were kept, and one of the pairs that are refused."""
+    """Yield a table of the numbers of passed and failed tests, and one of the incompatible pairs."""
     headers = ("tested", "how", "kept", "broken", "skipped", "seconds")
     yield _table(headers, [_result(run) for run in runs])
     if refused:

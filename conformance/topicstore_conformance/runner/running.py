@@ -1,7 +1,6 @@
-"""Runs the suites for installed plugins in processes of pytest-xdist, and collects the result of every promise.
+"""Runs the suites for installed plugins in processes of pytest-xdist, and collects the result of every test.
 
-A test that hangs or takes its process down is a broken promise like any other: it is named, and another process goes on
-with the others.
+A test that hangs or crashes its process counts as failed, and another process continues with the remaining tests.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from topicstore_conformance.subjects.pairs import (
 __all__ = ["LIMIT", "SUITES", "Mode", "Outcome", "Plan", "Run", "everything", "plans_for", "run_all"]
 
 LIMIT = 3 * PATIENCE
-"""The seconds after which a test is taken for stuck: more than any test waits by itself."""
+"""The timeout of a test in seconds, which is longer than any wait within a test."""
 _CRASHES = 2
-"""How many processes that died or were stuck are replaced."""
+"""The number of crashed or hung processes that are replaced before the run ends."""
 _INI = Path(__file__).parents[1] / "installed" / "pytest.ini"
 _LONGEST = 500
-"""The longest reason, in characters: compared values may be large."""
+"""The maximum length of a reason in characters, because it may show large values."""
 _TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
 Suite = Literal["backend", "layout", "database"]
@@ -64,7 +63,7 @@ class Plan:
 
     @property
     def capabilities(self) -> list[str]:
-        """The capabilities that the tested plugins declare."""
+        """Return the capabilities that the tested plugins declare, sorted."""
         declared: frozenset[str] = frozenset()
         if self.backend:
             declared |= registry().backend(self.backend).capabilities
@@ -74,20 +73,23 @@ class Plan:
 
     @property
     def seldom(self) -> bool:
-        """Whether tests whose data differ with every try make fewer tries: see `profiles.tries`."""
+        """Whether tests with random data try fewer examples, because the backend lacks ``fast_seek``.
+
+        See `profiles.tries`.
+        """
         backend = self.backend or backend_for(self.layout)
         return "fast_seek" not in registry().backend(backend).capabilities
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a promise."""
+    """The result of a test."""
 
     group: str
-    """The module that the promise is from, such as ``cursors``."""
+    """The module of the test, such as ``compaction``."""
     test: str
     """The name of the test, with the case in brackets."""
     promise: str
-    """The docstring of the test."""
+    """The docstring of the test, which states the guarantee that it tests."""
     outcome: str
     """The result: ``passed``, ``failed`` or ``skipped``."""
     reason: str = ""
@@ -104,11 +106,11 @@ class Run:
     plan: Plan
     outcomes: tuple[Outcome, ...]
     failure: str = ""
-    """The reason why the run didn't come to its end, if it didn't."""
+    """The reason why the run is incomplete, or an empty text."""
 
     @property
     def seconds(self) -> float:
-        """The seconds that its tests took together, in whatever processes."""
+        """Return the total duration of the run's tests in seconds, over all processes."""
         return sum(outcome.seconds for outcome in self.outcomes)
 
     def of(self, outcome: str) -> list[Outcome]:
@@ -117,7 +119,7 @@ class Run:
 
     @property
     def kept(self) -> bool:
-        """Whether no promise was broken."""
+        """Whether the run is complete and no test failed."""
         return not self.failure and not self.of("failed")
 
 
@@ -125,7 +127,9 @@ class Run:
 
 
 def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]:
-    """Return the suites of a backend, of a layout, and of databases of both; a missing name stands for all that fit.
+    """Return the plans for a backend, a layout, and databases made of both.
+
+    If one name is missing, databases are made with all compatible plugins of that kind.
 
     Raises `UnknownPluginError`, `IncompatibleError`, `BackendUnavailableError` or `PluginError`.
     """
@@ -148,10 +152,9 @@ def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]
 
 
 def everything(mode: Mode) -> list[Plan]:
-    """Return all suites of all that is installed.
+    """Return the plans for all installed plugins and compatible pairs.
 
-    In the full mode each backend and each layout is tested fully once, in as few pairs as that takes,
-    and every other pair quickly.
+    In the full mode a minimal set of pairs that covers every backend and layout is tested fully, all others quickly.
     """
     every = pairs()
     whole = covering() if mode == "full" else []
@@ -171,7 +174,7 @@ def _database(pair: Pair, mode: Mode) -> Plan:
 def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None) -> list[Run]:
     """Run all plans, those of one mode in one run of pytest; return the runs in the order of their plans.
 
-    done: called with each run as soon as it is over.
+    done: a function called with each run as soon as its tests have ended.
     """
     wanted = list(plans)
     runs: dict[Plan, Run] = {}
@@ -183,31 +186,31 @@ def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: Non
 
 
 class _Collector:
-    """The pytest plugin that collects the results of all processes."""
+    """A pytest plugin that collects the results of all processes."""
 
     def __init__(self, plans: Sequence[Plan], done: Callable[[Run], object]) -> None:
         self._plans = {(plan.suite, str(plan)): plan for plan in plans}
         self._done = done
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self.left: dict[Plan, set[str]] = {}
-        """The tests that are not over."""
+        """The tests that have not ended, by plan."""
         self.outcomes: dict[Plan, list[Outcome]] = {plan: [] for plan in plans}
         self.failure = ""
 
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Note which tests there are; every process finds the same."""
+        """Record the collected tests of the first process; all processes collect the same."""
         for test in () if self.left else ids:
             plan = self._plan_of(test)
             if plan is not None:
                 self.left.setdefault(plan, set()).add(test)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note why the tests could not be collected."""
+        """Record the error if the tests could not be collected."""
         if report.failed:
             self.failure = str(report.longrepr)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the results of setup, call and teardown. If a process died, there is one report, of a failure."""
+        """Collect a test's reports of setup, call and teardown; a crashed process yields a single failure report."""
         self._reports.setdefault(report.nodeid, []).append(report)
         if report.when in ("setup", "call"):
             return
@@ -220,7 +223,7 @@ class _Collector:
                 self._done(Run(plan=plan, outcomes=tuple(self.outcomes[plan])))
 
     def _plan_of(self, test: str) -> Plan | None:
-        """Return the plan of a test: the one with the longest name that its case begins with."""
+        """Return the plan of a test: the one with the longest name that is a prefix of the test's case."""
         found = _TEST.search(test)
         if found is None:
             return None
@@ -261,12 +264,12 @@ def _cores() -> int:
 
 @contextmanager
 def _environment(mode: Mode, directory: str) -> Iterator[None]:
-    """Let the processes have a mode, and their temporary files in a directory that is removed with all it has."""
+    """Set the environment of the test processes: the mode, temporary files in ``directory``, and no other plugins."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("PYTEST_")]:
             patch.delenv(name)
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")  # threads of NumPy that nothing uses
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")  # avoids NumPy threads that no test uses
         patch.setenv(VARIABLE, mode)
         patch.setenv("TMPDIR", directory)
         patch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", f"{directory}/hypothesis")
@@ -275,7 +278,7 @@ def _environment(mode: Mode, directory: str) -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Drop what pytest prints: all that matters of it is collected."""
+    """Discard pytest's output, because the collector has the results."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
 
@@ -298,7 +301,7 @@ def _outcome(plan: Plan, nodeid: str, reports: Sequence[pytest.TestReport]) -> O
 
 
 def _reason(report: pytest.TestReport) -> tuple[str, str]:
-    """Return in one line why a test was skipped or failed, and where."""
+    """Return one line that says why a test was skipped or failed, and the file and line of the failure."""
     if report.outcome == "passed":
         return "", ""
     if isinstance(report.longrepr, tuple):

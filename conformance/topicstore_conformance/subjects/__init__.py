@@ -1,1 +1,1 @@
-"""The subjects of tests: plugins, pairs of them, and real messages to store."""
+"""The subjects of tests: plugins, pairs of them, and data sets of real messages."""

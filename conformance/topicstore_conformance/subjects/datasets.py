@@ -1,7 +1,7 @@
-"""Real message data, for tests that need more than generated messages.
+"""Data sets of real messages, for tests that need more than generated messages.
 
-Two sets, ``bus`` and ``home``, as ``NAME.parquet`` in the folder named by ``TOPICSTORE_DATA``
-(default: ``../shared/data`` beside the repository), in time order.
+There are two sets, ``bus`` and ``home``, in order of time. Each is a file ``NAME.parquet`` in the folder named by
+``TOPICSTORE_DATA`` (default: ``../shared/data`` beside the repository).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def folder() -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether there is a readable file, which excludes files in a folder of another user."""
+    """Return whether a path is a file that this user may read."""
     return os.access(path, os.R_OK) and path.is_file()
 
 
 def why_absent(name: str) -> str | None:
-    """Return why a file of the folder, such as ``bus.parquet``, can't be used, or None if it can."""
+    """Return why a file in the folder, such as ``bus.parquet``, can't be used, or None if it can."""
     return None if is_there(folder() / name) else f"there is no {name} in {folder()}; {VARIABLE} names the folder"
 
 
 @cache
 def load(name: str) -> pa.Table:
-    """Return a whole set: timestamp, topic, client_id, qos, retain and payload of every message."""
+    """Return a whole data set with the columns timestamp, topic, client_id, qos, retain and payload."""
     import pyarrow.parquet as pq  # imported here, because callers of the other functions don't need it
 
     return pq.read_table(folder() / f"{name}.parquet").combine_chunks()

@@ -1,7 +1,6 @@
-"""The backends and layouts that are tested together: one pair by its names, or all that are installed and fit.
+"""Pairs of a backend and a layout that are tested together: one by its names, or all installed compatible ones.
 
-`pairs` asks the registry for capabilities, never for engines; its result changes with what is
-installed: an installed third-party plugin is among the pairs.
+`pairs` selects plugins by capabilities, never by name, so installed third-party plugins are included.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Pair:
     backend: str
     layout: str
     capabilities: frozenset[str] = attrs.field(order=False)
-    """The capabilities that both of them declare."""
+    """The union of the capabilities that the backend and the layout declare."""
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.layout}"
@@ -52,39 +51,39 @@ class Pair:
     def open(
         self, path: Path, *, options: Mapping[str, Mapping[str, Any]] | None = None, **arguments: Any
     ) -> ts.Database:
-        """Open a database of this pair, by default with options that let tests run fast."""
+        """Open a database of this pair, by default with `quick_options`."""
         merged = {self.layout: quick_options(self.layout), **(options or {})}
         return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 
     def small(self, **changes: Any) -> dict[str, Any]:
-        """Return `small_options` of the layout, with ``changes`` as far as it has such options."""
+        """Return `small_options` of the layout, with those of ``changes`` that are options of the layout."""
         return small_options(self.layout, **changes)
 
     def raw(self, path: Path, shard: int = 0) -> contextlib.closing[Engine]:
-        """Open the engine of a shard without the database around it, to put or damage what it keeps."""
-        (path / "closed").unlink(missing_ok=True)  # as if killed: otherwise the files would be missed
+        """Open the engine of a shard without the database, so that a test can put or damage values."""
+        (path / "closed").unlink(missing_ok=True)  # as after a kill; else opening would report changed files
         backend = make_backend(self.backend)
         return contextlib.closing(backend.open_shard(path / f"shard-{shard:04}", KEYSPACES, create=False))
 
     def scans_all(self, db: ts.Database) -> bool:
-        """Return whether the layout reads everything for every filter, and so takes long for large sets.
+        """Return whether the layout reads all messages for every filter, which is slow for large sets.
 
-        The test is whether it has streams even for a topic to which nothing was published.
+        Such a layout has streams even for a topic without messages.
         """
         return bool(db.streams("no such topic/was ever/published to"))
 
     def merges(self, db: ts.Database) -> bool:
-        """Return whether the layout has anything to compact in a database with messages that were never compacted."""
+        """Return whether a database, whose messages were never compacted, has a compaction backlog."""
         return any(shard.rewriter.backlog() for shard in db.storage.shards)
 
 
 def quick_options(layout: str) -> dict[str, Any]:
-    """Return options that make waits short: epochs of a millisecond, if the layout has epochs."""
+    """Return options that make waits short: if the layout has epochs, they last a millisecond."""
     return _known(layout, {"epoch_bits": 10})
 
 
 def small_options(layout: str, **changes: Any) -> dict[str, Any]:
-    """Return options with which a layout learns from few topics, and its hashes collide, if it does either."""
+    """Return options with which a layout learns from a few topics, and its topic hashes collide, if it has any."""
     return _known(layout, {"thresholds": [3, 2], "epoch_bits": 10, "bits_per_topic_level": 2, **changes})
 
 
@@ -94,27 +93,27 @@ def _known(layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_backend(name: str) -> Backend:
-    """Return a new object of an installed backend, with its default options."""
+    """Create an object of an installed backend, with its default options."""
     target = load_target(registry().backend(name))
     backend: Backend = target(make_options(name, target.Options, {}))
     return backend
 
 
 def make_layout(name: str) -> Layout:
-    """Return a new object of an installed layout, with `small_options`."""
+    """Create an object of an installed layout, with `small_options`."""
     target = load_target(registry().layout(name))
     layout: Layout = target(make_options(name, target.Options, small_options(name)))
     return layout
 
 
 def absent() -> dict[str, str]:
-    """Return the plugins that are known but not tested, each with the reason."""
+    """Return the registered plugins that can't be loaded, each with the reason."""
     specs: dict[str, PluginSpec] = {**registry().backends(), **registry().layouts()}
     return {name: reason for name, spec in specs.items() if (reason := why_absent(spec)) is not None}
 
 
 def incompatible() -> dict[tuple[str, str], str]:
-    """Return the pairs of a backend and a layout that are refused, each with the reason."""
+    """Return the incompatible pairs of a backend and a layout, each with the reason."""
     reasons = {(pair.backend.name, pair.layout.name): pair.why_refused() for pair in registry().pairs()}
     return {names: reason for names, reason in reasons.items() if reason is not None}
 
@@ -130,7 +129,7 @@ def backends_under(layout: str) -> list[str]:
 
 
 def backend_for(layout: str) -> str:
-    """Return the backend on which a layout is tested by itself: in memory, if it supports the layout."""
+    """Return the backend on which a layout is tested alone: the one in memory, if it is compatible."""
     fitting = backends_under(layout)
     return "memory" if "memory" in fitting else fitting[0]
 
@@ -149,7 +148,7 @@ def pair_of(backend: str, layout: str) -> Pair:
 
 
 def known(*required: str) -> list[Pair]:
-    """Return every compatible pair, installed or not, whose backend or layout declares what is required."""
+    """Return every compatible pair, installed or not, that has all required capabilities."""
     return [
         Pair(pair.backend.name, pair.layout.name, pair.capabilities)
         for pair in registry().pairs()
@@ -164,9 +163,9 @@ def pairs(*required: str) -> list[Pair]:
 
 
 def covering(*required: str) -> list[Pair]:
-    """Return as few pairs as it takes to have every layout in one, persistent if possible, and every backend.
+    """Return few pairs that include every layout, in a persistent pair if possible, and every backend.
 
-    Only pairs whose backend or layout declares the required capabilities are counted.
+    Only installed pairs that have all required capabilities are considered.
     """
     installed, chosen = pairs(*required), dict[str, Pair]()
 

@@ -1,4 +1,4 @@
-"""The subjects of suites: how to make one, what it declares, and ways around the API under test."""
+"""The plugins under test: their factories, the capabilities they declare, and direct access to stored values."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def _frozenset(names: Iterable[str]) -> frozenset[str]:
 class BackendSubject:
     """A backend under test.
 
-    ``raw_get`` and ``raw_put`` go around the API, so that a backend can't agree with its own mistakes.
-    Their first argument is the directory of the closed shard or, of a backend that is not
-    ``persistent``, the open engine. Where they are missing the tests that need them are skipped.
+    ``raw_get`` and ``raw_put`` access the underlying store without the API, so that errors of reads and writes can't
+    cancel out. Their first argument is the directory of the closed shard or, if the backend is not ``persistent``, the
+    open engine. Tests that need a missing function are skipped.
     """
 
     make: Callable[[], Backend]
-    """A function that returns a new backend object: one at the top of a module, or `functools.partial` of one with
-    plain values, because child processes import it."""
+    """A function that returns a new backend object.
+
+    Child processes import it, so it must be a top-level function, or a `functools.partial` of one with JSON values.
+    """
     capabilities: frozenset[str] = attrs.field(converter=_frozenset)
     """The capabilities that the plugin declares."""
     raw_get: Callable[[Any, Keyspace[Any], Key], bytes | None] | None = None
@@ -41,14 +43,16 @@ def _memory() -> Backend:
 
 @attrs.frozen(kw_only=True)
 class LayoutSubject:
-    """A layout under test, over an engine that is known to be right."""
+    """A layout under test, on an engine that is known to be correct."""
 
     make: Callable[[], Layout]
-    """A function that returns a new layout object, with small options, so that it learns from a few topics and its
-    hashes collide, if it has any."""
+    """A function that returns a new layout object.
+
+    Its options should make it learn from a few topics, and make its hashes collide, if it has any.
+    """
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
     """The capabilities that the plugin declares."""
     backend: Callable[[], Backend] = _memory
-    """A function that returns the engine's backend, through which values are read and damaged around the layout."""
+    """A function that returns the engine's backend, with which tests read and damage values directly."""
     backend_capabilities: frozenset[str] = attrs.field(default=frozenset(("fast_seek",)), converter=_frozenset)
     """The capabilities that the engine's plugin declares."""

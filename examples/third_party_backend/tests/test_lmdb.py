@@ -1,4 +1,4 @@
-"""LMDB in topicstore's conformance suite: as an engine by itself, and under a layout."""
+"""Runs topicstore's conformance suites for LMDB: as an engine alone, and with a layout."""
 
 import struct
 
@@ -18,20 +18,20 @@ def make():
 
 
 def entry(keyspace, key):
-    """Return LMDB's key for a short key."""
+    """Return LMDB's key for a key of at most 509 bytes."""
     if keyspace.shape is not None:
         key = struct.pack(">" + "".join(FORMATS[width] for width in keyspace.shape), *key)
     return b"k" + key
 
 
 def raw_get(path, keyspace, key):
-    """Read a value with LMDB alone."""
+    """Read a value directly with LMDB."""
     with lmdb.open(str(path), max_dbs=8) as env, env.begin(db=env.open_db(keyspace.name.encode())) as transaction:
         return transaction.get(entry(keyspace, key))
 
 
 def raw_put(path, keyspace, key, value):
-    """Write a value with LMDB alone."""
+    """Write a value directly with LMDB."""
     with (
         lmdb.open(str(path), max_dbs=8, map_size=1 << 30) as env,
         env.begin(db=env.open_db(keyspace.name.encode()), write=True) as transaction,
@@ -40,7 +40,7 @@ def raw_put(path, keyspace, key, value):
 
 
 class TestEngine(BackendSuite):
-    """All promises about an engine."""
+    """All tests of an engine."""
 
     @pytest.fixture
     def subject(self):
@@ -48,7 +48,7 @@ class TestEngine(BackendSuite):
 
 
 class TestDatabase(DatabaseSuite):
-    """All promises about a database, with the layout that asks most of an engine."""
+    """All tests of a database, with the layout that requires most of an engine."""
 
     @pytest.fixture
     def pair(self):

@@ -1,4 +1,4 @@
-"""No payload is on disk in plaintext, and every way of reading returns it."""
+"""Tests that no payload is on disk in plaintext, and that every way to read decrypts payloads."""
 
 import io
 import json
@@ -18,13 +18,13 @@ MESSAGES = [ts.Message(f"house/{number % 3}", SECRET + b" %d" % number, f"c{numb
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
-    """Put a key into the environment."""
+    """Set a new key in the environment."""
     monkeypatch.setenv(KEY_VARIABLE, new_key())
 
 
 @pytest.fixture(params=["block", "skipstream", "wildcard_optimized", "reference"])
 def path(request, tmp_path):
-    """A database with messages, stored as objects and as Arrow, some of them merged."""
+    """The path of a database whose messages were stored as objects and as Arrow, and partly compacted."""
     with ts.open(tmp_path / "db", mode="x", layout=request.param, plugins=["encrypting"], shards=2) as db:
         db.store(MESSAGES[:100])
         db.compact()
@@ -33,19 +33,19 @@ def path(request, tmp_path):
 
 
 def payloads(messages):
-    """Return the payloads in order."""
+    """Return the payloads, sorted."""
     return sorted(message.payload for message in messages)
 
 
 def test_no_payload_is_on_disk(path):
-    """No payload is in tables, in logs, or in the files beside the shard."""
+    """No file of the database, such as an SST file or a log, contains a payload in plaintext."""
     files = [each for each in path.rglob("*") if each.is_file()]
     assert sum(each.stat().st_size for each in files) > 200 * len(SECRET)
     assert not [each for each in files if SECRET[:12] in each.read_bytes()]
 
 
 def test_every_way_of_reading_gives_it_back(path):
-    """Payloads come back as objects, in either order, as Arrow, by cursors, by explain, and on the command line."""
+    """Payloads are decrypted in replays as objects and as Arrow, in cursor reads, and on the command line."""
     expected = payloads(MESSAGES)
     with ts.open(path) as db:
         assert payloads(db.replay("#")) == expected
@@ -66,7 +66,7 @@ def test_every_way_of_reading_gives_it_back(path):
 
 
 def test_what_the_database_counts_and_deletes(path):
-    """Topics stay readable: filters, deletes and verify work as usual."""
+    """Topics are not encrypted, so filters, deletes and `verify` work as without the plugin."""
     with ts.open(path) as db:
         assert db.delete("house/1") == len([message for message in MESSAGES if message.topic == "house/1"])
         assert payloads(db.replay("#")) == payloads(message for message in MESSAGES if message.topic != "house/1")
@@ -74,7 +74,7 @@ def test_what_the_database_counts_and_deletes(path):
 
 
 def test_the_wrong_key(path, monkeypatch):
-    """No message can be read with another key, and trying it loses nothing."""
+    """Reading with another key raises, opening without a valid key raises, and no message is lost by either."""
     right = os.environ[KEY_VARIABLE]
     monkeypatch.setenv(KEY_VARIABLE, new_key())
     with ts.open(path) as db, pytest.raises(DecryptionError, match="can't be decrypted"):

@@ -1,4 +1,4 @@
-"""The layout in topicstore's conformance suite: by itself, and in whole databases."""
+"""Runs topicstore's conformance suites for the layout: alone, and in whole databases."""
 
 import pytest
 from topicstore.contract.options import NoOptions
@@ -15,7 +15,7 @@ def make():
 
 
 class TestLayout(LayoutSuite):
-    """All promises about a layout."""
+    """All tests of a layout."""
 
     @pytest.fixture
     def subject(self):
@@ -23,7 +23,7 @@ class TestLayout(LayoutSuite):
 
 
 class TestDatabase(DatabaseSuite):
-    """All promises about a database, on RocksDB."""
+    """All tests of a database, on RocksDB."""
 
     @pytest.fixture
     def pair(self):

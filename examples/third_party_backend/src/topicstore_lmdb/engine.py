@@ -1,11 +1,11 @@
 """One LMDB environment for each shard, with a named database for each keyspace.
 
-LMDB has one writer and any number of readers, each of which sees the tree as it was when its
-transaction began, which is what topicstore requires of scans and snapshots. There is no log: a commit
-writes the changed pages and syncs them, so ``commit`` and ``sync`` are the same. The file never shrinks.
+LMDB has one writer and any number of readers. Each reader sees the tree as of the begin of its transaction, as
+topicstore requires of scans and snapshots. There is no write-ahead log: a commit writes the changed pages and fsyncs
+them, so ``commit`` and ``sync`` are the same. The file never shrinks.
 
-Every call holds the engine's lock while it is inside LMDB: a transaction may move from thread to
-thread, but not be used by two at once, and closing must not unmap the file while a reader uses it.
+Every call holds the engine's lock while it is inside LMDB. A transaction may be used by different threads, but not by
+two at the same time, and closing must not unmap the file while a reader uses it.
 """
 
 import contextlib
@@ -34,23 +34,23 @@ from topicstore.contract.key_encoding import KeyEncoding
 from .keys import entry_of, is_bucket, pairs_of, value_of
 
 _CHUNK_PAIRS, _CHUNK_BYTES = 1_000, 1 << 20
-"""The most pairs and bytes in a list of a scan, unless it is one pair."""
+"""The maximum numbers of pairs and of bytes in a chunk of a scan; a single pair may have more bytes."""
 _READERS = 1_000
-"""The number of transactions that may be open at a time."""
+"""The maximum number of open transactions."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""The messages of LMDB's errors for a full disk: these errors have no number."""
+"""The messages of LMDB's errors for a full disk, because these errors have no error number."""
 _SHORT = f"mdb_txn_commit: {os.strerror(errno.EIO)}"
-"""LMDB's message when the system wrote less than it was asked to, and when writing or syncing failed."""
+"""LMDB's message after a short write, and after a failed write or fsync."""
 _LITTLE = 1 << 20
 _DAMAGED = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
 @attrs.frozen(kw_only=True)
 class LmdbOptions:
-    """The options of LMDB, all of which may differ from one opening to the next."""
+    """The options of LMDB, which may differ between openings of a shard."""
 
     map_bytes: int = attrs.field(default=1 << 36, validator=[instance_of(int), ge(1 << 20)])
-    """The size to which a shard may grow. Only used pages take room on the disk."""
+    """The maximum size of a shard in bytes. Only used pages take disk space."""
 
 
 class LmdbBackend(Backend):
@@ -60,7 +60,7 @@ class LmdbBackend(Backend):
     unneeded = ("lock.mdb",)
 
     def open_shard(self, path, keyspaces, *, create):
-        """Open the environment in ``path``, and with ``create`` make it if it doesn't exist."""
+        """Open the environment in ``path``; with ``create``, create it if it doesn't exist."""
         with _translated(path):
             if create:
                 path.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class LmdbBackend(Backend):
 
 @contextlib.contextmanager
 def _translated(path):
-    """Turn errors of LMDB and the system into topicstore's."""
+    """Translate errors of LMDB and of the system into topicstore's."""
     try:
         yield
     except (lmdb.Error, OSError) as error:
@@ -84,7 +84,7 @@ def _translated(path):
 
 
 def _room(path):
-    """Return how many bytes the shard may still grow by, as far as the disk and its limits are known."""
+    """Return the bytes by which the shard may grow, limited by the disk and by the process's file size limit."""
     disk = os.statvfs(path)
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     free = disk.f_bavail * disk.f_frsize
@@ -92,7 +92,7 @@ def _room(path):
 
 
 def _lock(path):
-    """Return the descriptor of a file that no other process can lock until it is closed."""
+    """Lock the shard's directory; return the lock's file descriptor. Raises `EngineError` if the shard is open."""
     descriptor = os.open(path / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,7 +103,7 @@ def _lock(path):
 
 
 class _View:
-    """One moment of the environment: a read transaction, and the reads from it."""
+    """A read transaction, which shows the environment at one moment, and the reads from it."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -117,7 +117,7 @@ class _View:
         return None if value is None else dict(pairs_of(entry, value)).get(packed)
 
     def chunks(self, keyspace, start, end, reverse, limit):
-        """Yield the pairs of a range, in lists of the size that a scan's lists may have."""
+        """Yield the pairs of a range, in chunks of the size that topicstore requires of scans."""
         rows = None
         while True:
             with self._engine.using():
@@ -140,7 +140,7 @@ class _View:
                     yield packed, each
 
     def _entries(self, keyspace, at, reverse):
-        """Return LMDB's iterator over the entries, from the one that holds a key or would hold it."""
+        """Return LMDB's iterator over the entries, from the one that holds the key ``at`` or would hold it."""
         cursor = self._open().cursor(db=self._engine.database(keyspace))
         found = at is not None and cursor.set_range(entry_of(at))
         if reverse:
@@ -148,7 +148,7 @@ class _View:
         return cursor.iternext() if found or (at is None and cursor.first()) else iter(())
 
     def end(self):
-        """End the transaction. May be called twice."""
+        """End the transaction. Idempotent."""
         with self._engine.lock:
             transaction, self._transaction = self._transaction, None
             if transaction is not None:
@@ -161,7 +161,7 @@ class _View:
 
 
 def _some(rows):
-    """Return about a megabyte of the rows, at least one, and an iterator over the others."""
+    """Return a chunk of at most about a megabyte, but at least one row, and an iterator over the other rows."""
     chunk, size = [], 0
     for packed, value in rows:
         size += len(value)
@@ -172,7 +172,7 @@ def _some(rows):
 
 
 class LmdbSnapshot(Snapshot):
-    """A snapshot: one view that all reads share."""
+    """A snapshot, whose reads share one view."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -227,7 +227,7 @@ class LmdbEngine(Engine):
         return self._named(self._databases, keyspace)
 
     def pack(self, keyspace, key):
-        """Return a key as bytes. Raises `InvalidArgumentError` if it doesn't fit its keyspace."""
+        """Return a key as bytes. Raises `InvalidArgumentError` if it has another shape than the keyspace's keys."""
         return self._named(self._encodings, keyspace).encode(key)
 
     def _named(self, table, keyspace):
@@ -237,14 +237,14 @@ class LmdbEngine(Engine):
             raise InvalidArgumentError(f"the engine was opened without keyspace {keyspace.name!r}") from None
 
     def view(self):
-        """Return a view of this moment."""
+        """Return a new view of the current state."""
         with self.using():
             view = _View(self)
             self._views.add(view)
             return view
 
     def chunks(self, take_view, keyspace, start, end, reverse, limit):
-        """Yield the lists of a scan over a view that is taken when the first list is asked for."""
+        """Return an iterator over the chunks of a scan, whose view is taken when the first chunk is requested."""
         unpack = self._named(self._encodings, keyspace).decode
         start, end = (None if key is None else self.pack(keyspace, key) for key in (start, end))
 
@@ -282,7 +282,7 @@ class LmdbEngine(Engine):
     # --- writing ---
 
     def write(self, batch, *, sync=False):
-        """Apply the batch in one transaction, which is on disk when this returns."""
+        """Apply the batch in one transaction, which is fsynced when this returns."""
         ranges = [(k, self.pack(k, start), self.pack(k, end)) for k, start, end in batch.ranges]
         runs = [(k, [self.pack(k, key) for key in keys], values) for k, keys, values in batch.without_rows().runs]
         with self.using(), self._env.begin(write=True) as transaction:
@@ -294,14 +294,14 @@ class LmdbEngine(Engine):
                     _set(cursor, packed, value)
 
     def flush_log(self):
-        """Do nothing, because every write is on disk when it returns."""
+        """Do nothing, because every write is fsynced before it returns."""
         with self.using():
             pass
 
     # --- maintenance ---
 
     def checkpoint(self, path):
-        """Write a copy without the free pages."""
+        """Write a copy without free pages to a new directory, and fsync it."""
         if path.exists():
             raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
         with self.using():
@@ -315,7 +315,7 @@ class LmdbEngine(Engine):
                     os.close(descriptor)
 
     def info(self):
-        """Return the size of the file, and how many of its pages are in use."""
+        """Return the size of the file in bytes, and the number of used pages."""
         with self.using():
             info = self._env.info()
             size = (self._path / "data.mdb").stat().st_size
@@ -348,13 +348,13 @@ def _set(cursor, packed, value):
 
 
 def _delete_range(cursor, start, end):
-    """Remove the keys from ``start`` to before ``end``."""
+    """Remove the keys from ``start`` (inclusive) to ``end`` (exclusive)."""
     more = start < end and cursor.set_range(entry_of(start))
     while more and cursor.key() <= entry_of(end):
         entry, pairs = cursor.key(), dict(pairs_of(*cursor.item()))
         left = {packed: value for packed, value in pairs.items() if not start <= packed < end}
         if not left:
-            more = cursor.delete()  # and move to the next key
+            more = cursor.delete()  # moves to the next key
             continue
         if len(left) < len(pairs):
             cursor.put(entry, value_of(left))

@@ -1,4 +1,4 @@
-"""The registration of the backend with topicstore. This module imports nothing of LMDB."""
+"""The registration of the backend with topicstore. This module doesn't import LMDB."""
 
 from topicstore import hookimpl
 from topicstore.contract.plugin_specs import BackendSpec

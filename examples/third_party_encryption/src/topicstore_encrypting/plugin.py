@@ -1,6 +1,7 @@
-"""The hooks of the plugin: one for storing, one for reading.
+"""The hooks of the plugin.
 
-Every read, as objects, as Arrow or on the command line, passes `topicstore_read`, so no other hook is needed.
+Every read, as objects, as Arrow or on the command line, passes the hook `topicstore_read`, so no other hook for reading
+is needed.
 """
 
 import attrs
@@ -12,13 +13,13 @@ from .sealing import KEY_VARIABLE, cipher, decrypt, encrypt
 
 @hookimpl
 def topicstore_variables():
-    """Name the environment variables of the plugin; topicstore warns of others with its prefix."""
+    """Return the environment variables of the plugin; topicstore warns of unknown ones with its prefix."""
     return [KEY_VARIABLE]
 
 
 @hookimpl
 def topicstore_opened(db):
-    """Refuse to open a database without a key, rather than fail at the first message."""
+    """Raise `MissingKeyError` when a database is opened without a key, instead of at the first message."""
     cipher()
 
 

@@ -1,8 +1,8 @@
-"""AES-256 in Galois/counter mode, as `cryptography` offers it.
+"""Encryption with AES-256 in Galois/counter mode, from the package `cryptography`.
 
-Stored form of a payload: 0x01, a nonce of 12 random bytes, the ciphertext, and its tag of 16 bytes. The
-tag covers the topic too, so that a payload put under another topic is noticed. 2**32 payloads may
-be encrypted with one key (NIST SP 800-38D, 8.3).
+Stored form of a payload: 0x01, a nonce of 12 random bytes, the ciphertext, and its tag of 16 bytes. The tag also covers
+the topic, so that decryption detects a payload that was moved to another topic. At most 2**32 payloads may be encrypted
+with one key (NIST SP 800-38D, 8.3).
 """
 
 import base64
@@ -23,20 +23,20 @@ _HEAD = len(_VERSION) + _NONCE_BYTES
 
 
 class MissingKeyError(InvalidOptionError):
-    """The environment has no key, or an invalid one. Nothing was read or stored."""
+    """Raised, before anything is read or stored, if the environment has no key or an invalid one."""
 
 
 class DecryptionError(UnrecoverableError):
-    """A payload was encrypted with another key, belongs to another topic, or is damaged."""
+    """Raised if a payload was encrypted with another key, belongs to another topic, or is damaged."""
 
 
 def new_key():
-    """Return a new random key, in the form that the environment variable has."""
+    """Return a new random key in base64, as a value for the environment variable."""
     return base64.b64encode(AESGCM.generate_key(256)).decode()
 
 
 def cipher():
-    """Return the cipher with the key of the environment. Raises `MissingKeyError`."""
+    """Return the cipher with the key from the environment. Raises `MissingKeyError`."""
     text = os.environ.get(KEY_VARIABLE, "")
     if not text:
         raise MissingKeyError(f"set {KEY_VARIABLE} to the key, 32 bytes in base64")
@@ -58,7 +58,7 @@ def encrypt(with_cipher, payload, topic):
 
 
 def decrypt(with_cipher, stored, topic):
-    """Return the payload. Raises `DecryptionError`."""
+    """Return the payload of a stored form. Raises `DecryptionError`."""
     if stored[:1] != _VERSION:
         raise DecryptionError(f"a payload of topic {topic!r} is not encrypted, or by a later version")
     try:

@@ -1,15 +1,15 @@
 """A layout with a stream for every topic.
 
-A reader of one topic reads that topic's messages and nothing else; a reader of many topics reads as
-many streams. All topics are kept in memory, so it is for thousands of them, not for millions.
+A reader of one topic reads only that topic's messages; a reader of many topics reads as many streams. All topics are
+held in memory, so the layout is for thousands of topics, not for millions.
 
 Stored form (integers in keys are unsigned, bytes big-endian)::
 
-    keyspace ``meta``:  generation:4 number:4 -> the topic with that number, in UTF-8, sealed
-    keyspace ``data``:  (generation, number, position) -> a row, sealed
+    keyspace ``meta``:  generation:4 number:4 -> the topic with that number, in UTF-8, with a checksum
+    keyspace ``data``:  (generation, number, position) -> a row, with a checksum
 
-A row is the msgpack array [payload, client id, qos, retain, timestamp, properties]. Seals are those
-of `topicstore.contract.checksums`; that of a row is made with its key's three numbers as 4, 8 and 8 bytes.
+A row is the msgpack array [payload, client id, qos, retain, timestamp, properties]. Checksums are those of
+`topicstore.contract.checksums`. They cover the key, for a row as three numbers of 4, 8 and 8 bytes.
 """
 
 import struct
@@ -26,13 +26,13 @@ from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters,
 from topicstore.contract.topics import matches_any
 
 _LOOKED_AT = 1_000
-"""The number of messages that one step of a delete examines."""
+"""The maximum number of messages that one step of a delete reads and removes."""
 _NUMBER = struct.Struct(">I")
 _KEY = struct.Struct(">IQQ")
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message without its topic and position, which are in its key."""
+    """A message without its topic and position, which are in the key."""
 
     payload: bytes
     client_id: str
@@ -47,7 +47,7 @@ _decode = msgspec.msgpack.Decoder(Row).decode
 
 
 class PerTopicLayout(Layout):
-    """A layout that makes slabs with a stream for every topic. It has no options."""
+    """A layout with a stream for every topic. It has no options."""
 
     def create(self, engine, shard, generation, parent, write):
         """Do nothing, because an empty slab has no stored form."""
@@ -58,7 +58,7 @@ class PerTopicLayout(Layout):
 
 
 class PerTopicSlab(Slab):
-    """One generation of one shard. A place is the next position, 8 bytes."""
+    """One generation of one shard. A place is the next position to read, as 8 bytes."""
 
     def __init__(self, engine, shard, generation):
         self.counters = ReadCounters()
@@ -68,9 +68,9 @@ class PerTopicSlab(Slab):
         self._topics = []
         """The topics by number."""
         self._numbers = {}
-        """The numbers by topic. Readers look here, so a topic is added here last."""
+        """The numbers by topic. Readers use this table, so a topic is added here after `_topics`."""
         self._saved = 0
-        """The number of topics that are in the engine."""
+        """The number of topics that are stored in the engine."""
         self._load()
 
     def _load(self):
@@ -94,13 +94,13 @@ class PerTopicSlab(Slab):
     # --- writing ---
 
     def store(self, batch, write):
-        """Put every message, and the topics that are new."""
+        """Put every message, and the topics that are not stored yet."""
         numbers = [self._numbers.get(topic) for topic in to_iterable(batch.topics)]
         for row, topic in enumerate(to_iterable(batch.topics)):
             if numbers[row] is None:
                 known = self._numbers.get(topic)
                 numbers[row] = self._add(topic) if known is None else known
-        for number in range(self._saved, len(self._topics)):  # these are put again if the last write failed
+        for number in range(self._saved, len(self._topics)):  # includes topics of a previous write that failed
             key = encode_generation(self._generation) + _NUMBER.pack(number)
             write.put(META, key, add_checksum(key, self._topics[number].encode()))
         columns = (batch.payloads, batch.client_ids, batch.qos, batch.retain, batch.timestamps, batch.properties)
@@ -110,13 +110,13 @@ class PerTopicSlab(Slab):
             write.put(DATA, key, add_checksum(_KEY.pack(*key), _encode(row)))
 
     def committed(self):
-        """Record that all topics are in the engine."""
+        """Record that all topics are stored in the engine."""
         self._saved = len(self._topics)
 
     # --- reading ---
 
     def streams(self, topic_filter):
-        """Return the matching topics that are in the engine: the number of any other may still go to another topic."""
+        """Return the matching topics that are stored; unstored ones may still get other numbers."""
         if topic_filter.literal:
             matching = [topic_filter.text] if topic_filter.text in self._numbers else []
         else:
@@ -125,13 +125,13 @@ class PerTopicSlab(Slab):
         return [info for info in found if info.stream < self._saved]
 
     def begin(self, stream, topic_filter, position):
-        """Return the place of a position."""
+        """Return the place of a position. Raises KeyError for an unknown stream."""
         if not 0 <= stream < self._saved:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
     def next(self, stream, topic_filter, place, limits):
-        """Scan from the place on, within the limits."""
+        """Read from the place on, within the limits."""
         if not 0 <= stream < self._saved:
             raise KeyError(stream)
         if len(place) != 8:
@@ -190,7 +190,7 @@ class PerTopicSlab(Slab):
     # --- deleting ---
 
     def delete(self, topic_filter, first, last, spare=()):
-        """Delete the messages of the matching streams, except those to spare, a thousand messages in each step."""
+        """Delete the messages of the matching streams that no filter in ``spare`` matches, a thousand in each step."""
         for info in self.streams(topic_filter):
             if matches_any(spare, self._topics[info.stream]):
                 continue
@@ -215,7 +215,7 @@ class PerTopicSlab(Slab):
         return SlabInfo(streams=len(self._topics))
 
     def verify(self, bound):
-        """Read every message, and check that its topic is known."""
+        """Check the checksum of every message up to ``bound``, and that its topic is known."""
         start, end = (self._generation, 0, 0), (self._generation + 1, 0, 0)
         for chunk in self._engine.scan(DATA, start, end):
             for key, value in chunk:
