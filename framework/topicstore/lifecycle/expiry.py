@@ -63,11 +63,12 @@ class Expired:
 def expire(
     storage: Storage, rules: Sequence[Rule], generations: Sequence[GenerationAge], now: int, *, at_once: bool
 ) -> Expired:
-    """Delete messages that have expired by the rules: all with ``at_once``, otherwise only complete stretches.
+    """Delete messages that have expired by the rules: all with ``at_once``, otherwise only ranges of full length.
 
-    ``generations`` holds their ages. If positions are in the future, messages count as old as their generation.
+    ``now``: microseconds since the epoch. ``generations``: their ages, which also apply to messages with positions in
+    the future.
 
-    Raises `CorruptionError` for the first shard and rule that find damage, after all others are done.
+    Raises `CorruptionError` for the first shard and rule that find damage, after all others were processed.
     """
     deleted = dict.fromkeys((rule.name for rule in rules), 0)
     wait, digest, damages = FOREVER, _digest(rules), list[CorruptionError]()

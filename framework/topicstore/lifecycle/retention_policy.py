@@ -55,7 +55,7 @@ class RetentionSettings:
     max_age: float | None = attrs.field(default=None, converter=seconds)
     """Age after which messages are removed if no filter matches them."""
     rotate_every: float | None = attrs.field(default=None, converter=seconds)
-    """How long a generation is written; by default a quarter of ``max_age``."""
+    """Age at which the current generation is sealed, and the next begins; by default a quarter of ``max_age``."""
     max_bytes: int | None = None
     """Largest number of bytes of values in all generations together."""
     when_full: WhenFull = "refuse"
@@ -64,8 +64,8 @@ class RetentionSettings:
     """Directory of an export to which generations are archived instead of dropped; a relative path starts at the
     database's directory."""
     filters: Mapping[str, float | None] = attrs.field(factory=dict, converter=_lengths)
-    """How long messages whose topics match a filter stay, instead of ``max_age``; None: for ever. If several filters
-    match a message, the longest time applies."""
+    """By topic filter, the age after which matching messages are removed, instead of ``max_age``; None: never. If
+    several filters match a message, the longest time applies."""
 
     def __attrs_post_init__(self) -> None:
         lengths = {"max_age": self.max_age, "rotate_every": self.rotate_every}

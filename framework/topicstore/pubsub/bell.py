@@ -19,7 +19,7 @@ __all__ = ["Bell", "ListeningCall", "ListeningTask", "ListeningThread"]
 
 
 class Bell:
-    """Wakes all its listeners. `ring` may be called from any thread, and takes no lock that its callers hold."""
+    """Wakes all its listeners. `ring` is thread-safe, and takes no lock that its callers hold."""
 
     __slots__ = ("listening",)
 

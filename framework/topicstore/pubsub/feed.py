@@ -163,7 +163,7 @@ class Feed:
     def read(self, shard: int, after: int, limit: int) -> Run:
         """Return at most ``limit`` matching messages after position ``after``, in order of position.
 
-        Raises the errors of reading; the same call may then be made again.
+        Raises the errors of reading; then the call may be repeated.
         """
         view = self._shards[shard]
         answer = view.matches.answer

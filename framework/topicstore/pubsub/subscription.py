@@ -136,7 +136,7 @@ class _Inbox:
 
 
 class Subscription:
-    """A subscription to a filter, made by `Database.subscribe`. Close it, or use it as a context manager.
+    """A subscription to a topic filter, created by `Database.subscribe`. Close it, or use it as a context manager.
 
     Iteration, with ``for`` or ``async for``, yields each message, stored messages first, until the subscription is
     closed. With a ``window``, a batch counts as acknowledged when the first message after it is requested.

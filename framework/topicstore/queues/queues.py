@@ -171,7 +171,7 @@ class Queues:
         try:
             finished_manifest(path)
         except (DatabaseNotFoundError, NotADatabaseError):
-            return  # it was dropped meanwhile, its creation was interrupted, or it is no queue
+            return  # dropped meanwhile, or its creation was interrupted, or not a queue
         with contextlib.closing(self._open_queue(path)) as storage:
             write_copy(storage, copy)
 

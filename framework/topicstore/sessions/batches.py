@@ -44,7 +44,7 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.frozen(kw_only=True)
 class PublishedRows:
-    """The result of `Sessions.publish`. Rows are counted from 0, in the order they were given."""
+    """The result of `Sessions.publish`. Rows are numbered from 0, in the order of the call."""
 
     result: PublishResult
     """The result of the messages that were published: neither refused nor repetitions, in the order of their rows."""
@@ -59,7 +59,7 @@ class PublishedRows:
 
 @attrs.frozen(kw_only=True)
 class Acknowledged:
-    """The result of `Sessions.pubrel` and `Sessions.pubrec`. Rows are counted from 0, in the order they were given."""
+    """The result of `Sessions.pubrel` and `Sessions.pubrec`. Rows are numbered from 0, in the order of the call."""
 
     known: list[bool]
     """By row, whether its packet id was in use; if not, a server answers with the reason code 0x92, "packet identifier

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Claims(Generic[R]):
-    """The claims of one open database's sessions. All methods may be called from any thread.
+    """The claims of one open database's sessions. All methods are thread-safe.
 
     A claim on a session covers its subscriptions and deliveries. An incoming exchange of QoS 2, identified by session
     and packet id, has a claim of its own. Calls for the same claim wait in the order of their arrival. A nested call

@@ -65,7 +65,7 @@ class Commits:
         errors = self.together({draft.session: draft.writes for draft in drafts})
         for draft in drafts:
             failure = errors.get(draft.session)
-            if draft.session.ended is not None:  # it was overtaken
+            if draft.session.ended is not None:  # another opening has taken the session over
                 continue
             if failure is None:
                 draft.session.settle(draft)

@@ -62,8 +62,7 @@ class Draft:
 class LiveSession:
     """The state of a session whose client is connected; the public object is its `Session`.
 
-    The caller of a method holds the dispatcher's lock, unless the docstring says that the method needs no lock. A
-    server calls the latter in its event loop.
+    The caller of a method holds the dispatcher's lock, unless the docstring says that the method needs no lock.
     """
 
     __slots__ = (
@@ -155,7 +154,7 @@ class LiveSession:
         self._filters = filters
         self._read_retained = read_retained
         self._behind: dict[Source, None] = {}
-        """The sources that may have something to read, in the order of their turns."""
+        """The sources that may have messages to read, in the order of their turns."""
         self._outbox = Outbox(window, self.permit, dispatcher.clock)
         self._unread: tuple[Source, ...] = ()
         """The sources that could not be read and will be tried again."""
@@ -281,7 +280,7 @@ class LiveSession:
             return source.read(limit, now)
         except TopicstoreError as failure:
             self._unread = (*self._unread, source)
-            self.failed(failure)  # in one source: the others go on
+            self.failed(failure)  # other sources are not affected
             return Portion(source.topic_filter.text, 0, _NOTHING, (), 0, None)
 
     def _permitted(self, source: Source, portion: Portion) -> Portion | None:
@@ -503,7 +502,7 @@ class LiveSession:
         self.overlapping = OverlappingSources(self._dispatcher, self.wake)
 
     def waits_for(self) -> str:
-        """Return what the session waits for, as in `SessionStatus.waits_for`."""
+        """Return what the session waits for, as in `SessionStatus.waits_for`. Needs no lock."""
         if self.failure is not None:
             return str(self.failure)
         if self.held_since is not None:
@@ -546,7 +545,7 @@ class LiveSession:
         if not self._noted:
             self._noted = True  # before `hear`, after which the dispatcher may call `noticed` at once
             self._dispatcher.hear(self)
-        if self._blocked or self._held or self.window.received:  # after it is noted: see `ask`
+        if self._blocked or self._held or self.window.received:  # after `_noted` is set; see `ask`
             self._dispatcher.bell.ring()
 
     def noticed(self) -> None:
@@ -591,11 +590,11 @@ class LiveSession:
         self._outbox.packets.clear()
 
     def check(self) -> None:
-        """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended."""
+        """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended. Needs no lock."""
         if (over := self.over()) is not None:
             raise over
 
     def over(self) -> SessionEndedError | None:
-        """Return the error that `check` raises; None if the object has not ended."""
+        """Return the error that `check` raises; None if the object has not ended. Needs no lock."""
         kind = SessionTakenOverError if self.ended is Ended.TAKEN_OVER else SessionEndedError
         return None if self.ended is None else kind(f"session {self.client_id!r} is over: {self.ended.value}")

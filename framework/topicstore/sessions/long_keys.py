@@ -54,7 +54,7 @@ def _replace_all(states: Sequence[ShardState]) -> None:
 def opened(parts: DatabaseParts, released: Around) -> SessionState:
     """Return the stored sessions of a database. If the database is writable, long keys are replaced first."""
     states = SessionState(parts.states, parts.shard_of, released)
-    if parts.storage().mode is not None:  # it is only read
+    if parts.storage().mode is not None:  # the database is read-only
         states.old = frozenset(client_id for state in parts.states for client_id in _clients(state))
     else:
         _replace_all(parts.states)

@@ -425,16 +425,16 @@ class Sessions:
 
         rows:    a session, a message of its client, and the packet id at QoS 2; 0 for a message without one.
         partial: refuse the rows that can't be published, such as those of sessions that have ended, and publish the
-                 others. Without it, the first of these errors is raised, and nothing was stored; the index of an
+                 others. Without it, the first of these errors is raised, and no message was stored; the index of an
                  `InvalidMessageError` is the row.
 
         Messages of one client keep their order. In each shard, the messages and packet ids of all sessions are one
         engine write; if the process dies in between, those of some shards are stored, and nothing was acknowledged: a
         client then sends its messages again, and those of QoS 2 are stored once.
 
-        When it returns, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
-        concern the whole batch, such as `QuotaExceededError`; then nothing was stored, unless a shard failed in its
-        commit and another did not.
+        On return, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
+        concern the whole batch, such as `QuotaExceededError`; then no message was stored, unless the commit of only
+        some shards failed.
         """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _, _ in given])
@@ -468,7 +468,7 @@ class Sessions:
         partial: refuse the rows of sessions that have ended or can't be committed, and free the others. Without
                  ``partial``, the first error is raised; if a session has already ended, no packet id is freed.
 
-        When it returns, they are committed, and a PUBCOMP may be sent for every row that was not refused.
+        The packet ids are committed on return, and a PUBCOMP may be sent for every row that was not refused.
         """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _ in given])

@@ -57,7 +57,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
         check_within("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
         for name in ("no_local", "retain_as_published"):
             value = getattr(self, name)
-            if type(value) is not bool:  # it is stored, and could not be read back
+            if type(value) is not bool:  # a stored value of another type could not be decoded
                 raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
         return self
 
@@ -104,7 +104,7 @@ class PubRel(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(enum.Enum):
-    """Why a session object can't be used any more."""
+    """The reason why a session object can't be used any more."""
 
     DISCONNECTED = "it was disconnected"
     LOST = "its connection was lost"

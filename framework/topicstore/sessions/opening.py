@@ -55,7 +55,7 @@ class _Row:
     number: int
     how: Connect
     before: Found | None
-    """The session to resume; None: it is new."""
+    """The session to resume; None for a new session."""
     after: Found
     """The opened session; one that is kept in memory has no stored bytes."""
 

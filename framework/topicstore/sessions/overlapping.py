@@ -46,7 +46,7 @@ from .sources import FeedSource, Source
 __all__ = ["OverlappingSources"]
 
 _number = attrgetter("number")
-"""The order in which subscriptions were made, which is that of the identifiers in deliveries."""
+"""The order in which subscriptions were created; subscription identifiers are sent in this order."""
 
 
 @attrs.define
@@ -173,7 +173,7 @@ class OverlappingSources(Source):
         try:
             runs, end = self._runs(shard, limit, bound)
         except TopicstoreError:
-            self._failing[shard] = None  # the other shards go on
+            self._failing[shard] = None  # other shards are not affected
             raise
         stops = {member: rows_until(run, end) for member, (_, run) in runs.items()}
         some = [member for member, (_, run) in runs.items() if stops[member] > run.rows.start]

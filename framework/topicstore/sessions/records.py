@@ -17,10 +17,11 @@ that begins with the version, which is 1 unless stated otherwise::
     "sc" client 00 number:4   its place: [1, [position by shard]]: all messages up to it were delivered
     "sn" client 00 number:4   retained messages are being sent: [1, topic]: those up to this topic were delivered
     "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
-    "sf" client 00 number:8   a flight, in the order sent: messages whose PUBACK or PUBREC is due: `FlightRecord`,
+    "sf" client 00 number:8   a flight, in the order sent: messages that wait for a PUBACK or PUBREC: `FlightRecord`,
                               of retained messages `StoredFlight`, or in version 2 `MergedFlightRecord`
-    "sp" client 00 number:8   packet ids whose PUBCOMP is due, in the order of PUBRECs: [1, 2 bytes each, little-endian]
-    "i"  client 00 id:2       an incoming QoS 2 packet id whose PUBREL is due: [1]
+    "sp" client 00 number:8   packet ids that wait for a PUBCOMP, in the order of PUBRECs: [1, 2 bytes each,
+                              little-endian]
+    "i"  client 00 id:2       an incoming QoS 2 packet id that waits for its PUBREL: [1]
     "t"  time:8 kind:1 client a timer, by the session clock: [1]; kind "e" the session ends, "w" its will is due.
                               It counts if the session's record names the same time.
     "c"                       in shard 0, the time by both clocks (`topicstore.sessions.session_clock`)

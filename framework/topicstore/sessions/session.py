@@ -28,7 +28,7 @@ __all__ = ["Session", "lives_of"]
 
 
 class Session:
-    """A connected client's session, made by `Sessions.open`. All methods may be called from any thread.
+    """A connected client's session, created by `Sessions.open`. All methods are thread-safe.
 
     The methods that a server calls in its event loop never block on a lock or on the engine: `alive`, `puback`,
     `pubrec`, `pubcomp`, `pause`, `resume`, `ask_again`, `status` and the attributes. The other methods read or commit,
@@ -77,7 +77,7 @@ class Session:
 
     @property
     def filters(self) -> int:
-        """The number of subscriptions. A server uses this number to limit how much work ends together."""
+        """The number of subscriptions, by which a server bounds the sessions that it ends in one call."""
         return len(self._live.sources)
 
     @property
@@ -152,7 +152,7 @@ class Session:
         unacknowledged packets come first (MQTT 5, sections 4.4 and 4.6): the PUBRELs in the order of their PUBRECs,
         then the messages in the order they were sent, with ``dup``. Messages that were deleted or dropped, or have
         expired, in the meantime are left out: at QoS 1 their packet ids are free; at QoS 2, where the client may still
-        hold the id, the exchange goes on with a `PubRel`.
+        hold the id, the exchange continues with a `PubRel`.
 
         Raises the errors of reading and committing; then no packet was handed out, and the call may be repeated.
         """
@@ -256,9 +256,9 @@ class Session:
         packet_ids: the packet id of each message. At QoS 2 it is committed in one engine write with the message, and
                     until its `pubrel` a message with the same id is a repetition, and left out (MQTT 5, section 4.3.3).
 
-        When it returns, a PUBREC or PUBACK may be sent for all messages, whether or not they were new. Raises the
-        errors of `Database.publish`; then nothing was stored. The index of an `InvalidMessageError` counts all
-        messages of the call, with repetitions.
+        On return, a PUBREC or PUBACK may be sent for all messages, whether or not they were new. Raises the errors of
+        `Database.publish`; then no message was stored. The index of an `InvalidMessageError` counts all messages of the
+        call, including repetitions.
         """
         batch = list(messages)
         ids = [0] * len(batch) if packet_ids is None else list(packet_ids)
@@ -269,9 +269,10 @@ class Session:
         return publish(self._context, [self._live] * len(batch), given, ids, refused, partial=False).result
 
     def pubrel(self, *packet_ids: int) -> int:
-        """Free the packet ids of incoming PUBRELs; return how many were in use. They are committed on return.
+        """Free the packet ids of incoming PUBRELs; return the number that were in use. Durable on return.
 
-        A PUBCOMP may then be sent for all of them, whether or not they were in use. `Sessions.pubrel` says which were.
+        A PUBCOMP may then be sent for all of them, whether or not they were in use. `Sessions.pubrel` returns which
+        were in use.
         """
         for packet_id in packet_ids:
             if type(packet_id) is not int:
@@ -297,8 +298,9 @@ class Session:
         self._context.dispatcher.claims.of([self._live], claimed)
 
     def disconnect(self, *, send_will: bool = False, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
-        """End the connection after a DISCONNECT: commit all changes, and discard the will unless ``send_will``.
+        """End the connection after a DISCONNECT. All changes are committed.
 
+        send_will:       publish the will after its delay; by default the will is discarded.
         expiry_interval: a timedelta or seconds, or None for never, in place of the value that the session was
                          opened with.
         """

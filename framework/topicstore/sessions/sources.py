@@ -238,7 +238,7 @@ class FeedSource(Source):
         """Return the shards that may have messages to read, including those whose read failed."""
         return [*self._behind, *self._failing]
 
-    # --- with others that overlap ---
+    # --- overlapping subscriptions ---
 
     def join(self, union: Union) -> list[Live]:
         """Leave reading to the union; return the queued messages that are not stored."""
@@ -371,7 +371,7 @@ class FeedSource(Source):
             return self._channel.feed.read(shard, self._places[shard], limit)
         except TopicstoreError:
             self._behind.pop(shard, None)
-            self._failing[shard] = None  # the other shards go on
+            self._failing[shard] = None  # other shards are not affected
             raise
 
     def advance(self, shard: int, run: Run, era: Era, end: int) -> None:

@@ -136,7 +136,7 @@ class SharedSource(Source):
         try:
             run = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
         except TopicstoreError:
-            self._failing[shard] = None  # the other shards go on
+            self._failing[shard] = None  # other shards are not affected
             raise
         group.note_dropped(run.dropped)
         rows = self._rows(run, shard, places)
