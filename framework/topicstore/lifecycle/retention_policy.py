@@ -139,7 +139,7 @@ class Rule:
 
 
 def rules(settings: RetentionSettings) -> list[Rule]:
-    """Return the rules by which messages are deleted before their generation, which other messages keep longer."""
+    """Return the rules that delete messages before their generation is dropped, because other messages stay longer."""
     whole, filters = settings.whole_age, settings.filters
     found = []
     for name, length in filters.items():

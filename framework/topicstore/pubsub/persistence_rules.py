@@ -1,4 +1,4 @@
-"""Persistence rules: select published messages to store that neither the publisher nor a durable subscription requests.
+"""Persistence rules: store published messages that neither the publisher nor a durable subscription asks to store.
 
 Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 

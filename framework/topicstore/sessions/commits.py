@@ -28,12 +28,12 @@ class Commits:
         self.overtaken = overtaken
 
     def write(self, session: LiveSession, writes: Sequence[StateWrite]) -> None:
-        """Commit writes of a session, which include its guard or a change of it."""
+        """Commit writes of a session, including its guard or a new session record, or raise."""
         for failure in self.together({session: writes}).values():
             raise failure
 
     def together(self, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:
-        """Commit writes of sessions, each with its guard or a change of it; return the errors.
+        """Commit writes of sessions, each including its guard or a new session record; return the errors by session.
 
         Writes of sessions that are kept in memory count as committed.
 

@@ -158,7 +158,7 @@ class Channel:
     # --- under the dispatcher's lock ---
 
     def pass_on_locked(self) -> None:
-        """Pass the recorded events to the followers: wake those that wait, and hand over messages not stored."""
+        """Wake the waiting followers of shards with new messages, and hand over the messages that are not stored."""
         while self._noted:
             shard, _ = self._noted.popitem()  # before the followers wake, so that a later event is recorded again
             self.passed += 1
