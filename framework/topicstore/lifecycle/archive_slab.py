@@ -1,15 +1,14 @@
-"""`ArchiveSlab`: a generation that is read from its export as if it were local, and can't be changed.
+"""`ArchiveSlab`: a generation that is read from its export as if it were local. It is read-only.
 
-It is one stream in order of positions. A place is ``"parquet"``, a zero byte and the next position, 8 bytes
-big-endian; one of any other form is from the time when the generation was local.
+It has one stream, in order of positions. A place is ``"parquet"``, a zero byte and the next position, 8 bytes
+big-endian. A place in any other form is from the time when the generation was local.
 
-A read skips row groups by their positions in `topicstore.lifecycle.export_format.Contents`. Of the others it reads
-topics and positions first, and the rest only if a topic matches. All bytes read are checked against the digests.
-Damaged or missing data raises an error that names the place whenever it is read, and only then: after a disk comes
-back, no reopening is needed.
+A read skips row groups by their positions in `topicstore.lifecycle.export_format.Contents`. Of other row groups, it
+reads topics and positions first, and the rest only if a topic matches. All bytes are verified by digests. Each read of
+damaged or missing data raises an error that names the file. Errors are not remembered, so when a disk is available
+again, the database need not be reopened.
 
-Decoded row groups of all exports that a process reads are kept, up to `_KEPT_BYTES` together, for readers that come
-back for the next batch.
+Decoded row groups of all exports that a process reads are cached, up to `_KEPT_BYTES` together, for the next batches.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ _TAG = b"parquet\0"
 _KEPT_BYTES = 64 << 20
 _BATCH, _BATCH_BYTES = 16_384, 8 << 20
 _KNOWN = 256
-"""Number of filters for which a slab keeps whether they match any topic."""
+"""Number of filters for which a slab caches whether they match any topic."""
 _FILTERS = 4
-"""Number of filters whose matching rows are kept with a row group."""
+"""Number of filters whose matching topics are cached with a row group."""
 _FIRST = ["topic", "position"]
 _REST = [name for name in SCHEMA.names if name not in ("topic", "properties")]
 _CODED = ["topic", "client_id"]
@@ -95,7 +94,7 @@ def _footer(file: int, size: int) -> bytes:
 
 
 def _chunk(metadata: pq.FileMetaData, group: int, column: int) -> tuple[int, int]:
-    """Return where the bytes of a column chunk begin, and how many there are."""
+    """Return the offset and the size of a column chunk in bytes."""
     chunk = metadata.row_group(group).column(column)
     begin = chunk.data_page_offset
     if chunk.has_dictionary_page:
@@ -104,7 +103,7 @@ def _chunk(metadata: pq.FileMetaData, group: int, column: int) -> tuple[int, int
 
 
 def digests_of(path: Path, metadata: pq.FileMetaData) -> tuple[str, list[bytes]]:
-    """Return the digests of a file's footer, and of each row group's column chunks."""
+    """Return the digest of a file's footer, and, for each row group, those of its column chunks."""
     with _opened(path) as file:
         groups = [
             b"".join(_digest(file, *_chunk(metadata, group, column)) for column in range(metadata.num_columns))
@@ -137,7 +136,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 class _File:
-    """One part whose metadata has been read and checked."""
+    """A Parquet file of an export, whose metadata has been read and verified."""
 
     def __init__(self, path: Path, part: Part) -> None:
         self._path = path
@@ -152,7 +151,7 @@ class _File:
         self._metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return columns of a row group. Raises `ValueError` if their bytes differ from those that were written."""
+        """Return columns of a row group. Raises `ValueError` if a column's digest is wrong."""
         wanted = set(columns)
         leaves = [self._metadata.schema.column(leaf).path.split(".")[0] for leaf in range(self._metadata.num_columns)]
         digests = self._part.groups[group].chunks
@@ -177,7 +176,7 @@ class _Place(NamedTuple):
 
 
 class _RowGroup:
-    """A row group that is decoded as far as needed."""
+    """A row group, decoded as far as needed."""
 
     def __init__(self, first: pa.Table) -> None:
         self.positions: Positions = first["position"].to_numpy()
@@ -186,7 +185,7 @@ class _RowGroup:
         self._matches: dict[str, npt.NDArray[np.bool_]] = {}
 
     def rows(self, topic_filter: TopicFilter, first: int, last: int) -> Rows:
-        """Return the rows that match, with positions from ``first`` to ``last``."""
+        """Return the rows whose topics match, with positions from ``first`` to ``last``, inclusive."""
         matches = self._matches.get(topic_filter.text)
         if matches is None:
             texts = self.topics.texts.values
@@ -199,19 +198,19 @@ class _RowGroup:
 
     @property
     def size(self) -> int:
-        """The approximate number of bytes that it takes."""
+        """The approximate size in memory, in bytes."""
         return 12 * len(self.positions) + (0 if self.rest is None else self.rest.nbytes)
 
 
 class _Kept:
-    """The row groups used most recently, of all slabs of the process. A forked child begins with none."""
+    """The cache of the row groups used most recently, of all slabs of the process. Empty in a forked child."""
 
     def __init__(self) -> None:
         self.leave_to_parent()
         remember(self)
 
     def leave_to_parent(self) -> None:
-        """Start empty and with a new lock in a forked child: a thread that held the old one doesn't exist there."""
+        """Start empty, with a new lock, in a forked child: the thread that held the old lock doesn't exist there."""
         self._lock = threading.Lock()
         """Guards the attributes below."""
         self._groups: OrderedDict[tuple[object, int, int], tuple[_RowGroup, int]] = OrderedDict()
@@ -225,12 +224,12 @@ class _Kept:
             return None if found is None else found[0]
 
     def keep(self, key: tuple[object, int, int], group: _RowGroup) -> None:
-        """Keep a row group as the most recently used one, with its current size."""
+        """Cache a row group as the most recently used one, with its current size."""
         with self._lock:
             self._remove_locked(key)
             self._groups[key] = group, group.size
             self._size += group.size
-            while self._size > _KEPT_BYTES:  # the last one too: a single payload may be as large as the limit
+            while self._size > _KEPT_BYTES:  # perhaps the last one too, as one payload may be as large as the limit
                 self._remove_locked(next(iter(self._groups)))
 
     def _remove_locked(self, key: tuple[object, int, int]) -> None:
@@ -245,7 +244,7 @@ _kept = _Kept()
 
 
 class ArchiveSlab(Slab):
-    """A generation in a directory of an export, which is read when it is needed."""
+    """One shard's part of a generation, in a directory of an export that is read on demand."""
 
     def __init__(self, directory: Path, database: str, shard: int, generation: int, messages: int) -> None:
         self.counters = ReadCounters()
@@ -259,7 +258,7 @@ class ArchiveSlab(Slab):
         self._matching: dict[str, bool] = {}
         self._key = object()
 
-    # --- what is there ---
+    # --- contents ---
 
     @property
     def contents(self) -> Contents:
@@ -287,7 +286,7 @@ class ArchiveSlab(Slab):
 
     @contextmanager
     def _named(self, path: Path, within: str = "") -> Iterator[None]:
-        """Turn errors of a file into damage at that place, except that it can't be opened."""
+        """Convert errors of reading a file to `CorruptionError`, but a lack of permission to `EngineError`."""
         try:
             with failure_told():
                 yield
@@ -301,7 +300,7 @@ class ArchiveSlab(Slab):
     # --- reading ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the only stream; an empty list if it is known that no topic matches."""
+        """Return the only stream; an empty list if no topic matches for certain."""
         return [StreamInfo(stream=_STREAM, pattern="#")] if self._messages and self._may_match(topic_filter) else []
 
     def _may_match(self, topic_filter: TopicFilter) -> bool:
@@ -320,7 +319,7 @@ class ArchiveSlab(Slab):
         return _place_at(position)
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Read row groups from the place on until there are enough rows.
+        """Read row groups, beginning at the place, up to the limits.
 
         Raises `GenerationArchivedError` for a place from the time when the generation was local.
         """
@@ -351,7 +350,7 @@ class ArchiveSlab(Slab):
         return int.from_bytes(place[len(_TAG) :], "big")
 
     def _behind(self, position: int) -> Iterator[_Place]:
-        """Yield the row groups that don't end before a position, in order."""
+        """Yield the row groups whose last position is not before ``position``, in order."""
         if self.contents.messages:
             begin = bisect_left(self._places, position, key=lambda where: where.group.last)
             yield from self._places[begin:]
@@ -359,9 +358,9 @@ class ArchiveSlab(Slab):
     def _take(
         self, where: _Place, topic_filter: TopicFilter, first: int, limits: ReadLimits, rows_before: int, size: int
     ) -> tuple[MessageBatch, int, int]:
-        """Return the first matching rows of a row group, the bytes of their payloads, and where to go on.
+        """Return the first matching rows of a row group, the bytes of their payloads, and the next position to read.
 
-        ``rows_before`` and ``size`` are the rows and bytes that the read has already.
+        ``rows_before`` and ``size``: the rows and bytes that the call of `next` has already read.
         """
         group, last = self._group(where), limits.bound
         rows = group.rows(topic_filter, first, last)
@@ -392,7 +391,7 @@ class ArchiveSlab(Slab):
             return file.read(where.number, columns)
 
     def _batch(self, where: _Place, group: _RowGroup, rows: Rows, most: int) -> tuple[MessageBatch, int]:
-        """Return as many of the rows as have about ``most`` bytes of payloads, and the number of these bytes."""
+        """Return the first of the rows with about ``most`` bytes of payloads, and the number of these bytes."""
         rest = group.rest
         if rest is None:
             rest = group.rest = self._read(where, _rest_of(where.group)).combine_chunks()
@@ -417,7 +416,7 @@ class ArchiveSlab(Slab):
         )
         return batch, int(sizes[len(rows) - 1])
 
-    # --- what is refused ---
+    # --- refused calls ---
 
     def _refuse(self) -> NoReturn:
         _, _, generation, _ = self._whose
@@ -440,10 +439,10 @@ class ArchiveSlab(Slab):
         """Raise `GenerationError`."""
         self._refuse()
 
-    # --- care ---
+    # --- inspecting ---
 
     def info(self) -> SlabInfo:
-        """Return its location and size, or a description of its damage."""
+        """Return the location and size of the export, or a description of its damage."""
         details: dict[str, str | int] = {"exported to": str(self._directory)}
         try:
             details |= {"files": len(self.contents.parts), "file bytes": self.contents.size}
@@ -452,7 +451,7 @@ class ArchiveSlab(Slab):
         return SlabInfo(streams=int(self._messages > 0), details=details)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every byte of every file, and every row, without using anything that was read before."""
+        """Read every byte of every file, and every row, without caches; yield damage and numbers of rows."""
         self._contents, self._files = None, {}
         try:
             parts = self.contents.parts
@@ -471,7 +470,7 @@ class ArchiveSlab(Slab):
                 yield from self._verify_file(self._directory / part.name, part)
 
     def _check_head(self) -> None:
-        """Raise `CorruptionError` if the export's head is damaged or missing: then it can't be restored."""
+        """Raise `CorruptionError` if the export's head is damaged or missing, as the export can't be restored then."""
         target = self._directory.parent.parent
         with self._named(target):
             head = read_head(target)
@@ -487,7 +486,7 @@ class ArchiveSlab(Slab):
         return len(rows)
 
     def _verify_file(self, path: Path, part: Part) -> Iterator[Damage]:
-        """Yield the damage of a whole file, including bytes from which no row is read."""
+        """Yield the damage of a whole file, including bytes that belong to no row."""
         try:
             with self._named(path):
                 whole = digest_of(path) == part.digest
@@ -499,7 +498,7 @@ class ArchiveSlab(Slab):
 
 
 def rows_of(slabs: Sequence[ArchiveSlab]) -> Iterator[MessageBatch]:
-    """Yield all rows of slabs of any shards and generations in order of positions, of equal ones by shards."""
+    """Yield all rows of slabs of any shards and generations, in order of positions, then of shards."""
     by_place = {(slab.contents.shard, slab.contents.generation): slab for slab in slabs}
     filters = sorted({text for slab in slabs for text in slab.contents.filters})
     plans = [
@@ -547,7 +546,7 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _coded(column: pa.ChunkedArray) -> Coded:
-    """Return a column that holds few different texts."""
+    """Convert a dictionary-encoded column of texts."""
     array = _array(column.unify_dictionaries())
     values = np.empty(len(array.dictionary), dtype=object)
     values[:] = array.dictionary.to_pylist()
@@ -557,7 +556,7 @@ def _coded(column: pa.ChunkedArray) -> Coded:
 
 
 def _folded(column: pa.ChunkedArray) -> Column:
-    """Return a column, as a `Constant` if all its values are equal."""
+    """Convert a column; return a `Constant` if all its values are equal."""
     ends = pc.min_max(column)
     if ends["min"] == ends["max"]:
         return Constant(ends["min"].as_py(), len(column))
@@ -571,7 +570,7 @@ def _properties_of(column: pa.ChunkedArray) -> Column:
 
 
 class _PropertiesColumn(LazyColumn):
-    """A column of properties, whose Python objects differ from Arrow's."""
+    """A column of properties, converted to `Properties` on first use."""
 
     def __init__(self, array: pa.Array) -> None:
         self._array = array

@@ -1,4 +1,4 @@
-"""`Archives`: generations exported as Parquet, and read from there."""
+"""`Archives`: exports generations to Parquet, and lists those that are read from exports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Archive", "Archives", "open_archive"]
 
 PartsDone = Callable[[int, int], object]
-"""Called with how many parts of an export are done, and how many there are."""
+"""Called with the number of completed parts of an export, and the number of all parts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class Archive:
 
 
 class Archives:
-    """The exports of one database, as returned by `Database.archives`. All methods may be called from any thread."""
+    """The exports of one database, as returned by `Database.archives`. All methods are thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -50,19 +50,18 @@ class Archives:
     ) -> ExportReport:
         """Write sealed generations, by default all, to the directory ``target`` as partitioned Parquet.
 
-        One or more files for each generation of a shard (`topicstore.lifecycle.export_format`), rows in order of
-        positions, as they are stored beneath plugins, with the least and greatest timestamp of each row group for
-        readers that select by it; each is read back and compared row by row. Generations that are there already are
-        skipped, so call it again to complete an interrupted export or to add newer generations. The files are on disk
-        when it returns. ``progress`` is called before each part and at the end, with the number of parts that are done
-        and that of all; if it raises, the export ends there, and can be completed later.
+        Each shard's part of a generation is one or more files (`topicstore.lifecycle.export_format`), with rows in
+        order of positions, in stored form, without plugins. Each row group has the lowest and highest timestamp, for
+        readers that select by time. Each file is read back and compared row by row. Generations that the target already
+        holds are skipped, so another call completes an interrupted export or adds newer generations. All files are
+        fsynced on return. ``progress`` is called before each part and at the end, with the numbers of completed and of
+        all parts; if it raises, the export stops, and can be completed later.
 
-        Raises `GenerationError` for the current generation and for one that isn't there,
-        `ManifestMismatchError` if the directory holds something else, lies inside the database, or lacks a generation
-        that was archived there, as when a volume isn't mounted; `CorruptionError`, `StorageFullError`,
-        `TooManyOpenFilesError`, `FileSystemError`.
+        Raises `GenerationError` for the current generation and for one that doesn't exist; `ManifestMismatchError` if
+        the directory holds other files, lies inside the database, or lacks a generation that was archived there, as
+        when a volume isn't mounted; `CorruptionError`, `StorageFullError`, `TooManyOpenFilesError`, `FileSystemError`.
         """
-        from .exporting import export  # with pyarrow, which takes longer to import than all else
+        from .exporting import export  # imports pyarrow, which takes long
 
         self._storage.check_open()
         return export(self._storage, check_path(target), generations, progress)
@@ -72,15 +71,15 @@ class Archives:
     ) -> ExportReport:
         """Export sealed generations, by default all that are local, and remove the local messages.
 
-        All reads then use the export as if it were local, with streams and cursors of its own; nothing can be deleted
-        from it. Parts that exist already are compared row by row, too. The location of the export and the removal of
-        the local messages are recorded in one write for each shard: after a crash, a shard has either the messages or
-        the archive. An absolute ``target`` is recorded as it is, a relative one relative to the database's directory,
-        so that both can be moved together. A generation that was archived elsewhere is copied, and read from the new
-        place. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole generations.
+        All reads then use the export as if it were local, with its own streams and cursors; messages can't be deleted
+        from it. Existing parts are compared row by row, too. The location of the export and the removal of the local
+        messages are recorded in one write for each shard, so after a crash a shard has either the messages or the
+        archive. An absolute ``target`` is recorded unchanged. A relative ``target`` is relative to the database's
+        directory, so that both can be moved together. A generation that was archived elsewhere is copied, and read from
+        the new place. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole generations.
 
-        Cursors and replays under way in a generation raise `GenerationArchivedError`; subscriptions and sessions go on.
-        Raises the errors of `export`; then no local messages were removed.
+        Cursors and replays that are reading a generation raise `GenerationArchivedError`; subscriptions and sessions
+        continue. Raises the errors of `export`; then no local messages were removed.
         """
         from .exporting import archive
 
@@ -88,7 +87,7 @@ class Archives:
         return archive(self._storage, location_of(self._storage.path, check_path(target)), generations, progress)
 
     def __iter__(self) -> Iterator[Archive]:
-        """Iterate over the archived generations as of now, oldest first."""
+        """Iterate over a snapshot of the archived generations, oldest first."""
         self._storage.check_open()
         return iter(
             [
@@ -118,7 +117,7 @@ def open_archive(database: Path, manifest: Manifest) -> OpenArchive:
     """Return the function that opens the archived generations of a database. This reads no file yet."""
 
     def opened(shard: int, record: GenerationRecord) -> Slab:
-        from .archive_slab import ArchiveSlab  # with pyarrow, which takes longer to import than all else
+        from .archive_slab import ArchiveSlab  # imports pyarrow, which takes long
         from .export_format import slab_directory
 
         directory = slab_directory(archive_directory(database, record.archive or ""), shard, record.number)

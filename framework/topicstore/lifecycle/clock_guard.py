@@ -1,4 +1,4 @@
-"""`ClockGuard`: a time for removals that must not come too early, even if the wall clock jumps forward."""
+"""`ClockGuard`: prevents early removals when the wall clock jumps forward."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from topicstore.runtime.warning import warn_caller
 __all__ = ["ClockGuard"]
 
 _TOLERANCE = 60_000_000
-"""Microseconds by which clocks may differ before this counts as a jump."""
+"""Microseconds above which a difference of the clocks counts as a jump."""
 
 
 class ClockGuard:
-    """Holds back the time by which the wall clock is ahead of the time that has really passed since the guard was made.
+    """Measures the time by which the wall clock has jumped ahead of elapsed time, for retention to subtract.
 
-    The wall clock is trusted when the guard is made, and again once it has differed by the same amount for as long as
-    messages are kept: messages stored before it was set are then old enough by any clock. One that is set back is
-    trusted, too, because messages that are stored then get its times: when it is set right, it has jumped forward for
-    them. Used by one thread at a time, but for `stored`.
+    The wall clock is trusted when the guard is created, and again after it has differed by the same amount for as long
+    as messages are kept: then messages stored before the change are old enough by any clock. A wall clock that is set
+    back is trusted as well, because messages stored then get its times; when it is set forward again, that is a jump
+    for these messages. Used by one thread at a time, except `stored`.
     """
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self.held_back = 0
-        """Microseconds by which the wall clock has jumped ahead, which don't count as passed."""
+        """Microseconds by which the wall clock has jumped ahead, and which don't count as elapsed."""
         self._trust()
 
     def _trust(self) -> None:
         self._steady = SteadyClock(self._clocks)
         self._told = self.held_back = 0
-        # Threads that store set these two without a lock: a stale value stands until the next store.
+        # Storing threads set these two without a lock; the next store corrects a stale value.
         self._lowest = 0
-        """The most microseconds by which the wall clock has been behind since, as a number below 0."""
+        """The lowest difference of the wall clock from elapsed time, in microseconds; 0 or negative."""
         self._noted = 0, self._clocks.monotonic()
-        """By how much the wall clock differs, and the monotonic time since which it does."""
+        """The current difference in microseconds, and the monotonic time since which it has not changed."""
 
     def stored(self) -> None:
-        """Note where the wall clock is when messages are stored. Cheap; may be called by any thread."""
+        """Record the wall clock's difference when messages are stored. Cheap and thread-safe."""
         differ = self._steady.behind()
         if differ < self._lowest:
             self._lowest = differ
@@ -45,7 +45,7 @@ class ClockGuard:
             self._noted = differ, self._clocks.monotonic()
 
     def look(self, kept_for: int) -> None:
-        """Compare the clocks, and warn of a jump forward. ``kept_for``: microseconds for which messages are kept."""
+        """Update `held_back`, and warn of a jump forward. ``kept_for``: microseconds for which messages are kept."""
         self.stored()
         ahead = self._steady.behind() - self._lowest
         self.held_back = ahead if ahead > _TOLERANCE else 0

@@ -1,16 +1,16 @@
-"""Messages that are deleted before their generation, by topic filter, and the progress of each rule in each shard.
+"""Retention by topic filter: deletes messages before their generation is dropped, by rules.
 
-A rule deletes messages older than its age that match its filter, except those that match another filter whose messages
-stay longer; or messages that no filter matches. It goes through the positions of a shard once, from the oldest on, with
-the ordinary delete, and records its progress after each stretch. So each message is read once, and each block or key is
-rewritten at most as often as stretches end in it: in the background, a rule waits until a stretch covers a quarter of
-the age. An interrupted stretch is repeated, which finds less to delete. New messages get higher positions, so none
-comes before the recorded progress. A changed set of rules begins again from the oldest message.
+A rule deletes messages older than its age that match its filter, except messages that another filter keeps longer. One
+rule may be for messages that no filter matches. A rule passes through the positions of a shard once, the oldest first,
+with the ordinary delete, in ranges of positions, and stores its progress after each range. So a rule reads each message
+once, and rewrites each block or key at most once for each range that ends in it. In the background, a range covers at
+least a quarter of the age. After an interruption the range is repeated. New messages get higher positions, so they are
+never before the stored progress. After a change of the rules, all begin again at the oldest message.
 
 Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
 
-    "pt" -> record (see `topicstore.shard.record_codec`) of version 1, the digest of all rules, and by the name of a
-            rule the first position that it has not gone through
+    "pt" -> record (see `topicstore.shard.record_codec`) of version 1, the digest of all rules, and, by the name of a
+            rule, the first position that the rule has not processed
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["DECODERS", "Expired", "expire"]
 _KEY = b"\1pt"
 _VERSION = 1
 _PARTS = 4
-"""Number of stretches into which the time of an age is divided in background runs."""
+"""The divisor of a rule's age that gives the length of a range in background runs."""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -57,17 +57,18 @@ class Expired:
     deleted: Mapping[str, int]
     """Number of deleted messages, by the name of the rule."""
     wait: int
-    """Microseconds after which there may be more to do."""
+    """Microseconds after which further messages may have expired."""
 
 
 def expire(
     storage: Storage, rules: Sequence[Rule], generations: Sequence[GenerationAge], now: int, *, at_once: bool
 ) -> Expired:
-    """Delete messages that have expired by the rules: all with ``at_once``, otherwise only complete stretches.
+    """Delete messages that have expired by the rules: all with ``at_once``, otherwise only ranges of full length.
 
-    ``generations`` holds their ages. If positions are in the future, messages count as old as their generation.
+    ``now``: microseconds since the epoch. ``generations``: their ages, which also apply to messages with positions in
+    the future.
 
-    Raises `CorruptionError` for the first shard and rule that find damage, after all others are done.
+    Raises `CorruptionError` for the first shard and rule that find damage, after all others were processed.
     """
     deleted = dict.fromkeys((rule.name for rule in rules), 0)
     wait, digest, damages = FOREVER, _digest(rules), list[CorruptionError]()
@@ -96,7 +97,7 @@ def expire(
 
 
 def _last_expired(shard: Shard, generations: Sequence[GenerationAge], cutoff: int) -> int:
-    """Return the last position of a shard that is visible to readers and older than a time."""
+    """Return the last position of a shard that is visible to readers and older than ``cutoff``."""
     ended = {generation.number: generation.ended for generation in generations}
     last = first_position(cutoff) - 1
     for record in shard.generations.listed():

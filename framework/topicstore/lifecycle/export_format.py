@@ -1,23 +1,23 @@
-"""The files of an export: partitioned Parquet that any tool reads, and the files that mark it as complete.
+"""The files of an export: partitioned Parquet, which any tool can read, and JSON files that mark it as complete.
 
 ::
 
     <target>/_topicstore_export.json                            Head
     <target>/shard=0000/generation=0001/part-00000.parquet      rows in order of their positions
     <target>/shard=0000/generation=0001/_topicstore_slab.json   Contents
-    <target>/.unfinished-<32 hexadecimal digits>/               a draft (`topicstore.storage.directory.staging`)
+    <target>/.unfinished-<32 hexadecimal digits>/               temporary (`topicstore.storage.directory.staging`)
 
 ``shard`` and ``generation`` are partition columns, named by the directories. A file has the columns of
-`topicstore.contract.arrow.SCHEMA_WITH_IDS` except ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take
-that from the path, and if a file has it too, some of them refuse or silently prefer one of the two. Readers that
-discover partitions skip names that begin with ``_`` or ``.``.
+`topicstore.contract.arrow.SCHEMA_WITH_IDS` except ``shard``. Readers of partitioned data (Spark, DuckDB, pyarrow) take
+this column from the path; if a file has the column too, some readers refuse it or silently prefer one of the two.
+Readers that discover partitions skip names that begin with ``_`` or ``.``.
 
-Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is written under another
-name, flushed to disk, and gets its name by one rename: under its name it is complete, and never changed again. A
-directory without `Contents` was not written by an export, and is ignored.
+Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. The directory of a slab (one shard's part
+of a generation) is written under a temporary name, fsynced, and renamed. So under its final name it is complete, and
+never changed again. A directory without `Contents` was not written by an export, and is ignored.
 
-Digests are XXH3, big-endian. Those of a part's footer and of its column chunks cover every byte of the file but the
-first four, so reading any part of the file can check the bytes read.
+Digests are XXH3, big-endian. The digests of a file's footer and of its column chunks cover every byte of the file
+except the first four, so any partial read can be verified.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _HEAD = "_topicstore_export.json"
 _CONTENTS = "_topicstore_slab.json"
 
 _END = first_position(MAX_TIME + 1)
-"""A bound above every position."""
+"""The exclusive upper bound of positions."""
 
 T = TypeVar("T")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The database that was exported, and the settings for a database in which its rows are restored."""
+    """The identity of the exported database, and its settings, for restoring its rows into another database."""
 
     database: str
     """The database's id: 32 hexadecimal digits."""
@@ -74,7 +74,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     timestamps: str
     late: str
     plugins: tuple[str, ...]
-    """The wrappers of the data path, beneath which the rows were read."""
+    """The plugins that wrap the data path; the exported rows are in stored form, without these plugins."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -85,22 +85,22 @@ class Group(msgspec.Struct, frozen=True):
     """The position of the first row."""
     last: int
     properties: bool
-    """Whether any row has properties. Otherwise the column need not be read, which costs as much as the rest."""
+    """Whether any row has properties. If not, readers skip the column, which takes as long as all others together."""
     chunks: bytes
-    """The digests of all column chunks, 8 bytes each, in their order in the file; in JSON as base64."""
+    """The digests of all column chunks, 8 bytes each, in file order; in JSON as base64."""
 
 
 class Part(msgspec.Struct, frozen=True):
     """One Parquet file of a slab."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"\Apart-[0-9]{5,9}\.parquet\Z")]
-    """The name of a file in the same directory; the pattern excludes paths that lead elsewhere."""
+    """The name of a file in the same directory; the pattern excludes paths to other directories."""
     size: int
     """The size of the file in bytes."""
     digest: str
     """The digest of the whole file, 128 bits, hexadecimal."""
     footer: str
-    """The digest of the metadata at its end with its length and the magic number, 64 bits, hexadecimal."""
+    """The digest of the footer (metadata, its length, and the magic number), 64 bits, hexadecimal."""
     groups: list[Group]
 
 
@@ -119,9 +119,9 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     last_position: int
     messages: int
     filters: tuple[str, ...]
-    """Topic filters that together match every row, each once."""
+    """Topic filters that together match every row; each row matches exactly one of them."""
     topics: list[str] | None
-    """All topics, sorted; None if there are too many for a check to pay."""
+    """All topics, sorted; None if there are so many that comparing them with a filter would not save time."""
     parts: list[Part]
 
     def __post_init__(self) -> None:
@@ -145,9 +145,9 @@ def slab_directory(target: Path, shard: int, generation: int) -> Path:
 
 
 def begin_export(target: Path, manifest: Manifest) -> None:
-    """Make sure that there is a directory for a database's export.
+    """Create the directory of a database's export, if it doesn't exist, and its head file.
 
-    Raises `ManifestMismatchError` if it is the export of another database, or holds something else.
+    Raises `ManifestMismatchError` if the directory is the export of another database, or holds other files.
     """
     head = Head(
         database=manifest.id,
@@ -162,7 +162,7 @@ def begin_export(target: Path, manifest: Manifest) -> None:
         sync_directory(path.parent)
     if read_head(target) is None:
         others = any(not entry.name.startswith(_HEAD) for entry in target.iterdir())
-        if others and read_head(target) is None:  # otherwise another process has just begun to export
+        if others and read_head(target) is None:  # a second check, as another process may just have begun an export
             raise ManifestMismatchError(f"{target} holds files but is no export; it was left as it is")
         _write(target / _HEAD, head)
     there = read_head(target)
@@ -179,12 +179,12 @@ def read_head(target: Path) -> Head | None:
 
 
 def write_contents(directory: Path, contents: Contents) -> None:
-    """Write the contents file of a directory; it and the directory's other entries are on disk when this returns."""
+    """Write the contents file of a directory; the file and all directory entries are fsynced on return."""
     _write(directory / _CONTENTS, contents)
 
 
 def is_complete(directory: Path) -> bool:
-    """Return whether a directory holds the export of a slab, without reading it."""
+    """Return whether a directory holds the complete export of a slab, without reading the contents file."""
     return (directory / _CONTENTS).exists()
 
 
@@ -203,7 +203,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 def _write(path: Path, value: msgspec.Struct) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # several processes may write one
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # unique, as several processes may write the file
     replace_file(path, msgspec.json.encode(data) + b"\n", draft=draft)
 
 

@@ -1,13 +1,12 @@
 """Exporting sealed generations to Parquet, and archiving them: exporting and then removing the local messages.
 
-A slab, the part of a generation in one shard, is exported as a whole or not at all: it is written under a temporary
-name, read back and compared with a second replay row by row, flushed to disk, and renamed. So an export that was killed
-goes on with the missing slabs, and several processes may export to one target. The slabs of a generation that is
-archived are renamed when all of them are written, and removed if that fails: from what stays local messages may be
-deleted, and no slab that still holds them may be in the way of the next attempt.
+The export of a slab (the part of a generation in one shard) is atomic: it is written under a temporary name, read back,
+compared with a second replay row by row, fsynced, and renamed. So an interrupted export continues with the missing
+slabs, and several processes may export to one target. The slabs of a generation that is archived are renamed when all
+of them are written, and removed if that fails. Otherwise, messages could later be deleted from the local generation,
+and the exported slabs, which still hold these messages, would make the next attempt fail.
 
-Rows are read beneath the plugins of the database, as they are stored: replays over the export pass through the plugins
-again.
+Rows are exported in stored form, without the plugins of the database; replays of the export pass through the plugins.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ T = TypeVar("T")
 
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 16 << 20
-"""Bytes after which a row group ends, at the end of a batch. Readers hold one row group in memory at a time."""
+"""Bytes after which a row group ends, at a batch boundary. Readers hold one row group in memory at a time."""
 _PART_BYTES = 256 << 20
-"""Bytes after which a file ends, at the end of a row group."""
+"""Bytes after which a file ends, at a row group boundary."""
 _BATCH = 16_384
 _MOST_TOPICS = 1_000
-"""Number of topics above which a slab doesn't list them, because matching all of them costs more than it saves."""
+"""Number of topics above which a contents file doesn't list them, because matching all of them would not save time."""
 _OPTIONS = {
     "compression": "zstd",
     "use_dictionary": ["topic", "client_id", "qos"],
@@ -92,7 +91,7 @@ class ExportedSlab:
     messages: int
     file_bytes: int
     new: bool
-    """Whether it was written by this call."""
+    """Whether the slab was written by this call."""
 
 
 @attrs.frozen(kw_only=True)
@@ -101,15 +100,15 @@ class ExportReport:
 
     target: str
     generations: tuple[int, ...]
-    """The requested generations that the target holds now."""
+    """The requested generations, all of which the target holds."""
     messages: int
-    """The number written by this call."""
+    """Number of messages written by this call."""
     file_bytes: int
     """Bytes of the files written by this call."""
     slabs: int
-    """The number written by this call."""
+    """Number of slabs written by this call."""
     slabs_before: int
-    """Number of slabs that were there already."""
+    """Number of slabs that the target already held."""
     seconds: float
 
 
@@ -137,7 +136,7 @@ def archive(
     generations: Sequence[int] | None,
     progress: Callable[[int, int], object] | None = None,
 ) -> ExportReport:
-    """Export generations, by default all that are sealed and local, to be read there; see `Archives.archive`."""
+    """Export generations, by default all that are sealed and local, and remove them locally; see `Archives.archive`."""
     storage.check_writable()
     began, target = time.perf_counter(), archive_directory(storage.path, location)
     if generations is None:
@@ -147,7 +146,7 @@ def archive(
     numbers = begin(storage, target, generations)
 
     def archive_one(number: int) -> list[ExportedSlab]:
-        _check_holds_archived(storage, target)  # a volume can also go between two generations
+        _check_holds_archived(storage, target)  # the volume may have been unmounted since the last generation
         with ExitStack() as drafts:
             written = [_write_slab(storage, shard, number, target, drafts, anew=True) for shard in storage.shards]
             directories = [slab_directory(target, shard.number, number) for shard in storage.shards]
@@ -163,21 +162,21 @@ def archive(
         return exported
 
     def archive_all() -> None:
-        # One after the other, so that the space of each is free before the next needs some.
+        # In sequence, so that the disk space of a generation is free before the next needs space.
         for number in _told(numbers, progress):
-            # The export would still hold messages that are deleted meanwhile.
+            # Deletes wait for the locks; otherwise the export would still hold messages that are deleted meanwhile.
             slabs.extend(
                 holding((shard.generations.rewrite_lock for shard in storage.shards), partial(archive_one, number))
             )
             if storage.listener is not None:
-                storage.listener.forget()  # scans under way read the local slabs
+                storage.listener.forget()  # ends scans under way, which read the local slabs
 
     storage.ballast.given_up(storage.shards, archive_all)
     return report_of(target, numbers, slabs, began)
 
 
 def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> Iterator[T]:
-    """Yield parts of the work, and tell before each, and at the end, how many are done."""
+    """Yield parts of the work; call ``progress`` before each part and at the end."""
     for done, part in enumerate(parts):
         if progress is not None:
             progress(done, len(parts))
@@ -188,7 +187,7 @@ def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> 
 
 @failure_told()
 def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> list[int]:
-    """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
+    """Prepare a directory for an export; return the generations to write, by default all that are sealed."""
     check_apart(storage.path, target)
     _check_holds_archived(storage, target)
     numbers = _sealed(storage) if generations is None else _checked(storage, generations)
@@ -200,7 +199,7 @@ def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> 
 def _check_holds_archived(storage: Storage, target: Path) -> None:
     """Raise `ManifestMismatchError` if a directory lacks a generation that was archived there.
 
-    The directory is then not the archive: it may be the empty mount point of a volume that isn't mounted.
+    Then the directory is not the archive; it may be the empty mount point of a volume that isn't mounted.
     """
     lacking = {
         record.number
@@ -219,7 +218,7 @@ def _check_holds_archived(storage: Storage, target: Path) -> None:
 
 
 def report_of(target: Path, generations: Sequence[int], slabs: Sequence[ExportedSlab], began: float) -> ExportReport:
-    """Return the report of an export that began at a time of `time.perf_counter`."""
+    """Return the report of an export; ``began``: the value of `time.perf_counter` at its start."""
     written = [slab for slab in slabs if slab.new]
     return ExportReport(
         target=str(target),
@@ -233,7 +232,7 @@ def report_of(target: Path, generations: Sequence[int], slabs: Sequence[Exported
 
 
 def _sealed(storage: Storage) -> list[int]:
-    """Return the numbers of the live generations that are not written any more, oldest first."""
+    """Return the numbers of the live generations that are sealed in all shards, oldest first."""
     live = live_records(storage.shards)
     return [number for number, records in live.items() if all(record.sealed is not None for record in records)]
 
@@ -253,7 +252,7 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
 
 @failure_told()
 def export_slab(storage: Storage, shard: Shard, generation: int, target: Path) -> ExportedSlab:
-    """Export a shard's part of a sealed generation, unless it is there already.
+    """Export a shard's part of a sealed generation, unless the target already holds it.
 
     Raises `ManifestMismatchError` if an existing export has another number of messages, or other positions.
     """
@@ -264,9 +263,10 @@ def export_slab(storage: Storage, shard: Shard, generation: int, target: Path) -
 def _write_slab(
     storage: Storage, shard: Shard, generation: int, target: Path, drafts: ExitStack, *, anew: bool = False
 ) -> Callable[[], ExportedSlab]:
-    """Write a slab as a draft, unless it is there already; return what gives it its name while ``drafts`` are open.
+    """Write a slab under a temporary name, unless its export exists; return a function that renames it.
 
-    ``anew``: compare an existing export with the stored rows again; a new one is always compared.
+    The function must be called while ``drafts`` is open. ``anew``: also compare an existing export with the stored
+    rows; a new export is always compared.
     """
     directory = slab_directory(target, shard.number, generation)
     existing = partial(_existing_slab, storage, shard, generation, directory, anew)
@@ -280,9 +280,9 @@ def _write_slab(
             except (CorruptionError, UnsupportedError):
                 if _record(shard, generation).messages == record.messages:
                     raise
-                continue  # messages of it were deleted meanwhile
+                continue  # messages of the slab were deleted meanwhile
             except GenerationArchivedError:
-                continue  # its rows are the same there
+                continue  # another call archived the generation; its rows are read from there
             drafts.push(attempt.pop_all())
         return partial(_new_slab, unfinished, contents, directory, existing)
     return partial(existing, there)
@@ -306,7 +306,7 @@ def _existing_slab(
 
 
 def _check_same(storage: Storage, record: GenerationRecord, directory: Path, there: Contents) -> None:
-    """Raise `ManifestMismatchError` if an export, without reading rows, differs from the stored messages."""
+    """Raise `ManifestMismatchError` if an export's database, positions or number of messages differ. Reads no rows."""
     bounds = (record.first_position, record.last_position)
     if (there.database, there.first_position, there.last_position) != (storage.manifest.id, *bounds):
         raise ManifestMismatchError(
@@ -326,7 +326,7 @@ def _record(shard: Shard, generation: int) -> GenerationRecord:
 
 
 def _publish(unfinished: Path, directory: Path) -> Contents | None:
-    """Rename a complete draft; return the contents of another complete export if that was quicker."""
+    """Rename a complete slab to its final name; if another process did so first, return the contents of its export."""
     directory.parent.mkdir(exist_ok=True)
     if directory.parent.is_symlink():
         raise NotADatabaseError(f"{directory.parent} is a symbolic link; an export is written in its own directory")
@@ -338,7 +338,7 @@ def _publish(unfinished: Path, directory: Path) -> Contents | None:
                 raise
             if (quicker := read_contents(directory)) is not None:
                 return quicker
-            _remove(directory, unfinished.parent)  # it was not written by an export
+            _remove(directory, unfinished.parent)  # without a contents file, it was not written by an export
         else:
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)
@@ -346,7 +346,7 @@ def _publish(unfinished: Path, directory: Path) -> Contents | None:
 
 
 def _remove(directory: Path, target: Path) -> None:
-    """Remove a slab's directory, which is no longer under its name before its files go."""
+    """Remove a slab's directory. It is renamed first, so that a directory under a final name is always complete."""
     aside = target / draft_name()
     directory.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -356,7 +356,7 @@ def _remove(directory: Path, target: Path) -> None:
 
 
 def _stored(storage: Storage, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
-    """Yield all messages of a slab in order of positions, as they are stored."""
+    """Yield all messages of a slab in order of positions, in stored form, without plugins."""
     slab, last = shard.generations.slab(record.number), record.last_position or 0
     filters = slab.contents.filters if isinstance(slab, ArchiveSlab) else filters_of_all(slab)
     plans = [
@@ -370,7 +370,7 @@ def _stored(storage: Storage, shard: Shard, record: GenerationRecord) -> Iterato
 
 
 def _write(storage: Storage, shard: Shard, record: GenerationRecord, directory: Path) -> Contents:
-    """Write a slab's files, and its contents file."""
+    """Write a slab's Parquet files and its contents file."""
     seen = _Topics()
     tables = _tables(_stored(storage, shard, record), seen)
     parts: list[Part] = []
@@ -403,7 +403,7 @@ def _write(storage: Storage, shard: Shard, record: GenerationRecord, directory: 
 
 @attrs.define
 class _Topics:
-    """The topics of a slab, as its contents file describes them."""
+    """Collects the topics of a slab for its contents file."""
 
     topics: set[str] | None = attrs.field(factory=set)
     """All topics; None if there are too many."""
@@ -420,7 +420,7 @@ class _Topics:
 
 
 def _tables(batches: Iterator[MessageBatch], seen: _Topics) -> Iterator[pa.Table]:
-    """Yield the row groups, and add their topics to ``seen``."""
+    """Yield the row groups as tables, and add their topics to ``seen``."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in replays.slices(batches, _BATCH):
@@ -440,7 +440,7 @@ def _table(held: list[pa.RecordBatch], seen: _Topics) -> pa.Table:
 
 
 def _write_part(path: Path, tables: Iterator[pa.Table]) -> Part:
-    """Write row groups into a file until it is large enough; it is on disk when this returns."""
+    """Write row groups into a file until it has `_PART_BYTES`, and fsync it."""
     groups = []
     with naming(path), path.open("wb") as file:
         with pq.ParquetWriter(file, COLUMNS, **_OPTIONS) as writer:
@@ -466,9 +466,9 @@ def _write_part(path: Path, tables: Iterator[pa.Table]) -> Part:
 
 
 def _compare(directory: Path, contents: Contents, stored: Iterator[MessageBatch]) -> None:
-    """Read a slab's files as replays do, and compare every row, with all its columns, with the stored messages.
+    """Read a slab's files in the same way as replays, and compare all columns of every row with the stored messages.
 
-    Raises `CorruptionError` naming the first row that differs.
+    Raises `CorruptionError`, which names the first row that differs.
     """
     slab = ArchiveSlab(directory, contents.database, contents.shard, contents.generation, contents.messages)
     exported, expected = _arrow(rows_of([slab])), _arrow(stored)

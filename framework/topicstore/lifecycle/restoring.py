@@ -1,4 +1,4 @@
-"""Reading the rows of an export, and checking that a database has all of them."""
+"""Reading the rows of an export, and verifying that a database has all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BATCH = 16_384
 
 @attrs.frozen
 class ExportedGeneration:
-    """One generation of an export, whole in all shards."""
+    """One generation of an export, with the parts of all shards."""
 
     head: Head
     number: int
@@ -42,11 +42,11 @@ class ExportedGeneration:
 
     @property
     def digests(self) -> list[str]:
-        """The digests of its files, in their order."""
+        """The digests of the files, in order of shards and parts."""
         return [part.digest for slab in self.slabs for part in slab.contents.parts]
 
     def rows(self) -> Iterator[MessageBatch]:
-        """Yield its rows in order of positions, of equal ones by shards. Raises `CorruptionError`."""
+        """Yield the rows in order of positions, then of shards. Raises `CorruptionError`."""
         return rows_of(self.slabs)
 
 
@@ -89,11 +89,11 @@ def _slab(directory: Path, head: Head, shard: int, generation: int) -> ArchiveSl
 
 
 def check_stored(storage: Storage, exported: ExportedGeneration, first: int) -> None:
-    """Check that a database has every row of an exported generation, in this order and with all columns.
+    """Verify that a database has every row of an exported generation, in the same order and with all columns.
 
-    ``first`` is the lowest position that any of them can have there. Each shard of the database is read once, from
-    there on; other messages between the rows are skipped. Positions are not compared, because restoring assigns new
-    ones. Raises `CorruptionError` naming the first row, in order of positions, that is missing or different.
+    ``first``: the lowest position that a restored row can have. Each shard of the database is read once, beginning at
+    this position; other messages between the rows are skipped. Positions are not compared, because restoring assigns
+    new ones. Raises `CorruptionError`, which names the first row, in order of positions, that is missing or different.
     """
     filters = sorted({text for slab in exported.slabs for text in slab.contents.filters})
     stored = [_messages(storage, shard, filters, first) for shard in range(len(storage.shards))]
@@ -101,7 +101,7 @@ def check_stored(storage: Storage, exported: ExportedGeneration, first: int) -> 
     for batch in exported.rows():
         for message in batch.to_messages():
             row += 1
-            # ``in`` reads the iterator up to the message, so this compares the order, too.
+            # ``in`` consumes the iterator up to the message, so this also verifies the order.
             if message not in stored[storage.shard_of(message.client_id)]:
                 raise CorruptionError("is not in the database as it was exported", f"row {row:,}, {message.topic}")
 

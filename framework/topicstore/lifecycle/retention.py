@@ -1,39 +1,41 @@
-"""Retention: how long messages stay, and how many bytes of them.
+"""Retention: limits of the age and the number of bytes of stored messages.
 
-Messages are removed by generations. Retention begins a new one when the current one is old or large enough, and drops
-those whose newest message is older than the limit, or the oldest ones while there are too many bytes. It may run at any
-time, concurrently with readers and writers; the next run completes one that was interrupted.
+Messages are removed by generations. Retention begins a new generation when the current one is old or large enough. It
+drops generations whose newest message is older than the limit, or the oldest generations while there are too many
+bytes. It may run at any time, concurrently with readers and writers; the next run completes an interrupted one.
 
-A generation's age counts from its newest message, by positions; where those lie in the future, from
-the moment it was sealed. So messages stay for at least ``max_age``, and at most about ``rotate_every`` longer. Bytes
-are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of generations that are
-local. The limit on bytes has precedence over all others: the oldest generations are dropped whatever they hold. In the
-background a drop makes a generation invisible at once; another thread then removes its messages, and a third one frees
-their disk space. Where messages come faster than they are removed, storing waits: the bytes of all generations, and of
-dropped ones that are not removed yet, exceed the limit by half of it and one batch at most. This doesn't hold while
-dropping or archiving fails, nor after `stop`; and what an engine has yet to compact comes on top, on disk.
+A generation's age counts from its newest message, by positions or, if these lie in the future, from the time when it
+was sealed. So messages stay for at least ``max_age``, and at most about ``rotate_every`` longer. The bytes are those of
+the values that layouts wrote (``live_bytes``), not of the engine's files, and only of local generations. The limit on
+bytes has precedence over all other limits: the oldest generations are dropped whatever they hold.
 
-With ``filters``, messages whose topics match a filter stay for its time instead, shorter or longer; if several filters
-match, for the longest. A generation is dropped as a whole when everything in it is too old, whatever its topics.
-Messages that expire earlier are deleted (`topicstore.lifecycle.expiry`): by an explicit run at once, in the background
-at most a quarter of their age later; and a generation of which nothing is left is dropped. Topics that begin with
-``$``, but ``$SYS``, are deleted only if a filter names them or the layout learns topics; otherwise they are dropped
-with their generation.
+In the background, a drop makes a generation invisible at once; a second thread then removes its messages, and a third
+thread frees their disk space. If messages are stored faster than they are removed, back-pressure makes writers wait:
+the bytes of all generations, including dropped ones that are not removed yet, exceed the limit by at most half of it
+and one batch. This is not guaranteed while dropping or archiving fails, nor after `stop`. Data that the engine has yet
+to compact takes additional disk space.
 
-A process trusts the wall clock at the time when it opens the database. From then on nothing is removed before the time
-has really passed, even if the clock jumps forward, or is set back for a while in which messages are stored
+With ``filters``, messages whose topics match a filter stay for the filter's time instead, shorter or longer; if several
+filters match, for the longest time. A generation is dropped as a whole when all its messages are too old for every
+filter. Messages that expire earlier are deleted (`topicstore.lifecycle.expiry`): by an explicit run at once, in the
+background at most a quarter of their age later. A generation without remaining messages is dropped. Messages of topics
+that begin with ``$``, except ``$SYS``, are deleted only if a filter names them or the layout learns topics; otherwise
+they are dropped with their generation.
+
+A process trusts the wall clock when it opens the database. Afterwards no message is removed before the time has
+actually elapsed, even if the clock jumps forward, or is set back for a while during which messages are stored
 (`topicstore.lifecycle.clock_guard`). A clock that stays changed is trusted again ``max_age`` later, after the next
-opening, or in a `Retention.run` that is given its time.
+opening, or in a `Retention.run` with an explicit time.
 
-With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay until
-they are dropped explicitly; messages that expire by filters are deleted before that and not archived. If archiving
-fails, they stay local, and the run raises. If the archive lacks what was archived there, as when its volume isn't
-mounted, they stay too; the run then does all else, gives a `RuntimeWarning`, and its report says why. The background
-reports either as its failure and tries again after a minute at the latest.
+With ``archive_to``, generations are archived there instead of dropped (`Archives.archive`), and stay until they are
+dropped explicitly. Messages that expire by filters are deleted before the archiving. If archiving fails, the
+generations stay local, and the run raises. They also stay local if the archive lacks generations that were archived
+there, as when its volume isn't mounted. Then the run does all other work, issues a `RuntimeWarning`, and its report
+contains the reason. The background task reports both as its failure, and tries again within a minute.
 
-Messages with an expiry interval (MQTT 5, section 3.3.2.3.3) are no exception: they stay in the history as long as the
-others, and replays return them; deliveries to sessions and look-ups of retained messages leave out those that have
-expired. Retained messages, which have no generation, are removed once they have expired.
+Messages with an expiry interval (MQTT 5, section 3.3.2.3.3) are treated like all others: they stay stored, and replays
+return them, but deliveries to sessions and look-ups of retained messages leave out expired ones. Retained messages,
+which belong to no generation, are removed after they have expired.
 
 Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 
@@ -41,8 +43,8 @@ Stored form (state keyspace of shard 0; keys begin with the byte 1, which is lef
             microseconds or nil, max_bytes or nil, when_full, archive_to or nil, filters, each with
             microseconds or nil
 
-Fields are only ever appended. The version is 2 where there is an ``archive_to``, and 3 where there are filters: a
-program that doesn't know those would drop messages that are to stay.
+Fields are only ever appended. The version is 2 with an ``archive_to``, and 3 with filters, so that older programs,
+which would drop messages that must stay, refuse the record.
 """
 
 from __future__ import annotations
@@ -106,11 +108,11 @@ _VERSION = 1
 _ARCHIVING_VERSION = 2
 _FILTERS_VERSION = 3
 _EXCESS = 2
-"""The part of the limit on bytes, as a divisor, by which it may be exceeded before writers have to wait."""
+"""The divisor of the limit on bytes that gives the excess above which writers have to wait."""
 _PAUSE = 0.005
-"""Seconds between two looks at whether enough was removed."""
+"""Seconds between two checks of a waiting writer."""
 _AGAIN = 60_000_000
-"""Microseconds after which failed archiving is tried again."""
+"""Microseconds after which a failed run is repeated."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +120,7 @@ class RetentionReport:
     """The result of a run of retention."""
 
     rotated: int | None
-    """The generation that was begun; None if none was."""
+    """The number of the generation that was begun; None if none was begun."""
     dropped: tuple[int, ...]
     """The generations that were dropped, oldest first."""
     archived: tuple[int, ...]
@@ -132,7 +134,7 @@ class RetentionReport:
     deleted: Mapping[str, int] = attrs.field(factory=dict)
     """Number of messages deleted before their generation, by filter; an empty text if no filter matches them."""
     why: tuple[str, ...] = attrs.field(default=(), eq=False)
-    """The reasons why the rest stays, as sentences."""
+    """The reasons why the remaining messages stay, as sentences."""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -149,29 +151,29 @@ _CODEC = RecordCodec(_Record, _FILTERS_VERSION)
 
 
 class Retention:
-    """The retention of one database, as returned by `Database.retention`. All methods may be called from any thread."""
+    """The retention of one database, as returned by `Database.retention`. All methods are thread-safe."""
 
     def __init__(self, storage: Storage, expire: Callable[[Storage, int], int]) -> None:
-        """Create it; ``expire`` removes the retained messages that have expired at a time, and returns their number."""
-        self._storage_ref = weakref.ref(storage)  # otherwise a database without other references would not be closed
+        """``expire`` removes the retained messages that have expired at a given time, and returns their number."""
+        self._storage_ref = weakref.ref(storage)  # weak, so that a database without other references closes itself
         self._expire = expire
         self._task = BackgroundTask("retention", self._work)
         self._removal = BackgroundTask("removal", lambda _: self._remove())
         """Removes the messages of generations that were dropped in the background."""
         self._reclaiming = BackgroundTask("reclaiming", lambda _: self._reclaim())
-        """Frees their disk space, which may take long."""
+        """Frees the disk space of removed messages, which may take long."""
         self._running = ProcessLock()
-        """Held by a run. Guards the attributes below; each is replaced as a whole, so reading one needs no lock."""
+        """Held by a run. Guards the attributes below, which are replaced as a whole, so that reading needs no lock."""
         self._settings: RetentionSettings | None = None
-        """The settings; None before they were read."""
+        """The settings; None before they are read."""
         self._quota = storage.quota
-        storage.jobs.add(self._wake_if_due, messages=0)  # at every store: the guard notes where the clock is
+        storage.jobs.add(self._wake_if_due, messages=0)  # at every store, for `ClockGuard.stored`
         self._due = (FOREVER, FOREVER)
-        """The monotonic time, and the number of bytes written, from which on there may be something to do."""
+        """The monotonic time, and the number of bytes written, after which a run may be due."""
         self._refused: ManifestMismatchError | None = None
-        """Why the last run could not use the archive; None if it could."""
+        """The error because of which the last run could not use the archive; None if there was none."""
         self._guard = ClockGuard(storage.clocks)
-        """Used under `_running`; reading how much it holds back needs no lock."""
+        """Used under `_running`; `ClockGuard.held_back` may be read without it."""
         storage.quota.enforce = self._enforce_quota
 
     def __repr__(self) -> str:
@@ -179,19 +181,19 @@ class Retention:
 
     @property
     def failure(self) -> str | None:
-        """Why the last run in the background failed; None if it did not."""
+        """The error of the last run in the background; None if it succeeded."""
         return self._task.failure or self._removal.failure or self._reclaiming.failure
 
     @property
     def clock_ahead(self) -> float:
-        """Seconds by which the clock has jumped ahead according to the last run; they don't count as passed."""
+        """Seconds by which the clock had jumped ahead at the last run, which don't count as elapsed."""
         return self._guard.held_back / 1e6
 
     # --- settings ---
 
     @property
     def settings(self) -> RetentionSettings:
-        """The current settings; by default everything is kept."""
+        """The current settings; by default all messages are kept."""
         return self._settings or self._read_settings()
 
     def _read_settings(self) -> RetentionSettings:
@@ -214,15 +216,15 @@ class Retention:
         archive_to: str | Keep | None = KEEP,
         filters: Mapping[str, timedelta | float | None] | Keep | None = KEEP,
     ) -> RetentionSettings:
-        """Change the settings durably from now on, and return all of them (see `RetentionSettings`).
+        """Change the settings durably; return all settings (see `RetentionSettings`).
 
         Omitted settings stay as they are; None removes a limit. ``filters`` replaces all earlier filters:
-        ``{"debug/#": timedelta(hours=1), "alarms/#": None}`` keeps debug messages for an hour, alarms for ever, and
-        others for ``max_age``.
+        ``{"debug/#": timedelta(hours=1), "alarms/#": None}`` keeps debug messages for an hour, alarms forever, and
+        other messages for ``max_age``.
 
-        Generations are dropped as a whole: all messages that the current one holds when the first limit is set are
-        dropped together. Raises `InvalidArgumentError`, and `ManifestMismatchError` if ``archive_to`` lies inside the
-        database.
+        Generations are dropped as a whole. So when the first limit is set, all messages of the current generation will
+        be dropped together. Raises `InvalidArgumentError`, and `ManifestMismatchError` if ``archive_to`` lies inside
+        the database.
         """
         changed = given(
             {
@@ -248,10 +250,10 @@ class Retention:
         self._quota.reset()
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)
 
-    # --- beside every store ---
+    # --- called by stores ---
 
     def _enforce_quota(self) -> None:
-        """Raise `QuotaExceededError`, or make room, if the database is full and the settings say so."""
+        """If the database is full, raise `QuotaExceededError` or drop generations, according to ``when_full``."""
         settings = self.settings
         if settings.drops_bytes is not None:
             self._make_room(settings.drops_bytes)
@@ -259,31 +261,31 @@ class Retention:
             try:
                 self._quota.check(settings.max_bytes)
             except QuotaExceededError:
-                self._wake_if_due()  # removing expired messages may make room for the next
+                self._wake_if_due()  # removing expired messages may make room for later stores
                 raise
         else:
             self._quota.lift()
 
     def _make_room(self, most: int) -> None:
-        """Drop what is due, and wait until it is removed, if the background is far behind with that."""
+        """If the limit is far exceeded, drop the generations that are due, and wait until they are removed."""
         storage, bound = self._storage(), most + most // _EXCESS
         shards, failing = storage.shards, self._removal.failure is not None or self._task.stopping.is_set()
         if failing or not self._quota.reached(bound, removing=True):
             return
         if self._running.owned() or any(owned(shard.writer.lock) for shard in shards):
-            return  # this is called within a run, or a signal handler is within a store: both would wait for themselves
+            return  # called within a run, or by a signal handler within a store, which would wait for itself
         try:
             self._sweep(storage, None, at_once=False)
         except (TopicstoreError, OSError):
-            self._task.wake()  # it finds the same error, and reports it
+            self._task.wake()  # the task will get and report the same error
             return
         while self._quota.reached(bound, removing=True) and removing_bytes(shards):
             if self._removal.failure is not None or self._task.stopping.wait(_PAUSE):
                 return
 
     def _wake_if_due(self) -> None:
-        """Wake the background task, at a store, if there may be something to do."""
-        self._guard.stored()  # also without limits: one that is set later must not remove what is younger
+        """Wake the background task, at a store, if a run may be due."""
+        self._guard.stored()  # also without limits, as a limit that is set later must not remove younger messages
         time, written = self._due
         late = time < FOREVER and self._storage().clocks.monotonic() >= time
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
@@ -292,10 +294,10 @@ class Retention:
     # --- running ---
 
     def run(self, now: Time | None = None) -> RetentionReport:
-        """Rotate, drop and delete what is due, and remove expired retained messages; return a report.
+        """Begin, drop, archive and delete what is due, and remove expired retained messages; return a report.
 
-        ``now`` is the time to use; by default the time of the database's clock, less the time by which that has jumped
-        ahead. Raises `InvalidArgumentError` for an invalid one.
+        ``now``: the time to use; by default the time of the database's clock, minus the time by which the clock has
+        jumped ahead. Raises `InvalidArgumentError` for an invalid time.
         """
         storage = self._storage()
         report = self._run(storage, self._given(now), at_once=True)
@@ -304,7 +306,7 @@ class Retention:
         return report
 
     def outlook(self, now: Time | None = None) -> list[Departure]:
-        """Return what will be removed when and why: by generation, oldest first, and by filter. Changes nothing.
+        """Return the future removals, with time and reason: by generation, oldest first, and by filter. Read-only.
 
         ``now``: as in `run`.
         """
@@ -326,8 +328,8 @@ class Retention:
     def start(self, interval: float) -> None:
         """Run every ``interval`` seconds in the background, until the database is closed.
 
-        Without it, retention works in the background when messages are stored; that is enough unless old messages must
-        be removed even if no new ones come.
+        Without this, the background task runs only when messages are stored. That suffices unless old messages must be
+        removed even while no new messages are stored.
         """
         if not 0 < interval <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"interval is seconds above 0, not {interval!r}")
@@ -336,7 +338,7 @@ class Retention:
         self._task.wake()
 
     def stop(self) -> None:
-        """Stop running in the background, and wait until it has stopped. May be called twice."""
+        """Stop the background tasks, and wait until they have ended. Idempotent."""
         tasks = self._task, self._removal, self._reclaiming
         for task in tasks:
             task.stop()
@@ -364,14 +366,14 @@ class Retention:
             rotated = None
             if must_rotate(settings, self._ages(storage, now)[-1], now):
                 rotated = add_generation(storage)
-            self._due = (passed + _AGAIN, FOREVER)  # in case it fails
+            self._due = (passed + _AGAIN, FOREVER)  # the time of the next run if this one fails
             archiving, limits = settings.archive_to is not None, rules(settings)
             old = outdated(settings, self._in_turn(storage, now), now - held_back)
             if archiving and old:  # before messages that expire by a filter are archived
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
             self._refused = None
             gone = self._let_go(storage, settings, old, remove=at_once)
-            if not (archiving and old):  # after whole generations, from which nothing has to be deleted first
+            if not (archiving and old):  # after dropping generations, whose messages need not be deleted one by one
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
             emptied = [one for one in self._in_turn(storage, now)[:-1] if is_emptied(settings, one)]
             gone += self._let_go(storage, settings, emptied, remove=at_once)
@@ -395,9 +397,10 @@ class Retention:
     def _let_go(
         self, storage: Storage, settings: RetentionSettings, generations: list[GenerationAge], *, remove: bool
     ) -> list[GenerationAge]:
-        """Drop or archive generations; return those that are gone, without those that the archive can't take.
+        """Drop or archive generations; return those for which this succeeded.
 
-        Without ``remove``, the messages of dropped ones are removed in the background.
+        If the archive refuses a generation, the error is kept in `_refused`. Without ``remove``, the messages of
+        dropped generations are removed in the background.
         """
         gone = []
         for one in generations:
@@ -411,7 +414,7 @@ class Retention:
         return gone
 
     def _in_turn(self, storage: Storage, now: int) -> list[GenerationAge]:
-        """Return the generations that may be removed; if they are to be archived, those that aren't yet."""
+        """Return the generations that may be dropped or archived: with ``archive_to``, those not archived yet."""
         archiving = self.settings.archive_to is not None
         return [one for one in self._ages(storage, now) if not (archiving and one.archived)]
 
@@ -425,9 +428,9 @@ class Retention:
         return storage
 
     def _work(self, woken: bool) -> None:
-        """Do what is due, in the background; at every interval also work that no store announces."""
+        """Run in the background; unless a store woke the task, also remove expired retained messages."""
         storage = self._storage_ref()
-        if storage is None:  # the database has no references any more, and is about to be closed
+        if storage is None:  # the database has no references left, and is about to close itself
             return
         if woken:
             self._sweep(storage, None, at_once=False)
@@ -441,7 +444,7 @@ def _let_go(storage: Storage, settings: RetentionSettings, generation: Generatio
     """Drop or archive a generation; return False if it was dropped before."""
     if settings.archive_to is None or is_emptied(settings, generation):
         return drop_generation(storage, generation.number, remove=remove)
-    from .exporting import archive  # with pyarrow, which takes longer to import than all else
+    from .exporting import archive  # imports pyarrow, which takes long
 
     archive(storage, settings.archive_to, [generation.number])
     return True

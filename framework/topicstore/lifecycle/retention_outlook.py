@@ -1,4 +1,4 @@
-"""The times of removal and their reasons, derived from settings and generations, for people. Pure functions."""
+"""Descriptions of future removals, with times and reasons, from settings and generations. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Departure", "outlook", "reasons"]
 
 @attrs.frozen(kw_only=True)
 class Departure:
-    """Messages that will be removed, or stay, with the time and the reason."""
+    """Messages that will be removed or will stay, with time and reason."""
 
     what: str
     """A generation, or the messages that a filter matches."""
     when: int | None
-    """The wall clock's time, in microseconds since the epoch, from which on a run removes them; None: not known."""
+    """The wall clock's time, in microseconds since the epoch, after which a run removes them; None: unknown."""
     why: str
     """The reason, as a sentence."""
     generation: int | None = None
@@ -34,7 +34,7 @@ def outlook(
 ) -> list[Departure]:
     """Return the departures of the generations, oldest first, and then those by filter.
 
-    ``now`` is the wall clock's time, ``held_back`` the part of it that doesn't count as passed.
+    ``now``: the wall clock's time; ``held_back``: the microseconds of it that don't count as elapsed.
     """
     found = [_of_generation(settings, one, held_back) for one in generations[:-1]]
     found.append(_of_current(settings, generations[-1], now))
@@ -102,7 +102,7 @@ def _of_rule(rule: Rule, now: int) -> Departure:
 def reasons(
     settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int
 ) -> Iterator[str]:
-    """Yield, as sentences, the reasons why the present messages were not removed."""
+    """Yield the reasons why the stored messages were not removed, as sentences."""
     if not settings.limited:
         full = " but the bytes above which messages are refused" if settings.max_bytes is not None else ""
         yield f"no limit is set{full}, so nothing goes"

@@ -1,4 +1,4 @@
-"""The settings of retention, and what they require for generations of given ages. Pure functions."""
+"""The settings of retention, and the decisions that follow from them for generations of given ages. Pure functions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RetentionSettings:
     max_age: float | None = attrs.field(default=None, converter=seconds)
     """Age after which messages are removed if no filter matches them."""
     rotate_every: float | None = attrs.field(default=None, converter=seconds)
-    """How long a generation is written; by default a quarter of ``max_age``."""
+    """Age at which the current generation is sealed, and the next begins; by default a quarter of ``max_age``."""
     max_bytes: int | None = None
     """Largest number of bytes of values in all generations together."""
     when_full: WhenFull = "refuse"
@@ -64,8 +64,8 @@ class RetentionSettings:
     """Directory of an export to which generations are archived instead of dropped; a relative path starts at the
     database's directory."""
     filters: Mapping[str, float | None] = attrs.field(factory=dict, converter=_lengths)
-    """How long messages whose topics match a filter stay, instead of ``max_age``; None: for ever. If several filters
-    match a message, the longest time applies."""
+    """By topic filter, the age after which matching messages are removed, instead of ``max_age``; None: never. If
+    several filters match a message, the longest time applies."""
 
     def __attrs_post_init__(self) -> None:
         lengths = {"max_age": self.max_age, "rotate_every": self.rotate_every}
@@ -91,19 +91,19 @@ class RetentionSettings:
 
     @property
     def limited(self) -> bool:
-        """Whether retention has anything to do in the background."""
+        """Whether the settings require work in the background."""
         return self.rotation is not None or self.drops_bytes is not None or bool(rules(self))
 
     @property
     def ages(self) -> list[float | None]:
-        """The ages of removal: that of messages that no filter matches, and those of the filters."""
+        """The ages of removal in seconds: first of messages that no filter matches, then of the filters."""
         return [self.max_age, *self.filters.values()]
 
     @property
     def whole_age(self) -> int | None:
         """Microseconds after which all messages of a generation are too old, whatever their topics; None: never.
 
-        An archived generation stays readable as a whole, so if there is an archive only ``max_age`` counts.
+        An archived generation stays readable as a whole, so with ``archive_to`` only ``max_age`` counts.
         """
         lengths = [self.max_age] if self.archive_to is not None else self.ages
         if any(length is None for length in lengths):
@@ -139,7 +139,7 @@ class Rule:
 
 
 def rules(settings: RetentionSettings) -> list[Rule]:
-    """Return the rules by which messages are deleted before their generation, because others stay longer."""
+    """Return the rules that delete messages before their generation is dropped, because other messages stay longer."""
     whole, filters = settings.whole_age, settings.filters
     found = []
     for name, length in filters.items():
@@ -162,16 +162,16 @@ class GenerationAge:
     messages: int
     live_bytes: int
     archived: bool
-    """Whether nothing of it is local, so that it doesn't count for the limit on bytes."""
+    """Whether the parts of all shards are archived, so that the limit on bytes doesn't count it."""
 
 
 def micros(seconds: float) -> int:
-    """Return seconds as whole microseconds, at least one."""
+    """Convert seconds to whole microseconds, at least one."""
     return max(1, round(seconds * 1e6))
 
 
 def ages(live: Mapping[int, Sequence[GenerationRecord]], now: int) -> list[GenerationAge]:
-    """Return how old the generations are, oldest first, from their records in every shard."""
+    """Return the ages of the generations, oldest first, from their records in all shards."""
     found: list[GenerationAge] = []
     latest = now
     for number, records in sorted(live.items(), reverse=True):
@@ -192,8 +192,8 @@ def ages(live: Mapping[int, Sequence[GenerationRecord]], now: int) -> list[Gener
 def _ended(record: GenerationRecord, latest: int, now: int) -> int:
     """Return the time of the newest message of a shard's part of a generation.
 
-    If that is in the future, the time of its sealing; if that is too, ``latest``, by which another generation had
-    begun.
+    If that is in the future, return the time of its sealing; if that is in the future too, ``latest``, by which the
+    next generation had begun.
     """
     if record.sealed is None or record.last_position is None:
         return now
@@ -201,17 +201,17 @@ def _ended(record: GenerationRecord, latest: int, now: int) -> int:
 
 
 def must_rotate(settings: RetentionSettings, current: GenerationAge, now: int) -> bool:
-    """Return whether the current generation is old or large enough to be sealed. An empty one is kept."""
+    """Return whether the current generation is old or large enough to be sealed. An empty generation isn't sealed."""
     if not current.messages:
         return False
     every, most = settings.rotation, settings.drops_bytes
-    # The distance, because a wrong clock may have recorded a time in the future.
+    # The absolute difference, because a wrong clock may have recorded a time in the future.
     old = every is not None and abs(now - current.created) >= every
     return old or (most is not None and current.live_bytes >= most // _PARTS_OF_BYTES)
 
 
 def outdated(settings: RetentionSettings, generations: Sequence[GenerationAge], now: int) -> list[GenerationAge]:
-    """Return the sealed generations to remove: of the local ones, the oldest in sequence, and emptied ones."""
+    """Return the sealed generations to remove: the oldest ones above a limit, without gaps, and emptied ones."""
     age = settings.whole_age
     oldest = 0 if age is None else now - age
     most = settings.drops_bytes
@@ -228,14 +228,14 @@ def outdated(settings: RetentionSettings, generations: Sequence[GenerationAge], 
 
 
 def is_emptied(settings: RetentionSettings, generation: GenerationAge) -> bool:
-    """Return whether retention by filters left nothing of a sealed generation."""
+    """Return whether retention by filters has deleted all messages of a sealed generation."""
     return bool(settings.filters) and not generation.messages and not generation.archived
 
 
 def due(
     settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int, written: int
 ) -> tuple[int, int]:
-    """Return in how many microseconds, or with how many bytes written, something may have to be done about these."""
+    """Return the microseconds from now, and the number of bytes written, after which the next run may be due."""
     waits = [FOREVER]
     current, oldest = generations[-1], generations[0]
     if settings.rotation is not None:

@@ -1,7 +1,7 @@
-"""`Bell`: wakes threads and asyncio tasks that wait for an event, and calls registered functions.
+"""`Bell`: a condition that wakes waiting threads and asyncio tasks, and calls registered functions.
 
-A listener looks first, then waits, then looks again, all while it is registered. A ring that comes after a look ends
-the wait that follows it, so no event in between is missed, however many listeners the bell has.
+A listener checks its condition, waits, and checks again, all while it is registered. A `Bell.ring` after a check ends
+the wait that follows, so no event between check and wait is missed, with any number of listeners.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ __all__ = ["Bell", "ListeningCall", "ListeningTask", "ListeningThread"]
 
 
 class Bell:
-    """Wakes all its listeners. `ring` may be called from any thread, and takes no lock that its callers hold."""
+    """Wakes all its listeners. `ring` is thread-safe, and takes no lock that its callers hold."""
 
     __slots__ = ("listening",)
 
     def __init__(self) -> None:
         self.listening: list[_Listening] = []
-        """Needs no lock: a list is appended to, copied and removed from in one step."""
+        """Needs no lock: appending to, copying, and removing from a list are atomic."""
 
     def ring(self) -> None:
-        """Wake all listeners that wait. Costs next to nothing if there are none."""
+        """Wake all listeners. Without listeners, the cost is negligible."""
         if self.listening:
             for waiter in list(self.listening):
                 waiter.wake()
 
 
 class _Listening(ABC):
-    """A listener of a bell within a ``with`` block, which waits for ``timeout`` seconds in all; None: without limit."""
+    """A listener of a bell, registered within a ``with`` block. Its waits together last at most ``timeout`` seconds."""
 
     __slots__ = ("_bell", "_end")
 
@@ -45,7 +45,7 @@ class _Listening(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """End the wait, or the next one. May be called from any thread."""
+        """End the current wait, or the next one. Thread-safe."""
 
     def _left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
@@ -68,16 +68,16 @@ class ListeningThread(_Listening):
         self._woken = Alarm()
 
     def wait(self) -> bool:
-        """Return True once the bell rings, or if it rang since the last call, and False when the time is over."""
-        return self._woken.wait(self._left())  # an event from here on, before the caller looks, wakes it again
+        """Wait until the bell rings, unless it rang since the last call; return False if the time is over."""
+        return self._woken.wait(self._left())  # a ring after this, before the caller's check, ends the next wait
 
     def wake(self) -> None:
-        """End the wait, or the next one."""
+        """End the current wait, or the next one."""
         self._woken.ring()
 
 
 class ListeningTask(_Listening):
-    """An asyncio task that waits for a bell, while its event loop goes on."""
+    """An asyncio task that waits for a bell without blocking its event loop."""
 
     __slots__ = ("_loop", "_told", "_woken")
 
@@ -86,21 +86,21 @@ class ListeningTask(_Listening):
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._told = False
-        """Whether the loop has been asked to wake the task and the task has not looked since."""
+        """Whether the loop was asked to wake the task, and the task has not run since."""
 
     async def wait(self) -> bool:
-        """Return True once the bell rings, or if it rang since the last call, and False when the time is over."""
-        if not self._woken.is_set():  # otherwise it rang, even if the time is over
+        """Wait until the bell rings, unless it rang since the last call; return False if the time is over."""
+        if not self._woken.is_set():  # a ring before this counts, even if the time is over
             try:
                 await asyncio.wait_for(self._woken.wait(), self._left())
             except TimeoutError:
                 return False
         self._woken.clear()
-        self._told = False  # before the caller looks: an event from here on wakes it again
+        self._told = False  # before the caller's check, so that a later ring wakes the task again
         return True
 
     def wake(self) -> None:
-        """End the wait, or the next one."""
+        """End the current wait, or the next one."""
         if not self._told:
             self._told = True
             with contextlib.suppress(RuntimeError):  # its loop was closed
@@ -108,7 +108,7 @@ class ListeningTask(_Listening):
 
 
 class ListeningCall(_Listening):
-    """A function that is called at every ring, in the thread that rings. It must return quickly, and not raise."""
+    """A function that every `Bell.ring` calls in its own thread. The function must return quickly and not raise."""
 
     __slots__ = ("_call",)
 

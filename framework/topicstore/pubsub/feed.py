@@ -1,10 +1,9 @@
 """`Feed`: one topic filter with followers, and the messages that were read for it recently.
 
-All followers of a filter share its feed. A consumer's place is one number for each shard: everything up to that
-position is read. Consumers that ask at the same place get the same stretch, from memory. A feed knows the position
-after which no matching message can be, because a matching batch is announced before it becomes visible. So a consumer
-that has caught up reads nothing until there is a matching message, and then begins there, however many others were
-stored in between.
+All followers of a filter share its feed. A consumer's place is one position for each shard, up to which all messages
+were read. Consumers that read from the same place get the same stretch of messages, from memory. A feed knows the
+position after which no matching message exists, because a matching batch is announced before it becomes visible. So a
+consumer that has caught up doesn't read until a matching message is stored, and then skips all other messages.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ __all__ = ["Feed", "Listener"]
 ROWS = 4_096
 """Number of messages that one scan reads at a time."""
 _WALKS = 4
-"""Number of scans of one filter and shard that are kept open to be continued."""
+"""Largest number of scans of one filter and shard that are kept open for continuation."""
 _RECENT = 8
-"""Number of stretches of one filter and shard that are kept in memory, if the hub has room."""
+"""Largest number of stretches of one filter and shard that are cached, within the hub's limits."""
 _APART = 1_000_000 << COUNTER_BITS
-"""Distance of two messages from which on they are read again by separate scans: positions of one second."""
+"""Distance of positions (one second) above which `Feed.fetch` uses separate scans."""
 _FOREVER = 1 << 64
 
 
 class Listener(Protocol):
-    """A follower of a feed. Its methods run in the thread that stores or closes: they mustn't block, store or raise."""
+    """A follower of a feed. The storing or closing thread calls its methods, which must not block, store or raise."""
 
     def woken(self, feed: Feed, shard: int) -> None:
-        """Note that there is something to read in a shard, or that a generation of it was dropped."""
+        """Handle the event that a shard has new messages, or that a generation of it was dropped."""
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
-        """Take matching messages that are stored nowhere."""
+        """Queue matching messages that are not stored."""
 
     def closed(self) -> None:
-        """Note that the database is being closed."""
+        """Handle the event that the database is being closed."""
 
 
 @attrs.define
@@ -58,7 +57,7 @@ class _Walk:
     batches: Iterator[MessageBatch]
     bound: int
     ahead: MessageBatch | None
-    """The next batch, read ahead so that the end is known when it is reached; None at the end."""
+    """The next batch, read in advance to detect the end of the scan; None at the end."""
 
 
 class _ShardView:
@@ -78,14 +77,14 @@ class _ShardView:
         self.newest = 0
         """The last position of the last batch that was announced, or `unannounced`."""
         self.quiet = (0, 0)
-        """Two positions: no matching message is after the first up to and including the second."""
+        """A range of positions without a matching message: after the first, up to and including the second."""
         self.recent: list[Stretch] = []
-        """The stretches read recently. `ReadCache.remember` removes some too, in one step."""
+        """The stretches read recently. `ReadCache.remember` also removes some of them, atomically."""
         self.walks: dict[int, _Walk] = {}
         """The open scans, by the position up to which each has read."""
 
     def listen(self, end: int) -> None:
-        """Note that batches after position ``end``, and perhaps some before it, are announced from now on."""
+        """Begin following: all batches after position ``end``, and perhaps some before it, will be announced."""
         with self.telling:
             self.quiet = (0, 0)
             self.unannounced = end
@@ -93,7 +92,7 @@ class _ShardView:
         self.matches.begin(end)
 
     def announce(self, first: int, last: int, commit: Commit | None, topics: list[str]) -> None:
-        """Note that a batch with these positions, which is about to be committed, holds matching messages."""
+        """Record that a batch with these positions, which is about to be committed, has matching messages."""
         with self.telling:
             begin, end = self.quiet
             if first <= end:
@@ -105,7 +104,7 @@ class _ShardView:
             self.matches.add(commit, topics)
 
     def reached(self, position: int) -> bool:
-        """Note that everything up to a position was read; return whether no announced batch is after it."""
+        """Record that all messages up to a position were read; return whether no announced batch follows."""
         with self.telling:
             if position < self.newest:
                 return False
@@ -114,45 +113,45 @@ class _ShardView:
 
 
 class Feed:
-    """The matching messages of all shards. Made by `Hub.feed`; all methods may be called from any thread."""
+    """The matching messages of all shards. Created by `Hub.feed`; all methods are thread-safe."""
 
     def __init__(self, reads: ReadCache, topic_filter: TopicFilter) -> None:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
-        """The listeners. Guarded by the hub's lock; it is copied in one step to notify them."""
+        """The listeners. Guarded by the hub's lock; notification uses an atomic copy."""
         self._reads = reads
         self._shards = [_ShardView() for _ in range(len(reads))]
 
-    # --- being told ---
+    # --- announcements ---
 
     def listen(self, shard: int, end: int) -> None:
-        """Note that batches of a shard after position ``end`` are announced from now on."""
+        """Begin following a shard: all its batches after position ``end`` will be announced."""
         self._shards[shard].listen(end)
 
     def leave(self) -> None:
-        """Note that batches are not announced any more."""
+        """Stop following: batches will not be announced any more."""
         for view in self._shards:
             view.matches.end()
 
     def announce(self, shard: int, first: int, last: int, commit: Commit | None, topics: list[str]) -> None:
-        """Note that a batch with these positions, which is about to be committed, has matching messages of ``topics``.
+        """Record that a batch with these positions, about to be committed, has matching messages of ``topics``.
 
-        ``commit`` is the batch if its messages can be read from memory once it is committed.
+        ``commit``: the batch, if its messages can be read from memory after the commit; otherwise None.
         """
         self._shards[shard].announce(first, last, commit, topics)
 
     def wake(self, shard: int) -> None:
-        """Notify the listeners that there is something to read."""
+        """Notify the listeners that a shard has new messages."""
         for listener in list(self.listeners):
             listener.woken(self, shard)
 
     def route(self, messages: list[Message]) -> None:
-        """Pass messages that are stored nowhere to the listeners."""
+        """Pass messages that are not stored to the listeners."""
         for listener in list(self.listeners):
             listener.routed(self, messages)
 
     def forget(self) -> None:
-        """Forget all that was read, because some of it was deleted or dropped."""
+        """Clear the caches and open scans, because messages were deleted or dropped."""
         for view in self._shards:
             with view.lock:
                 view.matches.forget()
@@ -164,7 +163,7 @@ class Feed:
     def read(self, shard: int, after: int, limit: int) -> Run:
         """Return at most ``limit`` matching messages after position ``after``, in order of position.
 
-        Raises the errors of reading; the same call may then be made again.
+        Raises the errors of reading; then the call may be repeated.
         """
         view = self._shards[shard]
         answer = view.matches.answer
@@ -184,12 +183,12 @@ class Feed:
         return run
 
     def quiet_after(self, shard: int, after: int) -> bool:
-        """Say whether no matching message after a position was announced; then none is visible. It reads nothing."""
+        """Return whether no matching message after a position was announced, so that none is visible. Doesn't read."""
         begin, end = self._shards[shard].quiet
         return begin <= after and end == _FOREVER
 
     def in_memory(self, shard: int, after: int) -> bool:
-        """Say whether `read` needs no scan. It needs no lock, and may have changed on return."""
+        """Return whether `read` needs no scan. Takes no lock, so the answer may be outdated on return."""
         return self._shards[shard].matches.reach_back_to(after)
 
     def unread(self, shard: int, after: int) -> bool:
@@ -198,7 +197,7 @@ class Feed:
         return bool(len(run)) or not run.caught_up
 
     def fetch(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
-        """Read the messages at these positions again; those that no longer exist are left out."""
+        """Read the messages at these positions, by position; messages that were deleted are left out."""
         wanted = np.array(sorted(set(positions)), dtype=np.uint64)
         found: dict[int, Message] = {}
         for first, last in _spans(wanted):
@@ -214,32 +213,32 @@ class Feed:
                 for batch in self._reads.scan(self.topic_filter, shard, first, last, ROWS)[0]:
                     first = int(batch.positions[-1]) + 1
                     yield batch
-            except GenerationDroppedError:  # during the scan: a new one goes on without it
+            except GenerationDroppedError:  # dropped during the scan; a new scan continues without the generation
                 continue
             return
 
     def _committed(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool] | None:
-        """Read on after a position in the recent commits; None if these don't reach back so far."""
+        """Read after a position from the recent commits in memory; None if they don't reach back so far."""
         found = view.matches.read(after, self._reads.watermark(shard), ROWS)
         if found is not None and found[1]:
             view.reached(found[0].position)
         return found
 
     def _read_before(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
-        """Read on after a position before the recent commits: in what was read of late, or in the shard."""
+        """Read after a position before the recent commits: from the cached stretches, or by a scan."""
         for recent in view.recent:
             if recent.covers(after):
                 return recent, recent.position >= view.newest
         return self._scan(view, shard, after)
 
     def _scan(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
-        """Read on after a position; return the stretch, and whether it holds everything that is visible."""
+        """Scan after a position; return the stretch, and whether no further message is visible."""
         begin, end = view.quiet
         quiet = begin <= after <= end
         if quiet and end == _FOREVER:
             return Stretch(after, after, MessageBatch.empty()), True
         walk = view.walks.pop(after, None)
-        old = walk is not None  # then it ends where the visible messages ended when it began
+        old = walk is not None  # a continued scan ends at the watermark at which it began
         if walk is None:
             walk = self._walk(shard, end if quiet else after)
         if walk.ahead is None:
@@ -257,16 +256,16 @@ class Feed:
             batches, bound = self._reads.scan(self.topic_filter, shard, after + 1, None, ROWS)
             try:
                 return _Walk(batches, bound, next(batches, None))
-            except GenerationDroppedError:  # meanwhile: the next plan leaves it out
+            except GenerationDroppedError:  # dropped meanwhile; the next plan leaves the generation out
                 continue
 
     def _step(self, view: _ShardView, walk: _Walk, after: int) -> tuple[Stretch, bool]:
-        """Take the batch that a scan has read, and let it read ahead; return the stretch and whether it is the last."""
+        """Take a scan's current batch, and read the next one; return the stretch, and whether it is the last."""
         batch = cast("MessageBatch", walk.ahead)  # the caller has checked it
         position = int(batch.positions[-1])
         try:
             walk.ahead = next(walk.batches, None)
-        except TopicstoreError:  # a new scan goes on after this one, or raises why it can't
+        except TopicstoreError:  # a new scan continues after this stretch, or raises the error
             return Stretch(after, position, batch), False
         if walk.ahead is None:
             return Stretch(after, walk.bound, batch), True
@@ -281,7 +280,7 @@ class Feed:
         self._reads.remember(stretch, view.recent)
 
     def _reached(self, view: _ShardView, shard: int, position: int) -> bool:
-        """Return whether all announced messages are read; wait for those that are committed but hidden."""
+        """Return whether all announced messages are read. If some are hidden, wake followers once they are visible."""
         if view.reached(position):
             return True
         if position < view.unannounced or self._reads.hides(shard):
@@ -290,7 +289,7 @@ class Feed:
 
 
 def _spans(positions: Positions) -> list[tuple[int, int]]:
-    """Return the first and last of each group of ascending positions that are close together."""
+    """Group ascending positions that are close together; return the first and last position of each group."""
     if not len(positions):
         return []
     cuts = np.flatnonzero(np.diff(positions) > np.uint64(_APART)) + 1

@@ -1,8 +1,7 @@
-"""An index that finds which of many topic filters match a topic (MQTT 5, section 4.7).
+"""An index that finds the topic filters that match a topic (MQTT 5, section 4.7).
 
-Filters without wildcards are looked up by their text. For the others a tree of filter levels is walked once for each
-topic, however many filters there are. The result is kept (`topicstore.pubsub.route_memo`): publishers mostly send to
-topics that were seen before.
+Filters without wildcards are looked up by their text. The others are in a tree (trie) of filter levels, which is walked
+once for each topic. Results are cached (`topicstore.pubsub.route_memo`), because publishers mostly use topics again.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class _Node(Generic[V]):
 
 
 class FilterIndex(Generic[V]):
-    """Maps topics to the values of all filters that match. Values are hashable; a filter has any number.
+    """A map from topics to the values of all matching filters. Values are hashable; a filter has any number of values.
 
-    All methods may be called from any thread.
+    All methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -51,11 +50,11 @@ class FilterIndex(Generic[V]):
         self._literal: dict[str, dict[V, None]] = {}
         """The values of filters without wildcards, by their text."""
         self._memo: RouteMemo[V] = RouteMemo()
-        """The results by topic, which are looked up without the lock, too."""
+        """The cached results by topic; `RouteMemo.get` is also called without the lock."""
         self._size = 0
 
     def __len__(self) -> int:
-        """Return how many pairs of filter and value there are."""
+        """Return the number of pairs of filter and value."""
         return self._size
 
     def add(self, topic_filter: TopicFilter, value: V) -> bool:
@@ -145,7 +144,7 @@ def _prune(way: list[_Node[V]], path: tuple[str, ...]) -> None:
 
 
 def _match(root: _Node[V], topic: str) -> Iterator[V]:
-    system = topic[0] == "$"  # no wildcard in the first level matches those [MQTT-4.7.2-1]
+    system = topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
     nodes, hidden = [root], system
     for level in topic.split("/"):
         following = []

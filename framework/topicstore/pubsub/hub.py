@@ -1,8 +1,8 @@
 """`Hub`: the followers in this process, and their notification when matching messages are stored.
 
-A batch is announced, under its shard's lock and before its commit, to the feeds whose filters
-match one of its topics; they are woken when it can be read. Filters that don't match cost nothing: a thousand idle
-subscribers cost as little as one. There is no polling.
+A batch is announced, under its shard's lock and before its commit, to the feeds whose filters match one of its topics.
+The feeds are woken when the batch can be read. Filters that don't match cost nothing, so the cost of a commit doesn't
+depend on the number of idle subscribers. There is no polling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Hub"]
 
 
 class Hub:
-    """The feeds of one open database. All methods may be called from any thread."""
+    """The feeds of one open database. All methods are thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self.reads = ReadCache(storage)
@@ -41,17 +41,17 @@ class Hub:
         self._database = storage.id
         self._recent = RecentCommits()
         self._scans_only = len(storage.hooks.topicstore_read.get_hookimpls()) > 1
-        """Whether a plugin wraps reading, so that messages may be read otherwise than they were stored."""
+        """Whether a plugin wraps reading, so that messages may differ from the stored ones when they are read."""
         self._announced: list[Commit | None] = [None for _ in storage.shards]
         """By shard, the last batch that was announced and can be read from memory. Guarded by the shard's lock."""
         self._routes: FilterIndex[Feed] = FilterIndex()
-        """The index of the feeds' filters, which has a lock of its own."""
+        """The index of the feeds' filters, which has its own lock."""
         self._lock = ProcessLock()
         """Guards the attributes below except `_abandoned`, and each feed's listeners."""
         self._feeds: weakref.WeakValueDictionary[str, Feed] = weakref.WeakValueDictionary()
         self._closed = False
         self._abandoned: collections.deque[tuple[Feed, Listener]] = collections.deque()
-        """Listeners to remove. Needs no lock: it is appended to and taken from in one step."""
+        """Listeners to remove. Needs no lock, because the operations of a deque are atomic."""
 
     # --- following ---
 
@@ -64,7 +64,7 @@ class Hub:
             return feed
 
     def listen(self, feed: Feed, listener: Listener) -> None:
-        """Notify a listener of a feed from now on."""
+        """Add a listener to a feed."""
         self._leave_abandoned()
         with self._lock:
             if self._closed:
@@ -74,11 +74,11 @@ class Hub:
             if first:
                 self._routes.add(feed.topic_filter, feed)
                 for number, shard in enumerate(self._shards):
-                    with shard.writer.lock:  # a store under way may have looked for listeners before this one was there
+                    with shard.writer.lock:  # a store under way may have searched for feeds before this one was added
                         feed.listen(number, shard.writer.tail.last_position)
 
     def leave(self, feed: Feed, listener: Listener) -> None:
-        """Stop notifying a listener."""
+        """Remove a listener from a feed."""
         with self._lock:
             feed.listeners.pop(listener, None)
             if not feed.listeners:
@@ -86,7 +86,7 @@ class Hub:
                 feed.leave()
 
     def abandon(self, feed: Feed, listener: Listener) -> None:
-        """Remove a listener as `leave` does, but later. It takes no lock: a garbage collection may call it anywhere."""
+        """Remove a listener later. Takes no lock, because a garbage collection may call this anywhere."""
         self._abandoned.append((feed, listener))
 
     def _leave_abandoned(self) -> None:
@@ -98,16 +98,16 @@ class Hub:
             self.leave(feed, listener)
 
     def matching(self, topic: str) -> tuple[Feed, ...]:
-        """Return the feeds with listeners that a topic matches."""
+        """Return the feeds with listeners whose filters match a topic."""
         self._leave_abandoned()
         return self._routes.match(topic)
 
     def watermarks(self) -> list[int]:
-        """Return each shard's highest visible position, at which "from now on" begins."""
+        """Return each shard's watermark, after which a subscription without a start begins."""
         return [shard.writer.watermark for shard in self._shards]
 
     def last_positions(self) -> list[int]:
-        """Return each shard's last position. A stored place that lies after it is in what the database has lost."""
+        """Return each shard's last position. A stored place after it refers to messages that the database has lost."""
         return [shard.writer.tail.last_position for shard in self._shards]
 
     def place(self, positions: Sequence[int]) -> Place:
@@ -115,9 +115,9 @@ class Hub:
         return Place(self._database, dict(enumerate(positions)))
 
     def before(self, time: int) -> list[int]:
-        """Return, by shard, the position after which to begin at a time; one after the newest message is from now on.
+        """Return, by shard, the position after which to begin at a time, at most the shard's last position.
 
-        What a shard stores from now on may have an earlier time than its newest message: its clock may be set back.
+        The limit matters if the clock is set back: new messages may get earlier times than the newest stored message.
         """
         before = max(first_position(time) - 1, 0)
         return [min(before, last) for last in self.last_positions()]
@@ -126,9 +126,9 @@ class Hub:
         """Return, by shard, the position after which to begin at a place; shards that are left out begin at 0.
 
         Raises `PlaceAheadError` for a place in a part of the database that was lost since, and `WrongDatabaseError` for
-        a place of another database. A mapping that isn't a `Place` counts as such if one of its positions lies after
-        everything that the database has. Raises `InvalidArgumentError` for shards that there are not, and for what is
-        no position.
+        a place of another database. A mapping that isn't a `Place` counts as of another database if one of its
+        positions lies after the end of its shard. Raises `InvalidArgumentError` for unknown shards and for values that
+        are no positions.
         """
         known = isinstance(place, Place)
         if isinstance(place, Place) and place.database != self._database:
@@ -146,12 +146,15 @@ class Hub:
             found[number] = position
         return found
 
-    # --- telling ---
+    # --- notifying ---
 
     def announce(self, shard: int, batch: MessageBatch) -> list[Feed]:
-        """Announce a batch that is about to be committed; return the feeds to wake then. Under the shard's lock."""
+        """Announce a batch that is about to be committed; return the feeds to wake once it is visible.
+
+        The caller holds the shard's lock.
+        """
         earlier, self._announced[shard] = self._announced[shard], None
-        if earlier is not None and not earlier.committed:  # an exception came between announcing and committing it
+        if earlier is not None and not earlier.committed:  # the commit after the announcement failed
             earlier.void = True
         if not len(self._routes) or not len(batch):
             return []
@@ -176,27 +179,26 @@ class Hub:
         return list(wanted)
 
     def _hidden(self, shard: int) -> bool:
-        """Return whether what is stored now has to be scanned: others may read it later, or otherwise."""
+        """Return whether new messages must be read by scans, because they are visible later or changed by a plugin."""
         found = self._shards[shard]
         return self._scans_only or found.generations.slab(found.generations.current).epoch > 1
 
     def committed(self, shard: int) -> None:
-        """Note that the batch that was announced last is committed. Under the shard's lock."""
+        """Record that the batch announced last is committed. The caller holds the shard's lock."""
         commit = self._announced[shard]
         if commit is not None:
             commit.committed = True
 
     def visible(self, shard: int, told: object) -> None:
-        """Wake the feeds to which a batch was announced, because it can be read. No lock is held."""
+        """Wake the feeds to which a batch was announced, because it is visible. The caller holds no lock."""
         self._leave_abandoned()
         for feed in cast("list[Feed]", told):
             feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:
-        """Pass messages that are stored nowhere to the current listeners.
+        """Pass messages that are not stored to the current listeners.
 
-        Those of one topic are passed as one list, by which listeners know that what one of them has found out about it
-        holds for the others, too.
+        If all messages have the same topic, all listeners get the same list object, so that they can share results.
         """
         if messages and all(message.topic == messages[0].topic for message in messages):
             for feed in self._routes.match(messages[0].topic):
@@ -210,27 +212,27 @@ class Hub:
             feed.route(matching)
 
     def dropped(self) -> None:
-        """Forget the messages read from a dropped generation, and notify the listeners."""
+        """Clear the caches after a generation was dropped, and notify the listeners."""
         self.forget()
         for feed in self._all():
             for shard in range(len(self._shards)):
                 feed.wake(shard)
 
     def forget(self) -> None:
-        """Forget all that was read, because some of it was deleted."""
+        """Clear the caches, because messages were deleted."""
         self.reads.forget()
         self._recent.forget()
         for feed in self._all():
             feed.forget()
 
     def _all(self) -> list[Feed]:
-        with self._lock:  # otherwise feeds that are made meanwhile would interrupt the iteration
+        with self._lock:  # a feed that is added meanwhile would break the iteration
             return list(self._feeds.values())
 
-    # --- the end ---
+    # --- closing ---
 
     def stop(self) -> None:
-        """Notify all listeners that the database is being closed, and stop. May be called twice."""
+        """Notify all listeners that the database is being closed, and stop. Idempotent."""
         with self._lock:
             self._closed = True
             listeners = {listener: None for feed in list(self._feeds.values()) for listener in feed.listeners}
@@ -239,5 +241,5 @@ class Hub:
             listener.closed()
 
     def join(self) -> None:
-        """Wait until no thread of the hub runs. The shards have to be closed before."""
+        """Wait until all threads of the hub have ended. The caller has closed the shards before."""
         self.reads.join()

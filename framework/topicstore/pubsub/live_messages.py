@@ -1,6 +1,6 @@
-"""Messages that are stored nowhere and wait until their client can be sent them: as many as memory allows.
+"""A bounded queue of messages that are not stored and wait for delivery.
 
-The oldest are dropped first: a client that gets messages of QoS 0 late is served better with the newest.
+The oldest messages are dropped first, because new messages of QoS 0 are more useful to a late client.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Generic, TypeVar
 __all__ = ["LIVE", "LIVE_BYTES", "LiveMessages"]
 
 LIVE = 10_000
-"""The messages that wait at most."""
+"""The largest number of queued messages."""
 LIVE_BYTES = 4 << 20
-"""The bytes that their payloads have at most, if there are several."""
+"""The most bytes of queued payloads; a single message may be larger."""
 
 T = TypeVar("T")
 
 
 class LiveMessages(Generic[T]):
-    """Waiting messages in their order. ``size`` returns the bytes of the payload of one."""
+    """A queue of messages. ``size`` returns the size of an item's payload in bytes."""
 
     __slots__ = ("_bytes", "_drawn", "_items", "_size")
 
@@ -38,16 +38,16 @@ class LiveMessages(Generic[T]):
 
     @property
     def first(self) -> T:
-        """The next one."""
+        """The next message, which stays in the queue."""
         return self._begun()[0]
 
     def append(self, item: T) -> None:
-        """Add a message after all others."""
+        """Add a message at the end."""
         self._begun().append(item)
         self._bytes += self._size(item)
 
     def insert(self, item: T, before: Callable[[T], bool]) -> None:
-        """Add one before those at the end of which ``before`` says that they come after it."""
+        """Insert a message before those messages at the end for which ``before`` returns True."""
         items = self._begun()
         behind = len(items)
         while behind and before(items[behind - 1]):
@@ -61,13 +61,13 @@ class LiveMessages(Generic[T]):
         return self._items
 
     def take(self) -> T:
-        """Remove the next one, and return it."""
+        """Remove and return the next message."""
         item = self._begun().popleft()
         self._bytes -= self._size(item)
         return item
 
     def draw(self) -> T:
-        """Remove the next one, and return it; `rewind` brings it back, unless `settled` is called before."""
+        """Remove and return the next message; `rewind` puts it back, unless `settled` is called before."""
         item = self.take()
         if self._drawn is None:
             self._drawn = []
@@ -75,11 +75,11 @@ class LiveMessages(Generic[T]):
         return item
 
     def settled(self) -> None:
-        """Note that those that were drawn are handed out."""
+        """Forget the drawn messages, because they are handed out."""
         self._drawn = None
 
     def rewind(self) -> bool:
-        """Bring back those that were drawn since the last `settled`; return whether there are any."""
+        """Put back the messages drawn since the last `settled`; return whether there were any."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
             return False
@@ -88,11 +88,11 @@ class LiveMessages(Generic[T]):
         return True
 
     def drop(self) -> Iterator[T]:
-        """Remove the oldest for which there is no room, and yield them."""
+        """Remove and yield the oldest messages above the limits."""
         while len(self) > LIVE or (self._bytes > LIVE_BYTES and len(self) > 1):
             yield self.take()
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all messages."""
         self._items = self._drawn = None
         self._bytes = 0

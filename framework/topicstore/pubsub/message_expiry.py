@@ -1,8 +1,8 @@
-"""Message expiry: how many seconds messages have left to be delivered (MQTT 5, section 3.3.2.3.3).
+"""Message expiry: the remaining seconds in which messages may be delivered (MQTT 5, section 3.3.2.3.3).
 
-Seconds count by the wall clock from the time at which a message was received, which is that of its position. In a
-database of ``timestamps="message"`` that is the message's own time, because the time of receipt isn't stored. Whatever
-either clock says, a message has never more left than was published [MQTT-3.3.2-6], and never less than 0.
+The interval is measured by the wall clock from the time of receipt, which is the time of the message's position. In a
+database of ``timestamps="message"`` that is the message's own time, because the time of receipt isn't stored. Even with
+wrong clocks, the remaining interval is never above the published one [MQTT-3.3.2-6], and never below 0.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def seconds_left(interval: int, since: int, now: int) -> int:
 
 
 def left_of(message: Message, since: int, now: int) -> int | None:
-    """Return the seconds that a message received at ``since`` has left; None if it never expires."""
+    """Return the remaining seconds of a message received at ``since``; None if the message never expires."""
     interval = None if message.properties is None else message.properties.message_expiry_interval
     return None if interval is None else seconds_left(interval, since, now)
 
 
 @attrs.frozen
 class Expiry:
-    """When the messages of a batch expire, by row."""
+    """The expiry of the messages of a batch, by row."""
 
     ends: npt.NDArray[np.int64]
-    """The time in microseconds since the epoch from which on a message isn't delivered."""
+    """The times in microseconds since the epoch after which the messages aren't delivered."""
     _intervals: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, properties: Any, positions: Positions) -> Expiry | None:
-        """Return the expiry of messages, given as columns; None if none of them expires."""
+        """Return the expiry of messages, given as columns; None if no message expires."""
         if isinstance(properties, Constant) and _interval_of(properties.value) is None:
             return None
         found: Iterable[Properties | None] = to_iterable(properties)
@@ -58,7 +58,7 @@ class Expiry:
         return cls(np.where(column < 0, _NEVER, times + column * _SECOND), column)
 
     def left(self, rows: slice | npt.NDArray[np.intp], now: int) -> list[int | None]:
-        """Return the seconds that these rows have left; None for messages that never expire."""
+        """Return the remaining expiry intervals of these rows in seconds; None for messages that never expire."""
         intervals = self._intervals[rows]
         left = np.clip(-((now - self.ends[rows]) // _SECOND), 0, intervals)
         return [

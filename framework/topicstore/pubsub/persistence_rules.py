@@ -1,4 +1,4 @@
-"""Persistence rules: they select published messages to store even if neither publisher nor subscriber asks for it.
+"""Persistence rules: store published messages that neither the publisher nor a durable subscription asks to store.
 
 Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 
@@ -71,7 +71,7 @@ _Asked = str | tuple[str, str]
 
 @attrs.frozen
 class _Decisions:
-    """The decisions of the rules that were asked for recently. Replaced as a whole when rules change."""
+    """A cache of recent decisions of the rules. Replaced as a whole when rules change."""
 
     by_client: bool
     least_qos: BoundedCache[_Asked, int] = attrs.field(factory=lambda: BoundedCache(_REMEMBERED, _BYTES))
@@ -79,7 +79,7 @@ class _Decisions:
 
 
 class PersistenceRules:
-    """The persistence rules of one database. They are durable; all methods may be called from any thread."""
+    """The persistence rules of one database. Rules are durable; all methods are thread-safe."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -95,7 +95,7 @@ class PersistenceRules:
         return f"<PersistenceRules of {self._state!r}>"
 
     def __iter__(self) -> Iterator[PersistenceRule]:
-        """Iterate over the rules as of now, sorted by filter."""
+        """Iterate over a snapshot of the rules, sorted by filter."""
         rules = [_decode(key, value) for key, value in self._state.scan(_PREFIX)]
         return iter(sorted(rules, key=lambda rule: (rule.topic_filter, rule.client_id or "", rule.least_qos)))
 
@@ -110,7 +110,7 @@ class PersistenceRules:
     def add(self, topic_filter: str = "#", *, client_id: str | None = None, least_qos: int = 0) -> PersistenceRule:
         """Store matching messages from now on; return the rule. Adding an existing rule changes nothing.
 
-        ``#`` doesn't match topics that begin with ``$`` [MQTT-4.7.2-1]; those need a filter of their own.
+        ``#`` doesn't match topics that begin with ``$`` [MQTT-4.7.2-1]; these need a separate rule.
         """
         rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
         key, value = _encode(rule)
@@ -121,7 +121,7 @@ class PersistenceRules:
         return rule
 
     def remove(self, rule: PersistenceRule) -> bool:
-        """Remove a rule; return False if there was none equal to it. Messages that were stored for it stay."""
+        """Remove a rule; return False if no equal rule exists. Messages that were stored for it stay stored."""
         key, _ = _encode(rule)
         with self._changing:
             self._state.write([FrameworkWrite(key, None)])
@@ -129,10 +129,10 @@ class PersistenceRules:
             self._decisions = _undecided(list(self))
         return had
 
-    # --- asking ---
+    # --- matching ---
 
     def matching(self, batch: MessageBatch) -> npt.NDArray[np.bool_]:
-        """Return for each message whether a rule matches it."""
+        """Return, for each message, whether a rule matches it."""
         if not len(batch) or not len(self._routes):
             return np.zeros(len(batch), np.bool_)
         qos = np.fromiter(to_iterable(batch.qos), np.int8, len(batch))

@@ -2,9 +2,9 @@
 
 A published message is stored, once, if its publisher asks for it (the user property `PERSIST`), if a
 persistence rule matches (`topicstore.pubsub.persistence_rules`), or if a durable subscription does; messages of QoS 0
-are stored for a durable subscription only if the sessions ask for it (`Sessions.store_qos0`). The others are
-passed to the current followers and not kept. Only the first two are a guarantee for later replays: a message stored for
-a durable subscription would not have been stored without it.
+are stored for a durable subscription only if `Sessions.store_qos0` is set. All other messages are passed to the current
+followers and not stored. Programs that replay messages later should rely only on the user property or a rule, because
+durable subscriptions may end.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ASKING = frozenset(((PERSIST, "1"), (PERSIST, "true")))
 
 @attrs.frozen(kw_only=True, slots=False)
 class PublishResult(StoreResult):
-    """The result of publishing. ``batch`` and ``ids`` are those of the stored messages; ``count`` is that of all."""
+    """The result of publishing. ``batch`` and ``ids`` cover the stored messages; ``count`` counts all messages."""
 
     stored: int
-    """How many were stored: visible to the next read, and as durable as the database's ``durability`` says."""
+    """The number of stored messages: visible to the next read, and durable according to ``durability``."""
     routed: int
-    """How many were not stored, but only passed to the current followers."""
+    """The number of messages that were not stored, but only passed to the current followers."""
     retained: int
-    """How many became their topics' retained messages."""
+    """The number of messages that became their topics' retained messages."""
 
 
 def publish(
@@ -60,11 +60,11 @@ def publish(
 ) -> PublishResult:
     """Publish messages that have been checked; see `Database.publish`.
 
-    wanted: returns a function that returns for a topic whether a durable subscription matches it; called only if
-            neither rules nor publishers decide.
-    store_qos0: says whether durable subscriptions want messages of QoS 0, too; if not, what ``wanted`` returned is
-            called with the topic and 0 for these, because some still do.
-    hub:    returns the hub with the followers; called after the commit.
+    wanted: returns a function that returns, for a topic, whether a durable subscription matches it. Called only if
+            rules and publishers don't select all messages.
+    store_qos0: returns whether messages of QoS 0 are stored for all durable subscriptions. If not, the function of
+            ``wanted`` is called with the topic and 0 for these messages, because some subscriptions still need them.
+    hub:    returns the hub with the followers, or None; called after the commit.
     """
     storage.check_times(batch)  # also those that are only passed on
     stored = _chosen(batch, rules, wanted, store_qos0)
@@ -93,10 +93,10 @@ def store_retaining(
     stored: Sequence[bool],
     retained: Sequence[bool],
 ) -> StoreResult:
-    """Store messages, and keep those with ``retain`` as retained messages, in one write for each shard.
+    """Store messages, and set the retained messages of those with ``retain``, in one write for each shard.
 
-    stored:   by message, whether it is stored; all are, unless a part of the batch was stored before.
-    retained: by message, whether it counts for its topic's retained message, likewise.
+    stored:   by message, whether to store it; False only for messages that an earlier call has stored.
+    retained: by message, whether to consider it for its topic's retained message; False likewise.
     """
     counting = batch.take(np.flatnonzero(retained))
     keyed, writes = retained_rows(counting, storage.shard_of)
@@ -134,7 +134,7 @@ def _chosen(
     wanted: Callable[[], Callable[..., object]],
     store_qos0: Callable[[], bool] = lambda: True,
 ) -> npt.NDArray[np.bool_]:
-    """Return for each message whether it is to be stored; the cheapest checks come first."""
+    """Return, for each message, whether to store it; the cheapest checks come first."""
     stored = rules.matching(batch)
     if not stored.all():
         stored |= _asked(batch.properties, len(batch))
@@ -145,7 +145,7 @@ def _chosen(
 
 
 def _wanted_by_qos(batch: MessageBatch, wanted: Callable[..., object]) -> npt.NDArray[np.bool_]:
-    """Return for each message whether durable subscriptions want it, if they don't want all messages of QoS 0."""
+    """Return, for each message, whether to store it for a durable subscription, if `Sessions.store_qos0` is off."""
 
     def of_qos0(topic: str) -> object:
         return wanted(topic, 0)
@@ -158,7 +158,7 @@ def _wanted_by_qos(batch: MessageBatch, wanted: Callable[..., object]) -> npt.ND
 
 
 def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """Return for each message whether its topic is one of the ``chosen``; each topic is checked once."""
+    """Return, for each message, whether ``chosen`` returns True for its topic; each topic is checked once."""
     topics = to_iterable(batch.topics)
     found = set(filter(chosen, set(topics)))
     if not found:
@@ -167,7 +167,7 @@ def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> npt.NDAr
 
 
 def _asked(properties: Column, rows: int) -> npt.NDArray[np.bool_] | bool:
-    """Return for each message whether its publisher asks for it to be stored."""
+    """Return, for each message, whether its publisher requests that it is stored."""
     if isinstance(properties, Constant):
         return _asks(properties.value)
     return np.fromiter(map(_asks, to_iterable(properties)), np.bool_, rows)
@@ -178,7 +178,7 @@ def _asks(properties: Properties | None) -> bool:
 
 
 def _route(hub: Hub, batch: MessageBatch, live: npt.NDArray[np.bool_], now: int) -> None:
-    """Pass the messages that are ``live`` to the current followers, with a time."""
+    """Pass the messages that are ``live`` to the current followers; messages without a timestamp get ``now``."""
     if not live.any():
         return
     rows = np.flatnonzero(live & _of_topics(batch, hub.matching))

@@ -1,7 +1,7 @@
-"""`ReadCache`: stretches of the streams, which are read once for all consumers that come by the same place.
+"""`ReadCache`: reads messages once for all consumers that read from the same place.
 
-A scan returns a `Stretch` of a shard, of which each consumer gets its `Run`. Stretches stay in memory as long as there
-is room, for consumers that come by the same place later.
+A scan reads a `Stretch`: all matching messages of a shard in a range of positions. Each consumer gets a `Run` of
+it. Stretches are cached within limits, for consumers that reach the same place later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .visibility_watcher import VisibilityWatcher
 __all__ = ["ReadCache", "Run", "Stretch"]
 
 _ROWS = 131_072
-"""Number of messages that are kept in memory for consumers that come by the same place."""
+"""Largest number of cached messages."""
 _BYTES = 32 << 20
 """Largest number of bytes of their payloads."""
 _STRETCHES = 1_024
@@ -46,15 +46,15 @@ class Stretch:
         self.positions: Positions = batch.positions
         """The positions of the messages."""
         self.traits: object = None
-        """What a consumer has found out about the messages, for others who deliver them."""
+        """Properties of the messages that one consumer has computed for the others (`topicstore.sessions.portions`)."""
         self.batch = batch
         """The messages as columns."""
         self._messages: list[Message] | None = None
 
     @property
     def messages(self) -> list[Message]:
-        """Return the messages as objects, which are made once for all consumers."""
-        made = self._messages  # no `functools.cached_property`: until Python 3.12 that has one lock for all stretches
+        """The messages as objects, created once for all consumers."""
+        made = self._messages  # not `functools.cached_property`: before Python 3.12 it has one lock for all stretches
         if made is None:
             made = self._messages = self._made()
         return made
@@ -63,7 +63,7 @@ class Stretch:
         return self.batch.to_messages()
 
     def covers(self, after: int) -> bool:
-        """Return whether a consumer that has read everything up to ``after`` can read on here."""
+        """Return whether the stretch contains the messages that follow ``after``."""
         return self.after <= after < self.position
 
     def rows(self, after: int, limit: int) -> tuple[slice, int]:
@@ -82,25 +82,25 @@ class Run:
 
     stretch: Stretch = attrs.field(repr=False)
     rows: slice
-    """The rows of the stretch that it consists of."""
+    """The rows of the stretch that belong to the run."""
     position: int
-    """The position up to which everything has been read, and after which to go on."""
+    """The position up to which all messages were read, and after which the next read begins."""
     caught_up: bool = False
-    """Whether nothing more is visible at this moment; listeners are notified when there is."""
+    """Whether no further message is visible now; listeners are notified of later ones."""
     dropped: tuple[int, ...] = ()
-    """The generations that were dropped before this part of them could be read; some of it may have matched."""
+    """The generations in this range that were dropped before they were read; they may have had matching messages."""
 
     def __len__(self) -> int:
         return int(self.rows.stop) - int(self.rows.start)
 
     @functools.cached_property
     def batch(self) -> MessageBatch:
-        """Return the messages as columns, with positions and shards."""
+        """The messages as columns, with positions and shards."""
         return self.stretch.batch[self.rows]
 
     @property
     def messages(self) -> list[Message]:
-        """Return the messages as objects, which are shared by all consumers."""
+        """The messages as objects, shared by all consumers."""
         messages = self.stretch.messages
         return messages if len(self) == len(messages) else self._some
 
@@ -110,7 +110,7 @@ class Run:
 
     @functools.cached_property
     def positions(self) -> list[int]:
-        """Return the messages' positions."""
+        """The messages' positions."""
         return [] if not len(self) else self.stretch.positions[self.rows].tolist()
 
 
@@ -124,18 +124,18 @@ class _Gap:
 
 
 class ReadCache:
-    """The reads for all followers of one open database. All methods may be called from any thread."""
+    """The reads for all followers of one open database. All methods are thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = weakref.ref(storage)  # otherwise a database without other references would not be closed
+        self._storage = weakref.ref(storage)  # weak, so that a database without other references closes itself
         self._shards = storage.shards
         self._lock = ProcessLock()
         """Guards `_memory` and its sums."""
         self._visibility = VisibilityWatcher(storage.shards)
         self._gaps: list[tuple[object, list[_Gap]]] = [(None, []) for _ in storage.shards]
-        """By shard, the live generations and the gaps between them. Replaced in one step."""
+        """By shard, the live generations and the gaps between them. Entries are replaced atomically."""
         self._memory: collections.deque[tuple[weakref.ref[Stretch], list[Stretch], int, int]] = collections.deque()
-        """The stretches that are kept, the lists that hold them, and their rows and bytes."""
+        """The cached stretches, the lists that hold them, and their numbers of rows and bytes."""
         self._rows = 0
         self._bytes = 0
 
@@ -148,7 +148,7 @@ class ReadCache:
     def scan(
         self, topic_filter: TopicFilter, shard: int, first: int, last: int | None, rows: int
     ) -> tuple[Iterator[MessageBatch], int]:
-        """Begin to read positions from ``first`` to ``last``, or all visible ones; return batches and the bound."""
+        """Begin a scan from position ``first`` to ``last`` (None: the watermark); return its batches and its end."""
         storage = self._storage()
         if storage is None:
             raise DatabaseClosedError("the database is closed")
@@ -156,7 +156,7 @@ class ReadCache:
         return storage.run_shards([plan], rows), plan.bound
 
     def remember(self, stretch: Stretch, where: list[Stretch]) -> None:
-        """Note a stretch that a list keeps; remove the oldest stretches from their lists if there are too many."""
+        """Record that list ``where`` caches a stretch; above the limits, remove the oldest from their lists."""
         rows, size = len(stretch.batch), stretch.batch.payload_bytes()
         with self._lock:
             self._memory.append((weakref.ref(stretch), where, rows, size))
@@ -166,16 +166,16 @@ class ReadCache:
                 oldest, kept, rows, size = self._memory.popleft()
                 self._rows -= rows
                 self._bytes -= size
-                with contextlib.suppress(ValueError):  # its feed has dropped it
+                with contextlib.suppress(ValueError):  # the feed has removed the stretch already
                     kept.remove(oldest())  # type: ignore[arg-type]
 
     def forget(self) -> None:
-        """Forget all that was read, because some of it was deleted."""
+        """Clear the records of cached stretches, because messages were deleted."""
         with self._lock:
             self._memory.clear()
             self._rows = self._bytes = 0
 
-    # --- what can be seen ---
+    # --- visibility ---
 
     def watermark(self, shard: int) -> int:
         """Return the highest position of a shard that readers may see."""
@@ -186,7 +186,7 @@ class ReadCache:
         return any(slab.epoch > 1 for _, slab in self._shards[shard].generations.with_slabs())
 
     def await_visible(self, wake: Callable[[int], object], shard: int, seen: int, position: int) -> None:
-        """Call ``wake`` of a reader that has read up to ``seen`` when everything up to a position is visible."""
+        """Call ``wake`` of a reader that has read up to ``seen`` once all messages up to a position are visible."""
         last = self._shards[shard].writer.tail.last_position
         committed = min(position, last)  # an announced batch may never be committed
         if seen < committed:
@@ -194,10 +194,10 @@ class ReadCache:
 
     @property
     def failure(self) -> str | None:
-        """Why waiting for hidden messages to become visible failed the last time; None if it did not."""
+        """The last error of waiting until hidden messages are visible; None if the last wait succeeded."""
         return self._visibility.failure
 
-    # --- what is gone ---
+    # --- dropped generations ---
 
     def gone(self) -> frozenset[int]:
         """Return the generations that have been dropped."""
@@ -205,7 +205,7 @@ class ReadCache:
         return frozenset(range(1, max(live, default=1))) - live
 
     def dropped_between(self, shard: int, after: int, position: int, quiet: tuple[int, int]) -> tuple[int, ...]:
-        """Return the dropped generations of which a reader from ``after`` to ``position`` may have missed messages."""
+        """Return the dropped generations whose messages a reader from ``after`` to ``position`` may have missed."""
         gaps = self._gaps_of(shard)
         if not gaps:
             return ()
@@ -215,7 +215,7 @@ class ReadCache:
             for gap in gaps
             if after < gap.last
             and gap.first <= position
-            and not (begin <= after and gap.last <= end)  # nothing in it matched
+            and not (begin <= after and gap.last <= end)  # no message in the gap matched
             for number in gap.generations
         )
 
@@ -227,19 +227,19 @@ class ReadCache:
             self._gaps[shard] = live, gaps
         return gaps
 
-    # --- the end ---
+    # --- closing ---
 
     def stop(self) -> None:
         """Stop waiting for messages to become visible."""
         self._visibility.stop()
 
     def join(self) -> None:
-        """Wait until no thread runs. The shards have to be closed before."""
+        """Wait until the thread has ended. The caller has closed the shards before."""
         self._visibility.join()
 
 
 def _gaps(live: list[GenerationRecord]) -> list[_Gap]:
-    """Return the gaps where generations that had positions are missing."""
+    """Return the gaps that dropped generations with messages have left."""
     gaps, number, end = [], 0, 0
     for record in live:
         if record.number > number + 1 and record.first_position > end + 1:

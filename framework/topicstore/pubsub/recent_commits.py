@@ -1,11 +1,11 @@
-"""`RecentCommits`: batches that were committed a moment ago, still in memory, for followers that have caught up.
+"""`RecentCommits`: recently committed batches in memory, for followers that have caught up.
 
-A consumer that is notified of a commit reads its messages here, without a scan of the engine. Which messages a filter
-gets is worked out when the batch is announced, once for all filters together, so a commit of a thousand messages for a
-thousand filters costs each of them its own message and no more. Messages become objects once for all filters.
+A consumer that is notified of a commit reads the messages from memory, without a scan of the engine. The matching
+topics of each filter are found when the batch is announced, once for all filters. So a filter's cost depends on its own
+messages, not on the size of the commit. Message objects are created once for all filters.
 
-What is read here is what a scan would return: the committed columns with their positions and times. So a batch is not
-taken up if a plugin wraps reading, or if the layout hides it until its epoch is over; its messages are scanned then.
+The messages are the same as a scan would return: the committed columns with positions and times. Therefore a batch is
+not cached if a plugin wraps reading, or if the layout hides the batch until its epoch ends; it is scanned instead.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _ROWS = 131_072
 _BYTES = 32 << 20
 """Largest number of bytes of their payloads."""
 _LISTED = 32 << 20
-"""Largest number of bytes of the lists in which filters have them: many filters may match the same messages."""
+"""Largest number of bytes of the filters' lists of commits, which count once for each matching filter."""
 _ENTRY, _TOPIC = 176, 8
-"""Bytes of a commit in the lists of one filter, and of each topic of it there."""
+"""Bytes of a commit in the list of one filter, and of each of its topics there."""
 
 _WHOLE = 4_096
-"""Largest number of messages of a commit that become objects all at once."""
+"""Largest commit, in messages, whose message objects are created all at once."""
 _NEVER = 1 << 64
 """A position after all others."""
 
 
 class Commit:
-    """A batch that was announced, and is readable once it was committed and the watermark has reached it."""
+    """A batch that was announced. It is readable after its commit, when the watermark has reached its end."""
 
     __slots__ = (
         "_messages",
@@ -62,27 +62,27 @@ class Commit:
     )
 
     def __init__(self, batch: MessageBatch, topics: int) -> None:
-        """``topics`` is the number of different topics."""
+        """Create an uncommitted batch. ``topics``: the number of distinct topics."""
         positions = batch.positions
         self.batch = batch
         self.first = int(positions[0])
         self.last = int(positions[-1])
         self.committed = False
-        """Whether the engine has taken it. Set under the shard's lock."""
+        """Whether the engine has committed the batch. Set under the shard's lock."""
         self.void = False
-        """Whether it was announced and never committed. Set under the shard's lock."""
+        """Whether the commit failed after the announcement. Set under the shard's lock."""
         self.matches: list[Matches] = []
-        """Those that read it."""
+        """The filters' lists that contain the commit."""
         self.bytes = batch.payload_bytes()
         self.listed = 0
-        """The bytes of the lists in which those have it, about. Set under the shard's lock."""
+        """The approximate size, in bytes, of the entries in these lists. Set under the shard's lock."""
         self._topics = topics
         self._rows: dict[str, list[int]] | None = None
-        """The rows of each topic, found when they are first needed."""
+        """The rows of each topic, computed on first use."""
         self._messages: list[Message] | None = None
 
     def rows_of(self, topics: list[str]) -> list[int] | None:
-        """Return the rows of some of its topics in ascending order; None if these are all rows."""
+        """Return the rows of some topics of the batch in ascending order; None if these are all rows."""
         if len(topics) == self._topics:
             return None
         rows = self._rows or self._find_rows()
@@ -101,7 +101,7 @@ class Commit:
         return rows
 
     def messages(self, rows: list[int] | None) -> list[Message]:
-        """Return the messages of these rows as objects, which are made once unless the batch is large."""
+        """Return the messages of these rows as objects, which are created only once unless the batch is large."""
         made = self._messages
         if made is None and rows is not None and len(self.batch) > _WHOLE:
             return self.batch.take(np.array(rows, np.intp)).to_messages()
@@ -133,7 +133,7 @@ class _Part:
         rows, positions = self.rows, self.commit.batch.positions
         if rows is None:
             return positions
-        if len(rows) == 1:  # much cheaper than an array of one number
+        if len(rows) == 1:  # a slice is much cheaper than indexing by an array
             return positions[rows[0] : rows[0] + 1]
         return positions[np.array(rows, np.intp)]
 
@@ -143,7 +143,7 @@ class _Part:
 
 
 class _CommittedStretch(Stretch):
-    """A stretch of recent commits, whose columns are gathered only for those who ask for them."""
+    """A stretch of recent commits, whose columns are created on first use."""
 
     __slots__ = ("_columns", "_parts")
 
@@ -158,7 +158,7 @@ class _CommittedStretch(Stretch):
 
     @property
     def batch(self) -> MessageBatch:  # type: ignore[override]
-        """Return the messages as columns."""
+        """The messages as columns."""
         columns = self._columns
         if columns is None:
             columns = self._columns = MessageBatch.concat([part.batch() for part in self._parts])
@@ -179,18 +179,18 @@ class Matches:
 
     def __init__(self) -> None:
         self.answer: tuple[tuple[int, int], Run] | None = None
-        """The last place and limit that a consumer asked with, and the answer, which all who ask the same share. It is
-        replaced as a whole, so it can be read without the lock."""
+        """The place and limit of the last read, and its result, for other consumers with the same place and limit.
+        Replaced as a whole, so reading it needs no lock."""
         self._lock = threading.Lock()
         """Guards the attributes below. No other lock is taken under it."""
         self._since = _NEVER
-        """The position after which every commit with matching messages is here, once it is announced."""
+        """The position after which all announced commits with matching messages are in `_commits`."""
         self._commits: list[tuple[Commit, list[str]]] = []
-        """The commits, with those of their topics that match."""
+        """The commits, each with its matching topics."""
         self._lasts: list[int] = []
         """Their last positions."""
         self._joined: Stretch | None = None
-        """The stretch that was read last, for others who come by the same place."""
+        """The stretch that was read last, for other consumers at the same place."""
 
     def begin(self, position: int) -> None:
         """Forget all commits; those after a position will be announced."""
@@ -213,11 +213,11 @@ class Matches:
         self._joined = self.answer = None
 
     def reach_back_to(self, position: int) -> bool:
-        """Say whether all that follows a position is here. It needs no lock, and may have changed on return."""
+        """Return whether all commits after a position are in memory. Takes no lock; may be outdated on return."""
         return position >= self._since
 
     def add(self, commit: Commit, topics: list[str]) -> None:
-        """Add a commit that is announced; under the shard's lock."""
+        """Add a commit that is announced. The caller holds the shard's lock."""
         with self._lock:
             if self._commits and self._commits[-1][0].void:
                 self._commits.pop()
@@ -228,13 +228,13 @@ class Matches:
         commit.listed += _ENTRY + _TOPIC * len(topics)
 
     def keep(self, asked: tuple[int, int], run: Run) -> None:
-        """Keep an answer, if it was read here: what was scanned has a bound of its own."""
+        """Cache the result of a read, if it came from these commits and not from a scan."""
         with self._lock:
             if run.stretch is self._joined:
                 self.answer = asked, run
 
     def evict(self, commit: Commit) -> None:
-        """Forget a commit, and those before it."""
+        """Forget a commit and all earlier ones."""
         with self._lock:
             count = bisect.bisect_right(self._lasts, commit.last)
             if count:
@@ -243,9 +243,9 @@ class Matches:
                 self._joined = self.answer = None
 
     def read(self, after: int, watermark: int, limit: int) -> tuple[Stretch, bool] | None:
-        """Return the readable commits after a position, and whether no further one is readable now.
+        """Return the readable messages after a position, and whether no further message is readable now.
 
-        There are at most ``limit`` messages. Returns None if some must be scanned.
+        There are at most ``limit`` messages. Returns None if messages after the position must be scanned.
         """
         with self._lock:
             if after < self._since:
@@ -260,19 +260,22 @@ class Matches:
         if not parts:
             return Stretch(after, after, MessageBatch.empty()), True
         position = parts[-1].commit.last
-        if len(parts[0]) > limit:  # then it is the only one
+        if len(parts[0]) > limit:  # then `_readable` returned no other part
             parts = [parts[0].after(after, limit)]
             before, all_read = after, False
             position = min(position, int(parts[0].positions()[-1])) if len(parts[0]) else position
         stretch = _CommittedStretch(before, position, parts)
         with self._lock:
-            if before >= self._since:  # otherwise some of it was forgotten
+            if before >= self._since:  # otherwise a commit of the stretch was evicted meanwhile
                 self._joined = stretch
         return stretch, all_read
 
 
 def _readable(following: list[tuple[Commit, list[str]]], watermark: int, limit: int) -> tuple[list[_Part], bool]:
-    """Return the first commits that are readable and have at most ``limit`` messages, and whether these are all."""
+    """Return the first readable commits with at most ``limit`` messages together, and whether no other is readable.
+
+    The first commit is returned even if it has more messages.
+    """
     rows = 0
     parts: list[_Part] = []
     for commit, topics in following:
@@ -287,18 +290,18 @@ def _readable(following: list[tuple[Commit, list[str]]], watermark: int, limit: 
 
 
 class RecentCommits:
-    """The recent commits of all shards, as many as there is room for."""
+    """The recent commits of all shards, within limits of number and memory."""
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        """Guards the attributes below. It is taken after a shard's lock, and before those of `Matches`."""
+        """Guards the attributes below. Lock order: a shard's lock, this lock, the lock of a `Matches`."""
         self._commits: collections.deque[Commit] = collections.deque()
         self._rows = 0
         self._bytes = 0
         self._listed = 0
 
     def remember(self, commit: Commit) -> None:
-        """Keep a commit until there are too many others."""
+        """Add a commit, and evict the oldest commits above the limits."""
         with self._lock:
             self._commits.append(commit)
             self._rows += len(commit.batch)
@@ -317,7 +320,7 @@ class RecentCommits:
         return much or len(self._commits) > _COMMITS
 
     def forget(self) -> None:
-        """Forget all commits. Their readers forget them, too, each with `Matches.forget`."""
+        """Forget all commits. The caller also calls `Matches.forget` of each filter."""
         with self._lock:
             self._commits.clear()
             self._rows = self._bytes = self._listed = 0

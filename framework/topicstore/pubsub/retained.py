@@ -1,13 +1,13 @@
 """Retained messages: the last message of each topic that was published to be retained (MQTT 5, section 3.3.1.3).
 
-Each is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r" topic``, in its topic's shard. Only
-`Database.publish` sets and clears them. Later subscriptions get them, whether or not the message was also stored in the
-streams. `topicstore.pubsub.retained_lookup` finds them.
+A retained message is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r" topic``, in its topic's
+shard. Only `Database.publish` sets and clears retained messages. They are sent to later subscriptions, whether or not
+the message was also stored in the streams. `topicstore.pubsub.retained_lookup` finds them.
 
-A message with an expiry interval is returned until the interval is over, with the rest of it
-(`topicstore.pubsub.message_expiry`): while the wall clock is wrong, too few or too many messages are returned.
-`remove_expired` removes messages that have expired. It is called by retention and, when something is stored, by
-`topicstore.pubsub.retained_expiry`; neither counts jumps of the clock, so a wrong clock removes none.
+A message with an expiry interval is returned until the interval is over, with the remaining interval
+(`topicstore.pubsub.message_expiry`). While the wall clock is wrong, too few or too many messages are returned.
+`remove_expired` removes expired messages. Retention and `topicstore.pubsub.retained_expiry` call it with a time that
+excludes jumps of the wall clock, so a wrong clock removes no message too early.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def key_of(topic: str) -> bytes:
 
 
 def topic_at(key: bytes) -> str:
-    """Return the text whose key this is, which is not always a topic: the end of a key may be added to one."""
+    """Return the text of a key. The text is not always a topic, because keys between topics are used as bounds."""
     return key[len(_PREFIX) :].decode()
 
 
@@ -68,9 +68,9 @@ def topic_at(key: bytes) -> str:
 
 
 def retained_rows(batch: MessageBatch, shard_of: Callable[[str], int]) -> tuple[_Keyed, _Writes]:
-    """Return the rows of a batch that become retained messages, with shard and key, and the writes that clear others.
+    """Return the rows of a batch to retain, with shard and key, and by shard the writes that clear retained messages.
 
-    The last message of each topic counts. One with an empty payload clears the topic's retained message.
+    The last message of each topic counts. A message with an empty payload clears the topic's retained message.
     """
     flags = batch.retain
     if not len(batch) or (isinstance(flags, Constant) and not flags.value):
@@ -95,11 +95,11 @@ class Removed:
 
     count: int
     earliest: int
-    """The time in microseconds since the epoch at which the first of the others expires, or `FOREVER`."""
+    """The time in microseconds since the epoch at which the next remaining message expires, or `FOREVER`."""
 
 
 def remove_expired(storage: Storage, now: int) -> int:
-    """Remove the retained messages that have expired; return how many. One that was replaced meanwhile stays."""
+    """Remove expired retained messages; return their number. A message that was replaced meanwhile stays."""
     return remove_expired_until(storage, now, lambda: False).count
 
 
@@ -118,7 +118,7 @@ def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -
 
 
 def any_kept(storage: Storage) -> bool:
-    """Return whether a retained message is stored at all, expired or not. Reads past plugins, one key of each shard."""
+    """Return whether any retained message is stored, expired or not. Reads one key of each shard, without plugins."""
     states = map(storage.state, range(len(storage.shards)))
     return any(next(state.scan(state_key(_PREFIX)), None) is not None for state in states)
 
@@ -126,7 +126,7 @@ def any_kept(storage: Storage) -> bool:
 def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
     key = key_of(topic)
     state = storage.state(shard)
-    found = state.get(state_key(key))  # before it is checked again, so that the value checked is the one removed
+    found = state.get(state_key(key))  # before the next check, so that only the value that was checked is removed
     if not any(_expired(batch, now) for batch in batches_between(storage, shard, key, key + b"\0")):
         return False
     try:
@@ -149,7 +149,7 @@ def _expired(batch: MessageBatch, now: int) -> list[str]:
 
 
 def current(batch: MessageBatch, now: int) -> list[Message]:
-    """Return the messages of a batch that have not expired, with the rest of their intervals."""
+    """Return the messages of a batch that have not expired, with their remaining expiry intervals."""
     messages, expiry = batch.to_messages(), Expiry.of(batch.properties, batch.positions)
     if expiry is None:
         return messages

@@ -1,11 +1,11 @@
-"""Removing retained messages that have expired, in the background, whether or not anything is stored.
+"""The removal of expired retained messages, by a background task.
 
-All retained messages are read to find those that have expired, so this is done when the earliest known end of one has
-passed, and takes at most a fiftieth of the time. The task sleeps until then, and looks once after the opening if there
-are retained messages at all. A store wakes it earlier where the clock has jumped.
+To find expired messages, the task reads all retained messages. So it runs only when the earliest known expiry time has
+passed, and uses at most a fiftieth of the time. Until then the task sleeps. After the opening it runs once if there are
+retained messages. If the clock jumps, a store wakes the task earlier.
 
-A wrong clock removes nothing early: a message must have expired by the wall clock, and by the clock that doesn't count
-its jumps since the opening.
+A wrong clock removes no message early: a message must have expired by the wall clock, and also by a clock that has
+excluded the jumps of the wall clock since the opening.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from .retained import FOREVER, any_kept, remove_expired_until
 __all__ = ["EarliestEnd", "RetainedExpiry"]
 
 _PAUSE = 1_000_000
-"""Microseconds between two looks at the least."""
+"""Shortest time between two runs in microseconds."""
 _SHARE = 50
-"""A look is followed by a pause of so many times its length."""
+"""The pause after a run, as a multiple of the run's duration."""
 _SECOND = 1_000_000
 _SHORTEST, _LONGEST = 0.01, 3_600.0
-"""Seconds for which the task sleeps at least, and at most where an end is known."""
+"""Shortest and longest sleep of the task in seconds, if an expiry time is known."""
 
 
 class EarliestEnd:
-    """The time at which the next retained message expires, as far as is known. Kept with a database."""
+    """The earliest known time at which a retained message expires. One object for each open database."""
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        """Guards `time`, which can be read without it."""
+        """Guards `time`, which may be read without it."""
         self.time: int | None = None
-        """In microseconds since the epoch; None: it isn't known."""
+        """In microseconds since the epoch; None: unknown; `FOREVER`: no retained message expires."""
         self.task: BackgroundTask | None = None
-        """The task that sleeps until then, and is woken when a message that expires earlier is committed."""
+        """The task that sleeps until `time`; woken when a message that expires earlier is committed."""
 
     def look(self, storage: Storage) -> None:
-        """Find out whether there is a retained message, if nothing is known. Reads one key of each shard at most."""
+        """If the time is unknown, check whether there are retained messages. Reads at most one key of each shard."""
         if self.time is None:
-            self.forget(FOREVER)  # before looking: messages that come meanwhile lower it
+            self.forget(FOREVER)  # before the check, so that messages that are committed meanwhile lower it
             if _may_have_some(storage):
                 self.forget(None)
 
     def expect(self, batch: MessageBatch, rows: Iterable[int], now: int) -> None:
-        """Note messages that were committed as retained ones by ``now``, given as rows of a batch."""
+        """Lower the time for retained messages that were committed until ``now``, given as rows of a batch."""
         if isinstance(batch.properties, Constant) and batch.properties.value is None:
             return
         properties = list(to_iterable(batch.properties))
@@ -64,7 +64,7 @@ class EarliestEnd:
             self.task.wake()
 
     def lower(self, time: int) -> bool:
-        """Note that a message expires at a time; return whether none that is known expires as early."""
+        """Lower the known time to ``time`` if that is earlier; return whether it was."""
         with self._lock:
             lowered = self.time is not None and time < self.time
             if lowered:
@@ -72,7 +72,7 @@ class EarliestEnd:
             return lowered
 
     def forget(self, time: int | None) -> None:
-        """Begin again with a time."""
+        """Set the time, also to a later one or to None."""
         with self._lock:
             self.time = time
 
@@ -81,11 +81,11 @@ class RetainedExpiry:
     """Removes the expired retained messages of one database."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = weakref.ref(storage)  # otherwise a database without other references would not be closed
+        self._storage = weakref.ref(storage)  # weak, so that a database without other references closes itself
         self._earliest = storage.kept(EarliestEnd)
         self._monotonic = storage.clocks.monotonic
         self._again = 0
-        """The monotonic time of the next look. Set by the task."""
+        """The earliest monotonic time of the next run. Set by the task."""
         self.task = BackgroundTask("removal of expired retained messages", lambda _: self._work())
         self._earliest.task = self.task
         storage.on_close(self.stop)
@@ -94,14 +94,14 @@ class RetainedExpiry:
             self._wake_if_due()
 
     def _wake_if_due(self) -> None:
-        """Wake the background task, at a store, if there may be something to remove."""
+        """Wake the background task, at a store, if a retained message may have expired."""
         storage = self._storage()
         if storage is None or self._monotonic() < self._again:
             return
         self._earliest.look(storage)
         if self._earliest.time == FOREVER:
-            self._job.time = NEVER  # the task sets it when it is woken for a message that expires
-            if self._earliest.time != FOREVER:  # it was woken just before
+            self._job.time = NEVER  # the task sets the time when it is woken for an expiring message
+            if self._earliest.time != FOREVER:  # the task was woken just before
                 self._job.time = self._again
             return
         time = self._earliest.time
@@ -109,13 +109,13 @@ class RetainedExpiry:
             self.task.wake()
 
     def stop(self) -> None:
-        """Stop removing, and return when it has ended. May be called twice."""
+        """Stop the task, and wait until it has ended. Idempotent."""
         self.task.stop()
         self.task.join()
 
     def _work(self) -> None:
         storage = self._storage()
-        if storage is None:  # the database has no references any more, and is about to be closed
+        if storage is None:  # the database has no references left, and is about to close itself
             return
         time = self._earliest.time
         rested = self._monotonic() >= self._again or self.task.failure is not None
@@ -125,7 +125,7 @@ class RetainedExpiry:
 
     def _look(self, storage: Storage) -> None:
         began = self._monotonic()
-        self._earliest.forget(FOREVER)  # before looking: messages that come meanwhile lower it
+        self._earliest.forget(FOREVER)  # before reading, so that messages that are committed meanwhile lower it
         try:
             found = remove_expired_until(storage, _now(storage), self.task.stopping.is_set)
         except BaseException:
@@ -136,7 +136,7 @@ class RetainedExpiry:
         self._earliest.lower(found.earliest)
 
     def _sleep(self, storage: Storage) -> None:
-        """Have the task wake at the earliest end, though not before the next look is due."""
+        """Set the task to wake at the earliest known expiry time, but not before the pause is over."""
         time = self._earliest.time
         if time == FOREVER:
             self.task.interval = None
@@ -153,5 +153,5 @@ def _now(storage: Storage) -> int:
 def _may_have_some(storage: Storage) -> bool:
     try:
         return any_kept(storage)
-    except TopicstoreError:  # the task meets it again, and tells it
+    except TopicstoreError:  # the task will get and report the same error
         return True

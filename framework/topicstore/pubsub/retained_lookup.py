@@ -1,11 +1,11 @@
-"""Looking up retained messages: in pages, in order of topics, without reading what a filter can't match.
+"""Look-up of retained messages, in pages, in order of topics, skipping topics that a filter can't match.
 
-A page costs a bounded amount of work, whatever the number of retained messages: what it did not come to is left to the
-next. Looking up takes no lock, and keeps nothing in memory, so it is the same in processes that only read.
+The work for a page is bounded, whatever the number of retained messages; the next page continues. A look-up takes no
+lock and keeps no state, so it also works in read-only processes.
 
-A filter with a ``+`` and literal levels after it is found by leaps (`topicstore.pubsub.topic_leaps`): with a hundred
-topics below each of a thousand levels, ``+/7`` reads some topics of each level. Where leaps lead nowhere, as when every
-topic has a first level of its own, the topics are read in their order.
+For a filter with literal levels after a ``+``, the scan skips ranges of topics (`topicstore.pubsub.topic_leaps`). For
+example, with a hundred topics below each of a thousand levels, ``+/7`` reads only a few topics of each level. Where no
+range can be skipped, as when each topic has a different first level, all topics are read in order.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["PAGE", "RetainedPage", "any_retained", "retained", "retained_of", "r
 PAGE = 1_000
 """The most messages of a page."""
 _EXAMINED = 1_024
-"""How many stored messages are read for a page, over all shards, before the rest is left to the next."""
+"""Number of stored messages, over all shards, after which a page ends."""
 _FEWEST, _MOST = 8, 1_024
-"""How many stored messages are read at a time: few where leaps lead far, many where they don't."""
+"""Smallest and largest number of stored messages in a read: small where long ranges are skipped."""
 
 _topic = attrgetter("topic")
 
@@ -46,7 +46,7 @@ class RetainedPage:
     """Some retained messages, in order of topics."""
 
     messages: Sequence[Message]
-    """Those that match and haven't expired, with the rest of their expiry intervals. There may be none."""
+    """The matching messages that haven't expired, with their remaining expiry intervals. May be empty."""
     following: str | None
     """The ``start`` of the next page; None after the last one."""
 
@@ -54,9 +54,9 @@ class RetainedPage:
 def retained(
     storage: Storage, topic_filter: str, now: int, after: str | None = None, limit: int | None = None
 ) -> list[Message]:
-    """Return the retained messages whose topics match and come after a topic, in order of topics, at most ``limit``.
+    """Return at most ``limit`` retained messages whose topics match and come after a topic, in order of topics.
 
-    There are fewer only if no others follow.
+    Fewer than ``limit`` are returned only if no others follow.
     """
     chosen = TopicFilter(topic_filter)
     if limit is not None:
@@ -71,7 +71,7 @@ def retained(
 
 
 def any_retained(storage: Storage) -> bool:
-    """Return whether there is a retained message at all, expired or not. It reads one of each shard at most."""
+    """Return whether there is any retained message, expired or not. Reads at most one of each shard."""
     for shard in range(len(storage.shards)):
         read = read_between(storage, shard, key_of(""), AFTER_ALL, 1)
         if len(read.batch) or read.following is not None:
@@ -80,7 +80,7 @@ def any_retained(storage: Storage) -> bool:
 
 
 def retained_of(storage: Storage, topics: Sequence[str], now: int) -> list[Message | None]:
-    """Return for each topic its retained message, or None if it has none that hasn't expired."""
+    """Return, for each topic, its retained message; None if there is none, or if the message has expired."""
     found: list[Message | None] = []
     for topic in topics:
         key = key_of(topic)
@@ -90,9 +90,9 @@ def retained_of(storage: Storage, topics: Sequence[str], now: int) -> list[Messa
 
 
 def retained_places(storage: Storage, topics: Sequence[str]) -> list[tuple[int, int]]:
-    """Return for each topic the shard and the position at which its retained message is in the streams, if it is.
+    """Return, for each topic, the shard and the position of its retained message; (0, 0) if there is none.
 
-    The position of one that was not stored there is that of nothing, or of another message; (0, 0) if there is none.
+    A retained message need not be stored in the streams. Then its position holds no message, or another message.
     """
     places: list[tuple[int, int]] = []
     for topic in topics:
@@ -106,10 +106,10 @@ def retained_places(storage: Storage, topics: Sequence[str]) -> list[tuple[int, 
 def retained_page(
     storage: Storage, topic_filter: TopicFilter, now: int, start: str, limit: int, *, examine: int = _EXAMINED
 ) -> RetainedPage:
-    """Return at most ``limit`` of the retained messages whose topics match and are ``start`` or come after it.
+    """Return at most ``limit`` retained messages whose topics match and are not before ``start``.
 
-    A page may have fewer, or none, though others follow: it ends when enough was read. ``now`` is the time by which
-    messages expire, in microseconds since the epoch. About ``examine`` stored messages are read at most.
+    A page may have fewer messages, or none, although others follow, because at most about ``examine`` stored messages
+    are read. ``now``: the time for expiry, in microseconds since the epoch.
     """
     limit = min(limit, PAGE)
     leaps = TopicLeaps(topic_filter)
@@ -125,7 +125,7 @@ def retained_page(
     ends = [part.following for part in parts if part.following is not None]
     if len(parts) == 1 and len(parts[0].messages) <= limit:
         return parts[0]
-    following = min(ends, default=None)  # up to there, every shard was read
+    following = min(ends, default=None)  # every shard was read up to this text
     messages = sorted((message for part in parts for message in part.messages), key=_topic)
     if following is not None:
         del messages[bisect_left(messages, following, key=_topic) :]
@@ -148,7 +148,7 @@ class _ShardPage:
         self._examined = 0
 
     def read(self, start: str, wanted: int, bound: int) -> RetainedPage:
-        """Read on from a text until as many messages are found as are wanted, or as many read as are allowed."""
+        """Read from text ``start`` until ``wanted`` messages are found, or ``bound`` messages are read."""
         for first, end in self._leaps.ranges:
             if end is not None and end <= start:
                 continue
@@ -158,7 +158,7 @@ class _ShardPage:
         return RetainedPage(self._found, None)
 
     def _read_range(self, start: str, end: str | None, wanted: int, bound: int) -> str | None:
-        """Read a range; return where to go on, or None at its end."""
+        """Read a range of topics; return the text at which to continue, or None at the end of the range."""
         at: str | None = start
         last = AFTER_ALL if end is None else key_of(end)
         rows = min(wanted, _MOST) if self._leaps.every else 2 * _FEWEST
@@ -172,12 +172,12 @@ class _ShardPage:
             if read.following is None:
                 return None
             after = topic_at(read.following)
-            at = None if leap is None else max(leap, after)  # a plugin may have removed the last ones of the batch
+            at = None if leap is None else max(leap, after)  # a plugin may have removed the last messages of the batch
             rows = min(2 * rows, _MOST) if 2 * looked_at >= len(read.batch) else max(rows // 2, _FEWEST)
         return None
 
     def _take(self, batch: MessageBatch) -> tuple[int, str | None]:
-        """Take the messages of a batch that match; return how many were compared, and where the next may lie."""
+        """Add the matching messages of a batch; return the number compared, and the lowest text of the next match."""
         if self._leaps.every or not len(batch):
             self._found += current(batch, self._now)
             return len(batch), ""

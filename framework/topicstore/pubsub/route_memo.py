@@ -1,12 +1,12 @@
-"""`RouteMemo`: the routes of topics that were looked up of late, so that filters needn't be searched for each message.
+"""`RouteMemo`: a cache of the filters that match recent topics (their routes), so that most messages need no search.
 
-There are two halves, a younger and an older one. A topic that is found in the older half moves to the younger; when
-that is full, it becomes the older one and what was not asked for meanwhile is forgotten.
+The cache has two halves, a younger and an older one. A topic that is found in the older half moves to the younger. When
+the younger half is full, it becomes the older half, and the previous older half is discarded.
 
-A change of filters removes only what it may have changed: for a filter that begins with literal levels, the topics
-that begin with them. Topics are listed by their first level and by their first two for that. If there are many of
-them, or the filter begins with a wildcard, all routes count as stale, which costs nothing now and a walk of the tree
-for each topic that is looked up again. So a change costs a bounded amount, however many topics and filters there are.
+A change of filters removes only the routes that it may affect: for a filter that begins with literal levels, the topics
+that begin with these levels. For this, topics are indexed by their first level and by their first two levels. If there
+are many such topics, or the filter begins with a wildcard, all routes become stale and are searched again on their next
+use. So the cost of a change is bounded, whatever the number of topics and filters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from topicstore.contract.topics import TopicFilter
 __all__ = ["RouteMemo"]
 
 _HALF = 131_072
-"""Number of routes that are put into one half: so many live topics are never forgotten if their bytes permit it."""
+"""Largest number of routes in one half."""
 _BYTES = 48 << 20
-"""About how many bytes the topics and routes of one half take at most."""
+"""Approximate largest size of the topics and routes of one half in bytes."""
 _ROUTE, _BEGINNING = 200, 400
-"""About how many bytes the dictionaries take for a route, and for a beginning of topics, without the texts."""
+"""Approximate overhead, in bytes, of the dictionaries for a route, and for an index entry."""
 _LONGEST = 512
-"""Characters of a topic that is remembered."""
+"""Length, in characters, above which topics are not cached."""
 _MANY = 256
 """Largest number of routes that a change of filters removes one by one."""
 
@@ -33,19 +33,19 @@ V = TypeVar("V")
 
 
 class _Half(Generic[V]):
-    """Some of the routes."""
+    """One half of the cache."""
 
     __slots__ = ("beginning", "count", "routes", "size")
 
     def __init__(self) -> None:
         self.routes: dict[str, tuple[int, tuple[V, ...]]] = {}
-        """By topic, the number of the state of the filters for which its route holds, and the route."""
+        """By topic, the version of the filters (`RouteMemo._state`) for which the route is valid, and the route."""
         self.count = 0
-        """How many routes were put in; some may have been removed."""
+        """The number of routes that were added, including removed ones."""
         self.size = 0
-        """About how many bytes were put in."""
+        """The approximate size, in bytes, of all that was added."""
         self.beginning: dict[str, set[str]] = {}
-        """By first level, and by the first two levels, the topics that continue with another level."""
+        """By first level, and by the first two levels, the topics that have further levels."""
 
     def put(self, topic: str, state: int, route: tuple[V, ...]) -> None:
         self.routes[topic] = state, route
@@ -63,7 +63,7 @@ class _Half(Generic[V]):
             end = topic.find("/", end + 1)
 
     def remove(self, start: str) -> bool:
-        """Remove the routes of topics that begin with these one or two levels; return False if they are too many."""
+        """Remove the routes of topics that begin with these one or two levels; return False if there are too many."""
         topics = self.beginning.get(start, ())
         if len(topics) > _MANY:
             return False
@@ -74,23 +74,23 @@ class _Half(Generic[V]):
 
 
 class RouteMemo(Generic[V]):
-    """The routes of recent topics. `get` may be called from any thread; callers of the others hold a lock."""
+    """The routes of recent topics. `get` is thread-safe; callers of the other methods hold a lock."""
 
     __slots__ = ("_older", "_state", "_younger")
 
     def __init__(self) -> None:
         self._state = 0
-        """A number that is higher after each change that makes all routes stale."""
+        """A version number, incremented by each change that makes all routes stale."""
         self._younger: _Half[V] = _Half()
         self._older: _Half[V] = _Half()
 
     def get(self, topic: str) -> tuple[V, ...] | None:
-        """Return the route of a topic if it was used of late."""
+        """Return the route of a topic if the younger half has it, otherwise None."""
         found = self._younger.routes.get(topic)
         return None if found is None or found[0] != self._state else found[1]
 
     def get_locked(self, topic: str) -> tuple[V, ...] | None:
-        """Return the route of a topic if it is known, and keep it longer."""
+        """Return the route of a topic if it is cached, otherwise None; move it to the younger half."""
         found = self._younger.routes.get(topic) or self._older.routes.get(topic)
         if found is None or found[0] != self._state:
             return None
@@ -98,7 +98,7 @@ class RouteMemo(Generic[V]):
         return found[1]
 
     def put_locked(self, topic: str, route: tuple[V, ...]) -> None:
-        """Keep the route of a topic, unless it is a very long one."""
+        """Cache the route of a topic, unless the topic is longer than `_LONGEST`."""
         if len(topic) > _LONGEST:
             return
         if self._younger.count >= _HALF or self._younger.size >= _BYTES:
@@ -106,7 +106,7 @@ class RouteMemo(Generic[V]):
         self._younger.put(topic, self._state, route)
 
     def change_locked(self, topic_filter: TopicFilter) -> None:
-        """Forget the routes that change because a filter came or went."""
+        """Remove the routes that the addition or removal of a filter may change."""
         levels = topic_filter.levels
         if levels[0] in ("+", "#"):
             self._state += 1

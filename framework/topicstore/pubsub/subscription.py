@@ -1,8 +1,8 @@
-"""`Subscription`: the object by which a program follows a filter, in a thread or in asyncio.
+"""`Subscription`: the public object that delivers the messages of a filter, in a thread or in asyncio.
 
-Consumers pull: a batch is read when it is asked for, in the thread that asks, so a slow consumer doesn't hold up
-others, and no messages pile up in memory for it. Messages that it can't fetch because too many are unacknowledged wait
-in the store.
+Consumers pull: a batch is read when it is fetched, in the fetching thread. So a slow consumer doesn't hold up others,
+and stored messages don't accumulate in memory. While the window of unacknowledged messages is full, further messages
+wait in the store.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ __all__ = ["OnDropped", "Subscription", "SubscriptionBatch", "SubscriptionStatus
 
 
 OnDropped = Literal["warn", "raise"] | Callable[[tuple[int, ...]], object]
-"""What iterating does when generations were dropped before the subscription had read them: it warns, raises
-`GenerationDroppedError`, or calls a function with their numbers."""
+"""The reaction of iteration to generations that were dropped before the subscription had read them: a warning,
+`GenerationDroppedError`, or a call of a function with their numbers."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class SubscriptionBatch:
-    """Messages of one shard in order of position, or messages that are stored nowhere."""
+    """Messages of one shard in order of position, or messages that are not stored."""
 
     messages: list[Message]
     """The messages. Several consumers may share the list; don't change it."""
     sequence: int
-    """How many messages the subscription has delivered, including these: the number to acknowledge."""
+    """The number of messages that the subscription has delivered, including these: the argument of `acknowledge`."""
     shard: int | None
-    """The shard of the messages; None if they are stored nowhere."""
+    """The shard of the messages; None if they are not stored."""
     lagging: bool
     """Whether more messages are stored already, so that the subscription is catching up and not live."""
     stuck: bool = False
@@ -69,7 +69,7 @@ class SubscriptionBatch:
     """The generations that were dropped before the subscription had read them; their unread messages are lost."""
     run: Run | None = attrs.field(default=None, repr=False)
     after: int = attrs.field(default=0, repr=False)
-    """The position in its shard after which it was read."""
+    """The position in the shard after which the batch was read."""
 
     @property
     def batch(self) -> MessageBatch:
@@ -87,32 +87,32 @@ class SubscriptionStatus:
     topic_filter: str
     place: Place
     lagging: bool
-    """Whether there is something to read, as far as is known; `Subscription.lag` returns how much."""
+    """Whether there may be unread messages; `Subscription.lag` counts them."""
     unacknowledged: int
     stuck: bool
     """Whether the window is full."""
     stuck_for: float
     """Seconds since the window filled up; 0 if it isn't full."""
     missed: int
-    """How many messages stored nowhere were dropped because too many waited."""
+    """The number of messages, not stored, that were dropped because too many waited."""
     dropped: int
-    """How many generations were dropped before the subscription had read them; their unread messages are lost."""
+    """The number of generations dropped before the subscription had read them; their unread messages are lost."""
 
 
 class _Inbox:
-    """The events from the hub, and the waiters for them. It holds no reference to its subscription."""
+    """The events from the hub, and the waiters for them. Has no reference to its subscription."""
 
     def __init__(self, shards: int) -> None:
         self.lock = ProcessLock()
         """Guards the attributes below and the subscription's place. Held briefly, never while messages are read."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
-        """The shards with something to read, as far as is known, in the order of their turns."""
+        """The shards that may have unread messages, in the order of their turns."""
         self.live: LiveMessages[Message] = LiveMessages(lambda message: len(message.payload))
-        """The messages stored nowhere that wait; when too many come, the oldest are dropped."""
+        """The queue of messages that are not stored; above its limits, the oldest are dropped."""
         self.missed = 0
         self.ended: Exception | None = None
         self.bell = Bell()
-        """Rings when any of the attributes changes."""
+        """Wakes the waiters when any of the attributes changes."""
 
     def woken(self, feed: Feed, shard: int) -> None:
         with self.lock:
@@ -136,17 +136,17 @@ class _Inbox:
 
 
 class Subscription:
-    """A subscription to a filter, made by `Database.subscribe`. Close it, or use it as a context manager.
+    """A subscription to a topic filter, created by `Database.subscribe`. Close it, or use it as a context manager.
 
-    Iterating over it, with ``for`` or ``async for``, returns each message, stored ones first, until it is closed; with
-    a ``window``, a batch counts as acknowledged when the first message after it is asked for. Alternatively, `fetch`
-    batches and `acknowledge` them. If retention overtakes it, batches name the generations that were dropped unread,
-    and iterating does what ``on_dropped`` says; after an error, another iteration goes on. Methods may be called from
-    any thread; threads that fetch at the same time get different batches.
+    Iteration, with ``for`` or ``async for``, yields each message, stored messages first, until the subscription is
+    closed. With a ``window``, a batch counts as acknowledged when the first message after it is requested.
+    Alternatively, `fetch` batches and `acknowledge` them. If retention drops generations before they are read, batches
+    name these generations, and iteration acts according to ``on_dropped``; after an error, another iteration continues.
+    Methods are thread-safe; threads that fetch at the same time get different batches.
 
-    After an error of `fetch`, another call goes on at the same place. When the database is closed,
-    `DatabaseClosedError` is raised. When the subscription is closed, `SubscriptionClosedError` is raised, and iterating
-    ends.
+    After an error of `fetch`, another call continues at the same place. When the database is closed,
+    `DatabaseClosedError` is raised. When the subscription is closed, `fetch` raises `SubscriptionClosedError`, and
+    iteration ends.
     """
 
     def __init__(
@@ -172,43 +172,43 @@ class Subscription:
         self._feed = hub.feed(topic_filter)
         self._inbox = _Inbox(len(storage.shards))
         self._reading = ProcessLock()
-        """Held, before the inbox's lock, while a batch is taken, so that batches are taken one after the other."""
+        """Held while a batch is taken, so that batches are taken in sequence. Acquired before the inbox's lock."""
         self._lock = self._inbox.lock
         """Guards all attributes below."""
         self._held: dict[int, SubscriptionBatch] = {}
-        """By their `id`, batches that a thread took for an asyncio task, until that, or another fetch, returns them."""
+        """By `id`, the batches that a thread took for an asyncio task, until the task or another fetch returns them."""
         self._holding = False
-        """What is taken at the moment is for an asyncio task. Guarded by `_reading`."""
+        """Whether the batch that is being taken is for an asyncio task. Guarded by `_reading`."""
         self._sequence = 0
-        """How many messages were delivered."""
+        """The number of messages that were delivered."""
         self._acknowledged = 0
-        """How many messages were acknowledged."""
+        """The number of messages that were acknowledged."""
         self._live_last = False
-        """Whether the last batch was of messages that are stored nowhere."""
+        """Whether the last batch had messages that are not stored."""
         self._iterated: collections.deque[Message] = collections.deque()
-        """The rest of the batch that is iterated over. Needs no lock: it is extended and taken from in one step."""
+        """The rest of the batch that is iterated over. Needs no lock, because the operations of a deque are atomic."""
         self._iterated_to = 0
         """The sequence of that batch."""
         self._full_since: float | None = None
-        """When the window filled up; None if it is not full."""
+        """The monotonic time at which the window filled up; None if it is not full."""
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
         """Sequence, shard and position of each batch that waits to be acknowledged."""
         self._dropped = 0
-        """How many generations were dropped before they were read."""
-        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # a start at a place misses none
+        """The number of generations that were dropped before they were read."""
+        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # after a place, report all
         """The generations whose dropping was reported or is irrelevant."""
         place = None if start is None else _place(start, storage, hub)
         hub.listen(self._feed, self._inbox)
         self._end = weakref.finalize(self, hub.abandon, self._feed, self._inbox)
         self._end.atexit = False
-        self._place = list(hub.watermarks()) if place is None else place  # after listening begins, so nothing is missed
-        """By shard, the position up to which everything was delivered. Changed only while `_reading` is held, too."""
+        self._place = list(hub.watermarks()) if place is None else place  # after `listen`, so no message is missed
+        """By shard, the position up to which all was delivered. Changed only while `_reading` is held, too."""
         self._done = list(self._place)
-        """By shard, the position up to which everything was acknowledged."""
+        """By shard, the position up to which all was acknowledged."""
 
     @property
     def topic_filter(self) -> str:
-        """The filter that it follows."""
+        """The topic filter of the subscription."""
         return self._feed.topic_filter.text
 
     @property
@@ -227,7 +227,7 @@ class Subscription:
             return self._hub.place(self._before_held_locked(self._done))
 
     def _before_held_locked(self, places: list[int]) -> list[int]:
-        """Return places, by shard, with those moved back that lie after a batch which nobody has got yet."""
+        """Return places, by shard, moved back before batches that were taken but not yet returned to a caller."""
         found = list(places)
         for batch in self._held.values():
             if batch.shard is not None:
@@ -237,12 +237,13 @@ class Subscription:
     # --- fetching ---
 
     def fetch(self, limit: int | None = None, timeout: timedelta | float | None = None) -> SubscriptionBatch:
-        """Return the next messages, at most ``limit``: at once if there are some, otherwise when they come.
+        """Return at most ``limit`` of the next messages; block until there are some.
 
-        After ``timeout`` (a timedelta or seconds; None: never), or if the window is full by then, the batch is empty.
+        After ``timeout`` (a timedelta or seconds; None: never) the batch is empty. No messages are returned while the
+        window is full.
         """
         found = self._take(limit)
-        if found is not None:  # without listening first, which costs as much as a short read
+        if found is not None:  # first without registering as a listener, which costs as much as a short read
             return found
         with ListeningThread(self._inbox.bell, seconds(timeout)) as listening:
             while True:
@@ -255,7 +256,7 @@ class Subscription:
     async def fetch_async(
         self, limit: int | None = None, timeout: timedelta | float | None = None, *, executor: Executor | None = None
     ) -> SubscriptionBatch:
-        """Fetch as `fetch` does, in asyncio. Messages are read in a thread of ``executor``: the loop isn't blocked."""
+        """Fetch as `fetch` does, without blocking the event loop. Messages are read in a thread of ``executor``."""
         with ListeningTask(self._inbox.bell, seconds(timeout)) as listening:
             while True:
                 found = await self._take_async(limit, executor) if self._worth_a_look() else None
@@ -270,13 +271,13 @@ class Subscription:
             held = await asyncio.shield(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(self._leave)
-            await asyncio.wait([taking])  # the next fetch must not begin before: what it takes comes after this
+            await asyncio.wait([taking])  # the next fetch must not begin before this one has ended, to keep the order
             raise
         with self._lock:
             return None if held is None else self._held.pop(id(held), None)  # None: another fetch was quicker
 
     def _take_held(self, limit: int | None) -> SubscriptionBatch | None:
-        """Take a batch that counts as fetched only once it is returned: the task may be cancelled meanwhile."""
+        """Take a batch that counts as fetched only when its task returns it, because the task may be cancelled."""
         with self._reading:
             self._holding = True
             try:
@@ -285,18 +286,18 @@ class Subscription:
                 self._holding = False
 
     def _leave(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
-        """Leave what was taken for a cancelled task to the next fetch."""
+        """Leave a batch that was taken for a cancelled task to the next fetch."""
         if not taking.cancelled() and taking.exception() is None:
             self._inbox.bell.ring()
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
         with self._lock:
-            unread = inbox.live or inbox.ready  # with a full window neither can be fetched
+            unread = inbox.live or inbox.ready  # can't be fetched while the window is full
             return bool(self._held) or inbox.ended is not None or bool(unread and self._room_locked())
 
     def _room_locked(self) -> int:
-        """Return how many more messages the window permits."""
+        """Return the number of further messages that the window permits."""
         if self._window is None:
             return self._batch_size
         return max(self._window - (self._sequence - self._acknowledged), 0)
@@ -312,7 +313,7 @@ class Subscription:
             )
 
     def _take(self, limit: int | None) -> SubscriptionBatch | None:
-        """Return the next batch; None if there is nothing to read, or no room for it."""
+        """Return the next batch; None if no messages are available, or if the window is full."""
         if limit is not None:
             check_count("limit", limit)
         most = self._batch_size if limit is None else min(limit, self._batch_size)
@@ -324,7 +325,7 @@ class Subscription:
                     first = next(iter(self._held))
                     return self._held[first] if self._holding else self._held.pop(first)
             sources = [self._take_live, self._take_stored]
-            if self._live_last:  # they take turns, so that neither starves
+            if self._live_last:  # the two sources alternate, so that neither starves
                 sources.reverse()
             return sources[0](most) or sources[1](most)
 
@@ -342,7 +343,7 @@ class Subscription:
                 if not (inbox.ready and room):
                     return None
                 shard = next(iter(inbox.ready))
-                del inbox.ready[shard]  # before reading: a message that comes meanwhile puts it back
+                del inbox.ready[shard]  # before reading, so that a message committed meanwhile adds the shard again
                 place = self._place[shard]
             try:
                 run = self._feed.read(shard, place, min(most, room))
@@ -373,7 +374,7 @@ class Subscription:
         if self._room_locked() == 0:
             self._full_since = time.monotonic()
         dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
-        self._gone = self._gone.union(dropped)  # each is reported once, not for every shard
+        self._gone = self._gone.union(dropped)  # each generation is reported once, not for every shard
         self._dropped += len(dropped)
         batch = SubscriptionBatch(
             messages=messages,
@@ -407,7 +408,7 @@ class Subscription:
             self._done[shard] = position
 
     def status(self) -> SubscriptionStatus:
-        """Return the status, as of one moment."""
+        """Return a consistent snapshot of the status."""
         with self._lock:
             full = self._full_since
             return SubscriptionStatus(
@@ -422,10 +423,10 @@ class Subscription:
             )
 
     def lag(self) -> Lag:
-        """Return how far fetching lags behind the stored messages; messages stored nowhere don't count.
+        """Return the lag of fetching behind the stored messages; messages that are not stored don't count.
 
-        If there is something to read, this reads: up to 10,000 messages of each shard are counted, and further ones
-        estimated. Raises the errors of reading.
+        Up to 10,000 unread messages of each shard are read and counted; the number of further ones is estimated. Raises
+        the errors of reading.
         """
         if self._inbox.ended is not None:
             raise self._inbox.ended.with_traceback(None)
@@ -466,16 +467,16 @@ class Subscription:
             return
 
     def _iterate(self, batch: SubscriptionBatch) -> None:
-        """Iterate over a batch next. It is kept here, so that a new iteration goes on where the last one was left."""
+        """Make a batch the next one to iterate over. It is kept, so that a new iteration continues an earlier one."""
         with self._lock:
             self._iterated.extend(batch.messages)
             self._iterated_to = batch.sequence
         report_dropped(batch, self.topic_filter, self._on_dropped)
 
-    # --- the end ---
+    # --- closing ---
 
     def close(self) -> None:
-        """End the subscription, and wake all waiters. May be called twice. In a forked child it does nothing."""
+        """End the subscription, and wake all waiters. Idempotent. Does nothing in a forked child."""
         if self._storage.inherited:
             return
         if self._end.detach() is not None:
@@ -499,7 +500,7 @@ class Subscription:
 
 
 def report_dropped(batch: SubscriptionBatch, topic_filter: str, on_dropped: OnDropped) -> None:
-    """Do what ``on_dropped`` says if generations were dropped before a subscription had read them."""
+    """Warn, raise or call, according to ``on_dropped``, if generations were dropped before they were read."""
     if not batch.dropped:
         return
     if callable(on_dropped):

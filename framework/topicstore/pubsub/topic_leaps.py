@@ -1,8 +1,8 @@
-"""Leaps: which topics needn't be looked at, because in order of topics a filter's next match comes later.
+"""`TopicLeaps`: finds ranges of topics, in order of topics, that a scan for the matches of a filter can skip.
 
 Topics are in order of code points, which is that of their bytes in UTF-8. In this order all topics below a level lie
-between the level with ``/`` and the level with ``0``, the character after ``/``. Others may come before them: ``a!``
-comes between ``a`` and ``a/b``.
+between the level with ``/`` and the level with ``0``, the character after ``/``. Other topics may come before these:
+``a!`` comes between ``a`` and ``a/b``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WILDCARDS = frozenset("+#")
 
 
 class TopicLeaps:
-    """Where the topics lie that a filter matches, and which topics in between needn't be looked at."""
+    """The ranges in which topics may match a filter, and the topics within the ranges that can be skipped."""
 
     __slots__ = ("_levels", "_open_ended", "_plus_before", "every", "ranges")
 
@@ -26,7 +26,7 @@ class TopicLeaps:
         self._open_ended = levels[-1] == "#"
         self._levels = levels[:-1] if self._open_ended else levels
         self._plus_before: list[int | None] = [None]
-        """By number of levels, the last of them that is a ``+``."""
+        """By number of levels, the index of the last ``+`` among these levels."""
         for depth, level in enumerate(self._levels):
             self._plus_before.append(depth if level == "+" else self._plus_before[-1])
         self.ranges = _ranges(topic_filter)
@@ -36,14 +36,14 @@ class TopicLeaps:
         """Whether all topics within the ranges match."""
 
     def after(self, topic: str) -> str | None:
-        """Return a text that comes after ``topic``, and not after the next topic that matches, if there is one.
+        """Return a text after ``topic``, but not after the next matching topic, at which a scan can continue.
 
-        ``topic`` is one within the ranges. None says that nothing after it can match.
+        ``topic`` lies within the ranges. None: no topic after ``topic`` can match.
         """
         mine, theirs = self._levels, topic.split("/")
         for depth, level in enumerate(mine):
             if depth == len(theirs):
-                return topic + "\0"  # it has too few levels: one with more may come, and others before it
+                return topic + "\0"  # too few levels; a topic with more levels may follow directly
             if level not in ("+", theirs[depth]):
                 return self._of_other_level(depth, theirs, topic)
         if self._open_ended or (len(theirs) == len(mine) and mine[-1] == "+"):
@@ -51,7 +51,7 @@ class TopicLeaps:
         return self._next_sibling(len(mine), theirs)
 
     def _of_other_level(self, depth: int, theirs: list[str], topic: str) -> str | None:
-        """Return the text for a topic that has another level where the filter has a literal one."""
+        """Return the result of `after` for a topic that differs from the filter in a literal level."""
         wanted = "/".join([*theirs[:depth], self._levels[depth]])
         last = depth == len(self._levels) - 1
         if last and topic < wanted:
@@ -61,7 +61,7 @@ class TopicLeaps:
         return self._next_sibling(depth, theirs)
 
     def _next_sibling(self, depth: int, theirs: list[str]) -> str | None:
-        """Return what follows all topics that are the same up to the last ``+`` before a depth."""
+        """Return the text after all topics that have the same levels up to the last ``+`` before a depth."""
         plus = self._plus_before[depth]
         return None if plus is None else "/".join(theirs[: plus + 1]) + "0"
 
@@ -69,7 +69,7 @@ class TopicLeaps:
 def _ranges(topic_filter: TopicFilter) -> list[tuple[str, str | None]]:
     """Return the ranges of topics that begin with the filter's literal levels.
 
-    Without one these are all, except those that begin with ``$`` (MQTT 5, section 4.7.2).
+    Without a literal level these are all topics, except those that begin with ``$`` (MQTT 5, section 4.7.2).
     """
     literal = list(takewhile(_WILDCARDS.isdisjoint, topic_filter.levels))
     if not literal:

@@ -1,6 +1,6 @@
-"""Waiting until committed messages become visible: for the end of epochs and of flushes under way.
+"""`VisibilityWatcher`: waits until committed messages are visible, after the end of an epoch or of an fsync under way.
 
-It is done by a thread that is started when there is something to wait for, so that readers neither block nor poll.
+A background thread, started when the first reader waits, does this, so that readers neither block nor poll.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from topicstore.shard.shard import Shard
 __all__ = ["VisibilityWatcher"]
 
 _AGAIN = 1.0
-"""Seconds after which waiting that failed is tried again."""
+"""Seconds after which a failed wait is repeated."""
 
 
 class VisibilityWatcher:
-    """Wakes readers that wait until a position of a shard is visible."""
+    """Calls functions of readers when a position of a shard is visible."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self._lock = ProcessLock()
         """Guards the attributes below."""
         self._waiting: dict[int, tuple[int, set[Callable[[int], object]]]] = {}
-        """By shard, the highest position that is waited for, and the functions to call."""
+        """By shard, the highest position to wait for, and the functions to call."""
         self._task = BackgroundTask("visibility", lambda _: self._work())
 
     def add(self, wake: Callable[[int], object], shard: int, position: int) -> None:
-        """Call ``wake`` with the shard's number when everything up to a position of it is visible."""
+        """Call ``wake`` with the shard's number when all its messages up to a position are visible."""
         self._wait_for(shard, position, {wake})
         self._task.wake()
 
     @property
     def failure(self) -> str | None:
-        """Why waiting failed the last time, which is tried again; None if it did not."""
+        """The error of the last wait, which will be repeated; None if the wait succeeded."""
         return self._task.failure
 
     def stop(self) -> None:
-        """Stop waiting. `join` waits for the thread, which closing the shards wakes."""
+        """Stop waiting. Closing the shards wakes the thread, and `join` waits for its end."""
         self._task.stop()
 
     def join(self) -> None:
@@ -50,14 +50,14 @@ class VisibilityWatcher:
         self._task.join()
 
     def _work(self) -> None:
-        """Wait for each shard that is waited for. The task reports errors, and they are tried again."""
+        """Wait for the positions of all shards. The task reports errors, and failed waits are repeated."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         self._task.interval = None
         do_all((partial(self._serve, shard, *waits) for shard, waits in waiting.items()), "failed")
 
     def _serve(self, shard: int, position: int, wakes: set[Callable[[int], object]]) -> None:
-        """Wake all when a position is visible; those that could not be woken go on waiting."""
+        """Call all functions when a position is visible; functions that could not be called are kept."""
 
         def serve(wake: Callable[[int], object]) -> None:
             wake(shard)
@@ -72,7 +72,7 @@ class VisibilityWatcher:
             raise
 
     def _comes(self, shard: int, position: int) -> bool:
-        """Return True when a position is visible, False if it never will be because the shard takes no writes."""
+        """Wait until a position is visible; return False if that can't happen, because the shard takes no writes."""
         found = self._shards[shard]
         try:
             found.reader.await_visible(position)

@@ -1,1 +1,1 @@
-"""Durable queues: bounded, first in, first out, each in a database of its own."""
+"""Durable, bounded, first-in first-out queues, each in a separate database."""

@@ -1,4 +1,4 @@
-"""One queue: messages are appended at its end, and read and committed at its head."""
+"""`Queue`: messages are appended at the end, and read and committed at the head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILTER = TopicFilter(TOPIC)
 _GENERATION_BYTES = 8 << 20
 """Bytes of values in a generation after which a new one is begun."""
 _LOOK = 4_096
-"""Number of messages whose sizes are read at once to find the next head."""
+"""Number of messages that are read at once to find the next head."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,28 +40,28 @@ class QueueBatch:
 
     messages: list[Message]
     ids: list[int]
-    """The ids of the messages, ascending, as `Queue.commit` takes them."""
+    """The ids of the messages, ascending: arguments of `Queue.commit`."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     @property
     def last(self) -> int:
-        """The id of the last message, to commit when all were forwarded. Raises `IndexError` if there is none."""
+        """The id of the last message, to commit after all were forwarded. Raises `IndexError` if the batch is empty."""
         return self.ids[-1]
 
 
 @attrs.frozen(kw_only=True)
 class QueueInfo:
-    """Figures of a queue at one moment."""
+    """A snapshot of a queue's counts and bounds."""
 
     name: str
     messages: int
     """Number of messages that are not committed."""
     bytes: int
-    """Bytes of these messages: topics, client ids and payloads, and about 6 for each."""
+    """Bytes of these messages: topics, client ids, payloads, and about 6 bytes of overhead for each message."""
     dropped: int
-    """Number of messages that found no room, or were removed to make room, since the queue was made."""
+    """Number of messages that were dropped by the ``overflow`` policy since the queue was created."""
     max_messages: int | None
     max_bytes: int | None
     overflow: Overflow
@@ -69,18 +69,18 @@ class QueueInfo:
 
 
 class _Known:
-    """The positions and sizes of the first messages after the head, oldest first, in arrays that double as they fill.
+    """The positions and sizes of the first messages after the head, oldest first, in arrays that double when full.
 
-    So each message is copied a few times at most, however many are not committed.
+    Because of the doubling, each entry is copied only a few times.
     """
 
     def __init__(self) -> None:
         self._positions = np.empty(0, np.uint64)
         self._sums = np.empty(0, np.int64)
-        """The sum of all sizes up to and including each message's, also of those that were removed."""
+        """The cumulative sums of the sizes, including removed messages."""
         self._first = self._end = 0
         self._removed = 0
-        """The sum of the sizes of the removed ones."""
+        """The sum of the sizes of the removed messages."""
 
     def __len__(self) -> int:
         return self._end - self._first
@@ -97,7 +97,7 @@ class _Known:
         return int(np.searchsorted(self._positions[self._first : self._end], np.uint64(position), side="right"))
 
     def reaching(self, size: int) -> int:
-        """Return the number of messages that together have at least a size; more than there are if all have less."""
+        """Return the smallest number of messages with at least ``size`` bytes together; `len` + 1 if all have less."""
         return int(np.searchsorted(self._sums[self._first : self._end], size + self._removed)) + 1
 
     def add(self, positions: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64]) -> None:
@@ -120,7 +120,7 @@ class _Known:
 
 
 class Queue:
-    """One queue, as returned by `Queues.open`. All methods may be called from any thread."""
+    """One queue, as returned by `Queues.open`. All methods are thread-safe."""
 
     def __init__(self, storage: Storage, record: QueueRecord) -> None:
         self._storage = storage
@@ -128,12 +128,12 @@ class Queue:
         """Guards the attributes below. The record is replaced as a whole, so reading it needs no lock."""
         self._record = record
         self._read = record.head
-        """The position after which `read` goes on."""
+        """The position after which the next `read` begins."""
         self._known = _Known()
         if storage.mode is None:
             self._drop_passed()
 
-    # --- looking ---
+    # --- inspecting ---
 
     @property
     def name(self) -> str:
@@ -142,12 +142,12 @@ class Queue:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the messages that are not committed: topics, client ids and payloads, and about 6 for each."""
+        """Bytes of uncommitted messages: topics, client ids, payloads, and about 6 bytes of overhead for each."""
         return self._record.bytes
 
     @property
     def dropped(self) -> int:
-        """Number of messages that found no room, or were removed to make room, since the queue was made."""
+        """Number of messages that were dropped by the ``overflow`` policy since the queue was created."""
         return self._record.dropped
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ class Queue:
         return True
 
     def info(self) -> QueueInfo:
-        """Return the figures of the queue."""
+        """Return a snapshot of the queue's counts and bounds."""
         r = self._record
         return QueueInfo(
             name=r.name,
@@ -176,23 +176,23 @@ class Queue:
         )
 
     def damages(self) -> list[Damage]:
-        """Read everything, and return what is damaged."""
+        """Read all messages and records; return the damage found."""
         return verify(self._storage, DECODERS).damages
 
-    # --- in ---
+    # --- appending ---
 
     def append(self, messages: Messages) -> list[int]:
         """Append messages; return the ids of those that were appended, in order.
 
-        They are stored in one commit, as durably as in the database. If the queue's bounds have no room for all, its
-        ``overflow`` decides:
+        They are stored in one commit, with the durability of the database. If not all of them fit within the queue's
+        bounds, the ``overflow`` policy applies:
 
-        ``refuse``:      none is appended; raises `QuotaExceededError`.
-        ``drop_newest``: the first of them are appended, as far as there is room.
+        ``refuse``:      no message is appended; raises `QuotaExceededError`.
+        ``drop_newest``: only the first of them that fit are appended.
         ``drop_oldest``: the oldest messages are removed to make room, first those in the queue, then those of this
                          call; a message that is too large for the whole queue is left out.
 
-        Raises `InvalidMessageError`, also for a payload that with its topic and client id is larger than
+        Raises `InvalidMessageError`, also if payload, topic and client id together are larger than
         `topicstore.MAX_PAYLOAD`.
         """
         batch = pack(messages)
@@ -216,18 +216,18 @@ class Queue:
         return [one.position for one in result.ids]
 
     def _rotate(self) -> None:
-        """Begin a generation if the current one is large. This comes first, so that a failed append has no effect."""
+        """Begin a generation if the current one is large. Called first, so that a failed append has no effect."""
         if self._storage.shards[0].generations.listed()[-1].live_bytes >= _GENERATION_BYTES:
             add_generation(self._storage)
             self._drop_passed()
 
-    # --- out ---
+    # --- reading and committing ---
 
     def read(self, limit: int = 1_000) -> QueueBatch:
-        """Return at most ``limit`` messages after those read last, maybe fewer; none only if there are no more.
+        """Return at most ``limit`` messages after the last read, perhaps fewer; an empty batch only at the end.
 
-        They stay in the queue until they are committed: after it is opened again, reading begins at the first one that
-        is not committed.
+        Messages stay in the queue until they are committed. After the queue is opened again, reading begins at the
+        first uncommitted message.
         """
         check_count("limit", limit)
         with self._lock:
@@ -239,9 +239,9 @@ class Queue:
         return QueueBatch(messages=list(unpack(batch)), ids=batch.positions.tolist())
 
     def peek(self, limit: int = 1_000, *, after: int = 0) -> QueueBatch:
-        """Return at most ``limit`` messages that follow an id, or the head, as `read` does, which goes on as before.
+        """Return at most ``limit`` messages after an id, by default after the head. Doesn't affect `read`.
 
-        It is for several readers of one queue, each of which keeps its own place.
+        For several readers of one queue, each of which keeps its own place.
         """
         check_count("limit", limit)
         check_within("an id", after, 0, (1 << 64) - 1)
@@ -250,14 +250,14 @@ class Queue:
         return QueueBatch(messages=list(unpack(batch)), ids=batch.positions.tolist())
 
     def rewind(self) -> None:
-        """Read on at the first message that is not committed: messages that were read since are returned again."""
+        """Make the next `read` begin at the first uncommitted message, so that messages are returned again."""
         with self._lock:
             self._read = self._record.head
 
     def commit(self, upto: int) -> int:
-        """Remove the messages up to and including the id ``upto`` for good; return how many there were.
+        """Remove the messages up to and including the id ``upto`` durably; return the number of removed messages.
 
-        Returns 0 if they were removed before, so it may be called again.
+        Idempotent: returns 0 if the messages were removed before.
         """
         check_within("an id", upto, 0, (1 << 64) - 1)
         with self._lock:
@@ -300,11 +300,11 @@ class Queue:
 
     @property
     def _looked(self) -> int:
-        """The position up to which sizes are known."""
+        """The position up to which `_known` has the messages."""
         return self._known.position(len(self._known) - 1) if len(self._known) else self._record.head
 
     def _behind(self, position: int, limit: int) -> MessageBatch:
-        """Return at most ``limit`` messages after a position, in order, as they are stored."""
+        """Return at most ``limit`` messages after a position, in order, in stored form."""
         self._storage.check_open()
         plan = self._storage.plan_shard(0, _FILTER, position + 1, None)
         return next(self._storage.run_shards([plan], limit), MessageBatch.empty())[:limit]
@@ -316,21 +316,21 @@ class Queue:
         return len(batch) > 0
 
     def _note(self, batch: MessageBatch) -> None:
-        """Note the sizes of those messages for which they are not known yet."""
+        """Add the messages of a batch that `_known` doesn't have yet."""
         if len(batch):
             new = batch[int(np.searchsorted(batch.positions, np.uint64(self._looked), side="right")) :]
             sizes = np.fromiter(map(len, to_iterable(new.payloads)), np.int64, len(new))
             self._known.add(new.positions, sizes)
 
     def _oldest(self, messages: int, size: int) -> int:
-        """Return how many of the oldest messages are at least this many messages and this many bytes."""
+        """Return the number of oldest messages that are at least ``messages`` messages and ``size`` bytes."""
         while True:
             count = max(messages, self._known.reaching(size) if size else 0)
             if count <= len(self._known) or not self._look():
                 return min(count, len(self._known))
 
     def _without(self, count: int) -> QueueRecord:
-        """Return the record without this many of the oldest messages."""
+        """Return the record after the removal of the ``count`` oldest messages."""
         if not count:
             return self._record
         return msgspec.structs.replace(
@@ -345,13 +345,13 @@ class Queue:
         self._adopt(record, removed)
 
     def _adopt(self, record: QueueRecord, removed: int) -> None:
-        """Take over a record that was committed."""
+        """Apply a committed record, by which the ``removed`` oldest messages were removed."""
         self._record = record
         self._known.remove(removed)
         self._read = max(self._read, record.head)
 
     def _drop_passed(self) -> None:
-        """Drop the generations that the head has passed."""
+        """Drop the generations whose messages are all before the head."""
         for generation in self._storage.shards[0].generations.listed()[:-1]:
             if (generation.last_position or 0) <= self._record.head:
                 drop_generation(self._storage, generation.number)

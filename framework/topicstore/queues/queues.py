@@ -1,13 +1,13 @@
-"""Queues: named, durable, bounded, first in first out; for messages to forward while the other side is down.
+"""`Queues`: named, durable, bounded FIFO queues, for messages to forward while the receiver is down.
 
-Each is a small database of its own in the directory of the one that it belongs to, with the same backend, durability
-and plugins, so that it is as safe and as confidential; with the same layout too, if that shows messages at once and in
-order of positions (``position_order``), otherwise with the default one. It has one shard and one topic, so one stream.
-Generations are dropped when the head has passed them, which frees their disk space.
+A queue is a small separate database in the directory of its main database, with the same backend, durability and
+plugins, and so with the same safety and confidentiality. It has the same layout if that shows messages at once and in
+order of positions (``position_order``), otherwise the default layout. The queue's database has one shard and one topic,
+and so one stream. Generations are dropped when the head has passed them, which frees their disk space.
 
-Stored form: a directory ``queues/<name>`` with the name percent-encoded (RFC 3986, section 2.1). If that is longer than
-200 characters, it is its first 150, ``%%``, and the name's xxh3_128 as 32 hexadecimal digits.
-`topicstore.queues.record` describes the content of its database.
+Stored form: a directory ``queues/<name>`` with the name percent-encoded (RFC 3986, section 2.1). If the encoded name is
+longer than 200 characters, the directory is named by its first 150, ``%%``, and the xxh3_128 of the queue's name as 32
+hexadecimal digits. `topicstore.queues.record` describes the content of the database.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class OpenQueue(Protocol):
     """Opens the database of a queue."""
 
     def __call__(self, path: Path, *, read_only: bool = False) -> Storage:
-        """Open the database in a directory, or create it unless it is only to be read."""
+        """Open the database in a directory; create it if it doesn't exist, unless ``read_only``."""
 
 
 class Queues:
-    """The queues of one database. All methods may be called from any thread."""
+    """The queues of one database. All methods are thread-safe."""
 
     def __init__(self, directory: Path, open_queue: OpenQueue, *, read_only: bool) -> None:
         self._directory = directory
@@ -84,18 +84,18 @@ class Queues:
         max_bytes: int | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> Queue:
-        """Return a queue, which is created if there is none: durable, bounded, first in first out.
+        """Open a durable, bounded FIFO queue; create it if it doesn't exist.
 
         name:         any text, for example the receiver.
-        max_messages: how many uncommitted messages the queue may hold.
-        max_bytes:    how many bytes they may take: topics, client ids and payloads, and about 6 for each.
-        overflow:     what `Queue.append` does if there is no room: ``"refuse"``, ``"drop_oldest"`` or
+        max_messages: the most uncommitted messages in the queue.
+        max_bytes:    the most bytes of these messages: topics, client ids, payloads, and about 6 bytes for each.
+        overflow:     the policy of `Queue.append` if a bound is reached: ``"refuse"``, ``"drop_oldest"`` or
                       ``"drop_newest"``.
 
-        Bounds are stored: omitted ones stay as they are, and None removes one. A new queue has none, and its
-        ``overflow`` is ``"refuse"``. Its messages are kept apart from those of the database, and it is closed with the
-        database. If the database is only read, the queue is as of this call, and
-        can be read but not committed; if there is none, this raises `ReadOnlyDatabaseError`.
+        Bounds are stored: omitted bounds stay as they are, and None removes a bound. A new queue has no bounds, and its
+        ``overflow`` is ``"refuse"``. Its messages are separate from those of the database. The queue is closed together
+        with the database. In a read-only database, the queue is a snapshot as of this call, which can be read but not
+        committed; if it doesn't exist, `ReadOnlyDatabaseError` is raised.
         """
         if not name:
             raise InvalidArgumentError("the name of a queue has at least one character")
@@ -109,7 +109,7 @@ class Queues:
         return queue
 
     def __iter__(self) -> Iterator[QueueInfo]:
-        """Iterate over all queues as of now, sorted by name, including those of earlier openings."""
+        """Iterate over a snapshot of all queues, sorted by name, including queues that are not open."""
         with self._lock:
             self._check_open()
             known = {_file_name(name) for name in self._queues}
@@ -119,7 +119,7 @@ class Queues:
         return iter(sorted(found, key=lambda info: info.name))
 
     def opened(self) -> list[QueueInfo]:
-        """Return the figures of the queues that were opened since the database was, sorted by name."""
+        """Return the information about the open queues, sorted by name."""
         with self._lock:
             self._check_open()
             return sorted((queue.info() for queue in self._queues.values()), key=lambda info: info.name)
@@ -129,7 +129,7 @@ class Queues:
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> QueueInfo:
-        """Return the figures of a queue. Raises `InvalidArgumentError` if there is none with that name."""
+        """Return the information about a queue. Raises `InvalidArgumentError` if no queue has that name."""
         with self._lock:
             self._check_open()
             queue = self._queues.get(name)
@@ -139,9 +139,9 @@ class Queues:
         return info
 
     def _info_in(self, path: Path) -> QueueInfo | None:
-        """Return the figures of a queue that isn't open, or None if there is none in the directory. Changes nothing."""
+        """Return the information about a queue that isn't open, or None if the directory holds no queue. Read-only."""
         with (
-            contextlib.suppress(DatabaseNotFoundError),  # its making was interrupted, or has only begun
+            contextlib.suppress(DatabaseNotFoundError),  # its creation was interrupted, or has just begun
             contextlib.closing(self._open_queue(path, read_only=True)) as storage,
         ):
             record = load(storage.state(0))
@@ -171,12 +171,12 @@ class Queues:
         try:
             finished_manifest(path)
         except (DatabaseNotFoundError, NotADatabaseError):
-            return  # it was dropped meanwhile, its making was interrupted, or it is no queue
+            return  # dropped meanwhile, or its creation was interrupted, or not a queue
         with contextlib.closing(self._open_queue(path)) as storage:
             write_copy(storage, copy)
 
     def damages(self) -> Iterator[Damage]:
-        """Read all queues, including those of earlier openings, and yield the damage. Nothing is changed."""
+        """Read all queues, including queues that are not open, and yield the damage found. Read-only."""
         for path in sorted(self._directories()):
             with self._lock:
                 self._check_open()
@@ -195,7 +195,7 @@ class Queues:
             with contextlib.closing(self._open_queue(path, read_only=True)) as storage:
                 yield from verify(storage, DECODERS).damages
         except DatabaseNotFoundError:
-            return  # its making was interrupted
+            return  # its creation was interrupted
         except (EngineError, NewerFormatError, NotADatabaseError) as bad:  # it can't even be opened
             place = bad.place if isinstance(bad, CorruptionError) else ""
             yield Damage(place=place or "its files", reason=str(bad))
@@ -218,13 +218,13 @@ class Queues:
             path = self._directory / _file_name(name)
             there = path.is_dir()
             if there:
-                path.rename(path.with_name(_GONE + path.name))  # from here on the queue doesn't exist
+                path.rename(path.with_name(_GONE + path.name))  # after this, the queue doesn't exist
                 sync_directory(self._directory)
                 self._sweep()
         return there or queue is not None
 
     def close(self) -> None:
-        """Close the open queues. May be called twice."""
+        """Close the open queues. Idempotent."""
         with self._lock:
             self._closed = True
             release_all(queue.close for queue in self._queues.values())
@@ -267,12 +267,12 @@ class Queues:
 
 
 def _is_file_name(name: str) -> bool:
-    """Return whether `_file_name` may have made a name; operating systems make others, such as ``lost+found``."""
+    """Return whether a name may be a result of `_file_name`, unlike directories such as ``lost+found``."""
     return not name.startswith(_GONE) and (_HASHED in name or _file_name(unquote(name)) == name)
 
 
 def _has_shards(path: Path) -> bool:
-    """Return whether a directory holds a queue, be it a damaged one."""
+    """Return whether a directory holds a queue, even a damaged one."""
     return (path / MANIFEST).exists() or any(path.glob("shard-*"))
 
 

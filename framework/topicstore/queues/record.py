@@ -1,4 +1,4 @@
-"""The stored form of a queue: its record and its messages; and which messages find room. Pure functions.
+"""The stored form of a queue (record and messages), and the overflow policies. Pure functions.
 
 Stored form, in the queue's own database::
 
@@ -77,7 +77,7 @@ DECODERS: Decoders = {_KEY: _decode}
 
 @attrs.frozen
 class Taken:
-    """The messages that are put into a queue, and how much must be removed for them."""
+    """The messages to append to a queue, and the amount of old messages to remove for them."""
 
     rows: npt.NDArray[np.intp]
     messages_over: int = 0
@@ -87,7 +87,7 @@ class Taken:
 
 
 def taken(record: QueueRecord, sizes: npt.NDArray[np.int64]) -> Taken:
-    """Return which of the messages of these sizes are put into a queue. Raises `QuotaExceededError`."""
+    """Apply the overflow policy to messages of these sizes in bytes. Raises `QuotaExceededError`."""
     rows, size = np.arange(len(sizes)), int(sizes.sum())
     most = len(sizes) + record.messages if record.max_messages is None else record.max_messages
     most_bytes = size + record.bytes if record.max_bytes is None else record.max_bytes
@@ -107,17 +107,17 @@ def taken(record: QueueRecord, sizes: npt.NDArray[np.int64]) -> Taken:
 
 
 def _newest(record: QueueRecord, sizes: npt.NDArray[np.int64], most: int, most_bytes: int) -> Taken:
-    """Return the result of `taken` if the oldest make room: as if one message after the other were put."""
+    """Return the result of `taken` for ``drop_oldest``: the same as appending the messages one by one."""
     rows = np.flatnonzero(sizes <= most_bytes)
     fitting = min(int(np.searchsorted(np.cumsum(sizes[rows][::-1]), most_bytes, side="right")), most)
-    if fitting < len(rows):  # if some of these are removed, so are all older ones
+    if fitting < len(rows):  # if new messages are removed, all older ones are removed too
         return Taken(rows[len(rows) - fitting :], messages_over=record.messages)
     size = record.bytes + int(sizes[rows].sum())
     return Taken(rows, max(0, record.messages + len(rows) - most), max(0, size - most_bytes))
 
 
 def pack(messages: Messages) -> MessageBatch:
-    """Return messages as they are stored: with one topic and publisher, their own in the payload."""
+    """Convert messages to stored form: their topics and client ids move into the payloads."""
     batch = MessageBatch.of(messages)
     columns = zip(to_iterable(batch.topics), to_iterable(batch.client_ids), to_iterable(batch.payloads), strict=True)
     rows = len(batch)
@@ -127,7 +127,7 @@ def pack(messages: Messages) -> MessageBatch:
 
 
 def unpack(batch: MessageBatch) -> Iterator[Message]:
-    """Yield the messages as they were appended."""
+    """Convert messages from stored form; yield them as they were appended. Raises `CorruptionError`."""
     try:
         for row, payload in zip(batch.to_messages(), to_iterable(batch.payloads), strict=True):
             topic, client_id, own = _UNPACK(payload)

@@ -44,7 +44,7 @@ def receive_all(
 
 
 def _checked(ids: Sequence[int], *, partial: bool) -> Refused:
-    """Refuse packet ids that are no numbers."""
+    """Return the errors, by row, of packet ids that are no integers; without ``partial``, raise the first."""
     refused: Refused = {}
     for row, packet_id in enumerate(ids):
         if type(packet_id) is not int:

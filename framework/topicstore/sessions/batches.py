@@ -1,7 +1,8 @@
 """The values that calls for many sessions take and return.
 
-Such a call takes rows, and its result says what became of each. With ``partial`` a row that can't be done is refused,
-with its error, and the others are done; without, it raises that error, and does nothing.
+Such a call takes rows, and returns a result for each. With ``partial``, a row that fails is refused, with its error,
+and the other rows are carried out. Without ``partial``, the call raises the first error; each method documents which
+errors are raised before any change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Acknowledged", "Connect", "PublishedRows"]
 
 
 class Connect(msgspec.Struct, frozen=True, kw_only=True):
-    """How one client's session is opened by `Sessions.open_many`; the fields are the parameters of `Sessions.open`."""
+    """The parameters of `Sessions.open` for one row of `Sessions.open_many`."""
 
     client_id: str
     clean_start: bool = False
@@ -43,13 +44,13 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.frozen(kw_only=True)
 class PublishedRows:
-    """The result of `Sessions.publish`. Rows are counted from 0, in the order they were given."""
+    """The result of `Sessions.publish`. Rows are numbered from 0, in the order of the call."""
 
     result: PublishResult
     """The result of the messages that were published: neither refused nor repetitions, in the order of their rows."""
     matched: list[bool]
     """By row, whether a subscription matches its topic; if not, a server may answer with the reason code 0x10, "no
-    matching subscribers" (MQTT 5, section 3.4.2.1). False for a refused row. ``no_local`` is not looked at."""
+    matching subscribers" (MQTT 5, section 3.4.2.1). False for a refused row. ``no_local`` is not considered."""
     repeated: frozenset[int]
     """The rows that repeat a message of QoS 2 that was published before, and were left out."""
     refused: Mapping[int, TopicstoreError]
@@ -58,7 +59,7 @@ class PublishedRows:
 
 @attrs.frozen(kw_only=True)
 class Acknowledged:
-    """The result of `Sessions.pubrel` and `Sessions.pubrec`. Rows are counted from 0, in the order they were given."""
+    """The result of `Sessions.pubrel` and `Sessions.pubrec`. Rows are numbered from 0, in the order of the call."""
 
     known: list[bool]
     """By row, whether its packet id was in use; if not, a server answers with the reason code 0x92, "packet identifier

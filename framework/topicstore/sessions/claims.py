@@ -1,11 +1,11 @@
-"""`Claims`: leases of sessions, which a call holds from reading their state until its changes are applied.
+"""`Claims`: exclusive leases of sessions, held by a call from reading their state until its changes are applied.
 
-The sessions' lock guards what is in memory for microseconds. It is given up while an engine writes, and a claim keeps
-other calls from what that write is about. So one slow write holds up only calls for the same sessions, and calls of
-different threads share the flushes of the commit log.
+The sessions' lock guards the state in memory, for microseconds. It is released while an engine writes, and meanwhile a
+claim keeps other calls from the sessions that are being written. So one slow write holds up only calls for the same
+sessions, and concurrent calls share an fsync of the write-ahead log (group commit).
 
-A call takes all its claims at once, and waits for them without holding any. So no two calls wait for each other.
-Acknowledgements, and what a storing thread notes, need no claim.
+A call takes all its claims at once, and waits for them without holding any, which rules out deadlocks.
+Acknowledgements, and events recorded by a storing thread, need no claim.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ T = TypeVar("T")
 
 
 class Claims(Generic[R]):
-    """The claims of one open database's sessions. All methods may be called from any thread.
+    """The claims of one open database's sessions. All methods are thread-safe.
 
-    A session is claimed for its subscriptions and deliveries, and an incoming exchange of QoS 2, which is a session and
-    a packet id, by itself. Calls that want the same wait in the order they came. A call within another one of the same
-    thread, as a signal handler or a plugin makes it, uses the claims of that thread, and waits for no other: the holder
-    might wait for this thread. It raises `NestedCallError` if another thread has what it claims.
+    A claim on a session covers its subscriptions and deliveries. An incoming exchange of QoS 2, identified by session
+    and packet id, has a claim of its own. Calls for the same claim wait in the order of their arrival. A nested call
+    (made within another call of the same thread, as by a signal handler or a plugin) uses the claims of its thread. It
+    never waits for another thread, which might be waiting for this one; it raises `NestedCallError` instead.
 
     hide: called with the sessions that were claimed.
-    show: called with the sessions whose claims were released, or which the call that claims them did not come to hide.
+    show: called with the sessions whose claims were released; if a call is interrupted, perhaps without `hide` before.
     """
 
     def __init__(
@@ -52,25 +52,25 @@ class Claims(Generic[R]):
         self._hide = hide
         self._show = show
         self._changed = threading.Condition(lock)
-        """Notified when claims are released, and when a call waits for claims no longer. Its lock guards the rest."""
+        """Notified when claims are released, and when a call stops waiting. Its lock guards the attributes below."""
         self._taken: dict[Hashable, int] = {}
-        """The sessions and the exchanges that are claimed, and the threads that have them."""
+        """The claimed sessions and exchanges, and the threads that hold the claims."""
         self._all: int | None = None
-        """The thread that has claimed everything."""
+        """The thread that holds the claim on all sessions."""
         self._waiting: dict[int, set[Hashable] | None] = {}
-        """By number, what the calls wait for; None: all. They are in the order they came."""
+        """By number of call, in the order of arrival, the claims for which it waits; None: all."""
         self._number = 0
         self._callers: set[int] = set()
-        """The threads that have claims or wait for some."""
+        """The threads that hold claims or wait for some."""
 
     def entered(self) -> bool:
-        """Return whether this thread has claims or waits for some: that call must end before sessions are closed."""
+        """Return whether the calling thread holds claims or waits for some; then it can't close the sessions."""
         return threading.get_ident() in self._callers
 
     def of(self, sessions: Collection[R], work: Callable[[], T], exchanges: Collection[tuple[R, int]] = ()) -> T:
-        """Return what ``work`` returns under the lock, with the claims of some sessions and exchanges.
+        """Call ``work`` under the lock, holding the claims of some sessions and exchanges; return its result.
 
-        For none it waits for no other call's.
+        Without sessions and exchanges, only the lock is waited for.
         """
         keys: set[Hashable] = {*sessions, *exchanges}
         me, held = threading.get_ident(), self._lock.owned()
@@ -92,9 +92,9 @@ class Claims(Generic[R]):
         return self._entrance.hold(claimed)
 
     def all(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns under the lock, with all claims, after those who have some.
+        """Call ``work`` under the lock, holding the claim on all sessions; return its result.
 
-        Later claims wait for it.
+        Waits until all other claims are released; later calls wait for this one.
         """
         me, held = threading.get_ident(), self._lock.owned()
 
@@ -114,10 +114,10 @@ class Claims(Generic[R]):
         return self._entrance.hold(claimed)
 
     def piece(self, work: Callable[[Callable[[R], bool]], T]) -> T:
-        """Return what ``work``, one piece of long work, returns under the lock.
+        """Call ``work``, one step of long work, under the lock; return its result.
 
-        It comes after those who wait at this moment for the lock or for claims. ``work`` is called with what claims a
-        session for the rest of the piece, and returns False if another call has it.
+        Calls that already wait for the lock or for claims run before it. ``work`` is called with a function that claims
+        a session for the rest of the step, and returns False if another call holds that claim.
         """
         me, held, mine = threading.get_ident(), self._lock.owned(), dict[R, None]()
 
@@ -145,7 +145,7 @@ class Claims(Generic[R]):
         return self._entrance.hold(claimed)
 
     def _nested(self, me: int, keys: Collection[Hashable] | None, *, held: bool) -> bool:
-        """Return whether the call is within another one of its thread. Raises `NestedCallError`; see the class.
+        """Return whether the call is nested in another call of its thread. Raises `NestedCallError`; see the class.
 
         held: whether the thread held the lock before the call.
         """
@@ -164,14 +164,14 @@ class Claims(Generic[R]):
         return self._number
 
     def _wait(self, number: int, keys: set[Hashable] | None) -> None:
-        """Wait until no call has any of the claims, and none that came earlier waits for any."""
+        """Wait until no call holds any of the claims, and no earlier call waits for one of them."""
         self._waiting[number] = keys
         while self._all is not None or self._has_any(keys) or self._earlier_wants_any(number, keys):
             self._wait_for_change()
         del self._waiting[number]
 
     def _wait_for_change(self) -> None:
-        guarded(self._changed.wait, self._lock.retake)  # an interrupted `wait` may not have taken the lock again
+        guarded(self._changed.wait, self._lock.retake)  # an interrupted `wait` may not have reacquired the lock
 
     def _has_any(self, keys: set[Hashable] | None) -> bool:
         return bool(self._taken) if keys is None else not self._taken.keys().isdisjoint(keys)
@@ -185,7 +185,7 @@ class Claims(Generic[R]):
     def _release(
         self, number: int, me: int, sessions: Collection[R] = (), exchanges: Collection[tuple[R, int]] = ()
     ) -> None:
-        """Wait no longer, and release the claims of a thread, as far as it came to take them. May be repeated."""
+        """Stop waiting, and release the claims that the thread has taken. Idempotent."""
         self._waiting.pop(number, None)
         mine = [session for session in sessions if self._taken.get(session) == me]
         self._show(mine)
@@ -195,5 +195,5 @@ class Claims(Generic[R]):
         if self._all == me:
             self._all = None
         self._callers.discard(me)
-        if self._lock.owned():  # it isn't in a forked child
+        if self._lock.owned():  # false in a forked child
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""`Commits`: what changes several sessions is committed together, with one engine write for each shard."""
+"""`Commits`: commits changes of several sessions together, with one engine write for each shard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Errors = dict[LiveSession, TopicstoreError]
 
 
 class Commits:
-    """Writes sessions. Used under the dispatcher's lock, which is given up during each write, and with their claims.
+    """Writes sessions. The caller holds their claims and the dispatcher's lock, which is released during each write.
 
-    Every write of a session is conditional on its guard. ``overtaken`` ends a session whose guard has changed because
-    the session was opened elsewhere, and returns the error to raise.
+    Every write of a session is conditional on its guard, a compare-and-set of the session's record. ``overtaken`` ends
+    a session whose record has changed because it was opened elsewhere, and returns the error to raise.
     """
 
     def __init__(self, states: SessionState, overtaken: Callable[[LiveSession], SessionTakenOverError]) -> None:
@@ -28,18 +28,18 @@ class Commits:
         self.overtaken = overtaken
 
     def write(self, session: LiveSession, writes: Sequence[StateWrite]) -> None:
-        """Commit writes of a session, which include its guard or a change of it."""
+        """Commit writes of a session, including its guard or a new session record, or raise."""
         for failure in self.together({session: writes}).values():
             raise failure
 
     def together(self, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:
-        """Commit writes of sessions, each with its guard or a change of it; return the errors.
+        """Commit writes of sessions, each including its guard or a new session record; return the errors by session.
 
-        Those of sessions that are kept in memory count as committed.
+        Writes of sessions that are kept in memory count as committed.
 
-        A session that was opened elsewhere doesn't hold up the others; another call, for an exchange of QoS 2, may have
-        found that during the commit. If the process dies in between, those of some shards are committed, and those of
-        the others are not.
+        A session that was opened elsewhere doesn't hold up the others, also if another call, for an exchange of QoS 2,
+        detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
+        of other shards are not.
         """
         by_shard: defaultdict[int, list[LiveSession]] = defaultdict(list)
         for session in changes:
@@ -55,7 +55,7 @@ class Commits:
         return errors
 
     def taken_over(self, sessions: Iterable[LiveSession]) -> _Errors:
-        """End those of the sessions that were opened elsewhere; return their errors."""
+        """End the sessions whose stored record was replaced by another opening; return their errors."""
         checked = [session for session in sessions if session.stored]
         current = self._states.all_current([session.found for session in checked])
         return {session: self.overtaken(session) for session, same in zip(checked, current, strict=True) if not same}
@@ -65,7 +65,7 @@ class Commits:
         errors = self.together({draft.session: draft.writes for draft in drafts})
         for draft in drafts:
             failure = errors.get(draft.session)
-            if draft.session.ended is not None:  # it was overtaken
+            if draft.session.ended is not None:  # another opening has taken the session over
                 continue
             if failure is None:
                 draft.session.settle(draft)
@@ -83,7 +83,7 @@ class Commits:
         asked = list(sessions)
         try:
             for session in asked:
-                session.clean()  # before it is drafted: what is acknowledged from here on is noted again
+                session.clean()  # before its draft, so that a later acknowledgement marks the session again
             drafts = [draft for session in asked if (draft := session.last_draft()) is not None]
             failures = self.commit(drafts)
         except BaseException:
@@ -92,7 +92,7 @@ class Commits:
             raise
         for session in asked:
             if session.ended is None and session.failure is None:
-                session.ask()  # PUBRECs may have been committed whose thread has not announced them yet
+                session.ask()  # the draft may hold PUBRECs that their thread has recorded but not announced yet
             elif session.ended is None:
                 session.touched()
         return failures

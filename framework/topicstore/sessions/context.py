@@ -36,7 +36,7 @@ class End(Protocol):
         send_will: bool,
         expiry_interval: timedelta | float | Keep | None = KEEP,
     ) -> None:
-        """Commit everything of the session, and the end of its connection."""
+        """Commit all changes of the session and the end of its connection, or raise."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,7 +45,7 @@ class SessionContext:
 
     dispatcher: Dispatcher[LiveSession]
     entrance: Entrance
-    """The way to the dispatcher's lock."""
+    """Acquires and releases the dispatcher's lock."""
     states: SessionState
     filters: DurableFilters
     groups: Groups
@@ -57,4 +57,4 @@ class SessionContext:
     """Returns a time as microseconds since the epoch. Raises `InvalidArgumentError`."""
     end: End
     lag: Callable[..., dict[str, dict[str, Lag]]]
-    """Returns by client id, each an argument, and by filter how far sessions lag behind. Takes the locks itself."""
+    """Returns the lag by client id and filter; takes client ids as arguments. Takes the locks itself."""

@@ -1,7 +1,7 @@
-"""How much a client is given: which messages, and how many bytes of them at a time.
+"""Limits on the deliveries of a session: the messages that its client may be sent, and the bytes in one delivery.
 
-The program that holds the connection knows what the client can take. It may refuse messages (`Allow`), limit the bytes
-of a delivery, and hold a session back while its socket is full (`topicstore.sessions.Session.pause`).
+The server that holds the connection sets these limits. It may refuse messages (`Allow`), limit the bytes of a delivery,
+and pause a session while its socket is full (`topicstore.sessions.Session.pause`).
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from .portions import Portion
 __all__ = ["ASKED", "Allow", "Permit", "check_max_bytes", "fitting", "likely", "only"]
 
 Allow = Callable[[Sequence[Message]], Sequence[bool | None]]
-"""Says for each message whether a client may be sent it; None: that is not known yet, and the session is held back
-until `topicstore.sessions.Session.ask_again`."""
+"""Returns, for each message, whether it may be sent to the client; None: not known yet, so that the session is held
+back until `topicstore.sessions.Session.ask_again`."""
 
 ASKED = 128
-"""Number of messages that are read at a time once an `Allow` has not known an answer: so many are asked about again."""
+"""Number of messages read at a time after an `Allow` has returned None once, which bounds repeated questions."""
 
 _FIRST = 16
-"""Number of messages that are read first where bytes are limited, and nothing is known of their size yet."""
+"""Number of messages in the first read with a limit of bytes, before the average payload size is known."""
 
 
 def check_max_bytes(max_bytes: int | None) -> None:
-    """Raise `InvalidArgumentError` if this is no limit of bytes."""
+    """Raise `InvalidArgumentError` unless ``max_bytes`` is None or a positive 64-bit integer."""
     if max_bytes is not None:
         check_within("max_bytes", max_bytes, 1, (1 << 63) - 1)
 
 
 class Permit:
-    """Which messages the client of one session may be sent, and whether the session waits for an answer to that."""
+    """The `Allow` of one session: applies its answers, and records whether the session waits for an answer."""
 
     __slots__ = ("_client_id", "_clock", "allow", "asks", "refused", "undecided_since")
 
     def __init__(self, allow: Allow | None, client_id: str, clock: Callable[[], int]) -> None:
         self._client_id, self._clock = client_id, clock
         self.allow = allow
-        """Says which messages the client may be sent; None: all."""
+        """Returns which messages may be sent to the client; None: all."""
         self.asks = False
-        """Whether `allow` has ever not known an answer."""
+        """Whether `allow` has ever answered None."""
         self.refused = 0
-        """How many messages were left out because of `allow`."""
+        """The number of messages that `allow` refused."""
         self.undecided_since: int | None = None
-        """Since when the session waits for answers; None: it doesn't. Cleared in any thread, without the lock."""
+        """The time since which the session waits for answers, or None. Cleared by any thread, without the lock."""
 
     def answers(self, messages: Sequence[Message]) -> list[bool] | None:
-        """Return for each message whether it may be sent; None, and let the session wait, if that is not known yet.
+        """Return for each message whether it may be sent; None, and hold the session back, if an answer is missing.
 
-        Raises `InvalidArgumentError` if `allow` doesn't say.
+        Raises `InvalidArgumentError` if `allow` raises, or returns a wrong number of answers.
         """
         answers = self._ask(messages)
         if None in answers:
             self.asks = True
-            self.undecided_since = self._clock()  # before it is asked again: an answer may have come in between
+            self.undecided_since = self._clock()  # before the second question, as `ask_again` may have been called
             answers = self._ask(messages)
             if None in answers:
                 return None
@@ -70,7 +70,7 @@ class Permit:
         return [answer is True for answer in answers]
 
     def remove_refused(self, found: dict[int, Message | None]) -> bool:
-        """Put None in place of the messages that may not be sent; return False, and change none, as `answers` waits."""
+        """Replace the messages that may not be sent by None; return False, unchanged, if an answer is missing."""
         there = {row: message for row, message in found.items() if message is not None}
         answers = self.answers(list(there.values()))
         if answers is None:
@@ -94,7 +94,7 @@ class Permit:
 
 
 def only(portion: Portion, answers: Sequence[bool]) -> Portion:
-    """Return a portion with those messages only that may be sent."""
+    """Return a portion with only the messages that may be sent."""
     if all(answers):
         return portion
     rows = [row for row, answer in enumerate(answers) if answer]
@@ -114,12 +114,12 @@ def only(portion: Portion, answers: Sequence[bool]) -> Portion:
 
 
 def likely(size: float | None, max_bytes: int) -> int:
-    """Return how many messages have about so many bytes, by the size of earlier ones; None: there were none."""
+    """Return the number of messages of about ``max_bytes`` together; ``size``: the average so far, None if unknown."""
     return _FIRST if size is None else max(int(max_bytes / max(size, 1.0)), 1)
 
 
 def fitting(packets: Sequence[Publish | PubRel], max_bytes: int, *, least: int) -> int:
-    """Return how many packets, but not fewer than ``least``, have payloads of at most so many bytes together."""
+    """Return the number of first packets whose payloads fit into ``max_bytes``, but at least ``least``."""
     left = max_bytes
     for count, packet in enumerate(packets):
         if isinstance(packet, Publish):

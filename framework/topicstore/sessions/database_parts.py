@@ -1,4 +1,4 @@
-"""`DatabaseParts`: the parts of an open database that its sessions need, and nothing else."""
+"""`DatabaseParts`: the parts of an open database that its sessions need."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["DatabaseParts", "Messages", "Publish", "RetainedMessages", "StateWri
 StateWrites = Mapping[int, Sequence[StateWrite]]
 """State writes by shard number."""
 _PEEK = 16
-"""How many retained messages are read to say whether some match."""
+"""Number of retained messages that are read to find out whether some match."""
 
 
 class Publish(Protocol):
-    """Publishes messages, and commits state in one engine write with those of the same shard."""
+    """Publishes messages, and commits state in the same engine write as the messages of the same shard."""
 
     def __call__(self, messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
         """Publish the messages; none is delivered before the commit."""
@@ -42,33 +42,33 @@ class Publish(Protocol):
 
 @attrs.frozen
 class RetainedMessages:
-    """The retained messages of a database, as its sessions look them up. No look-up takes a lock."""
+    """Look-ups of a database's retained messages. No look-up takes a lock."""
 
     _storage: Callable[[], Storage]
     _clock: Callable[[], int]
 
     def page(self, topic_filter: TopicFilter, start: str, limit: int, now: int) -> RetainedPage:
-        """Return a page of those that match (`topicstore.pubsub.retained_lookup.retained_page`).
+        """Return a page of the matching retained messages (`topicstore.pubsub.retained_lookup.retained_page`).
 
         About ``limit`` messages are read for it, whether they match or not.
         """
         return retained_page(self._storage(), topic_filter, now, start, limit, examine=limit)
 
     def any(self) -> bool:
-        """Say whether there are some at all. It reads one of each shard at most."""
+        """Return whether there are retained messages. Reads at most one of each shard."""
         return any_retained(self._storage())
 
     def may_match(self, topic_filter: TopicFilter) -> bool:
-        """Say whether some may match. It reads only a few: where these decide nothing, it says yes."""
+        """Return whether retained messages may match. Reads only a few, and returns True if they don't decide it."""
         page = retained_page(self._storage(), topic_filter, self._clock(), "", 1, examine=_PEEK)
         return bool(page.messages) or page.following is not None
 
     def of(self, topics: Sequence[str]) -> list[Message | None]:
-        """Return for each topic its retained message, or None if it has none that hasn't expired."""
+        """Return, for each topic, its retained message, or None if it has none or the message has expired."""
         return retained_of(self._storage(), topics, self._clock())
 
     def places(self, topics: Sequence[str]) -> list[tuple[int, int]]:
-        """Return for each topic where its retained message is in the streams (`retained_places`)."""
+        """Return, for each topic, where its retained message is in the streams (`retained_places`)."""
         return retained_places(self._storage(), topics)
 
 
@@ -76,8 +76,8 @@ class RetainedMessages:
 class DatabaseParts:
     """The parts of an open database that its sessions need.
 
-    They hold the database by a weak reference: otherwise one without other references would not be closed. Once it is
-    gone, methods that need it raise `DatabaseClosedError`.
+    The database is referenced weakly, so that a database without other references closes itself. Afterwards, methods
+    that need the database raise `DatabaseClosedError`.
     """
 
     states: Sequence[ShardState]
@@ -106,14 +106,14 @@ class DatabaseParts:
         )
 
     def storage(self) -> Storage:
-        """Return the shards, called through their hooks."""
+        """Return the database's storage. Raises `DatabaseClosedError`."""
         storage = self._storage()
         if storage is None:
             raise DatabaseClosedError("the database is closed")
         return storage
 
     def instant(self, when: Time) -> int:
-        """Return a time as microseconds since the epoch, as `Database.replay` takes it."""
+        """Convert a time, in the forms that `Database.replay` accepts, to microseconds since the epoch."""
         return instant(when, self.clock, allow_ancient=self.storage().allow_ancient)
 
     def publish(self, messages: Messages, state: StateWrites | None, filters: DurableFilters) -> PublishResult:
@@ -137,11 +137,11 @@ class DatabaseParts:
 
 
 def _state(storage: Storage, shard: int) -> ShardState:
-    """Return the state of a shard. If the database is only read, loading tidies it up in memory only."""
+    """Return the state of a shard. In a read-only database, the clean-up on loading is not written."""
     if storage.mode is None:
         return storage.state(shard)
     return ShardState(shard, storage.shards[shard].writer.open_engine, _write_nothing)
 
 
 def _write_nothing(writes: Iterable[StateWrite]) -> None:
-    """Write nothing: a process that writes the database will tidy it up."""
+    """Discard the clean-up of a read-only database; a process that opens it for writing repeats the clean-up."""

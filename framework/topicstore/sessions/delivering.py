@@ -1,7 +1,7 @@
-"""`Deliveries`: what is sent to all sessions is drafted, committed and handed out in pieces.
+"""`Deliveries`: drafts, commits and hands out the packets of all sessions, in several steps.
 
-A piece is as much as takes a few milliseconds: the sessions' lock is given up after each, so that subscribing, opening
-and the rest wait for one piece and not for all. A session has one turn in a call, however many pieces that has.
+A step (a "piece" in the code) takes a few milliseconds. The sessions' lock is released after each, so that other calls,
+such as subscribing, wait for one step and not for the whole delivery. A session has one turn in a call of `deliver`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["Deliveries"]
 _SESSIONS = 1_000
 """Largest number of sessions that have their turn in one call."""
 _PIECE = 10_000
-"""Number of messages, or of what takes as long, after which a piece is committed."""
+"""Cost, in messages, after which a piece is committed."""
 _TURN = 10
-"""Number of messages that take as long as the turn of a session that has nothing."""
+"""Cost, in messages, of the turn of a session without messages."""
 
 _MOST = (1 << 63) - 1
 
@@ -39,19 +39,19 @@ Packets = list[Packet]
 
 @attrs.frozen
 class _Limits:
-    """How much may be handed out."""
+    """The limits of one call: packets of each session, packets of all sessions, bytes of payload of each session."""
 
     each: int
     total: int
     max_bytes: int | None
 
     def of(self, live: LiveSession, left: int) -> int:
-        """Return how many packets a session gets at most, of those that are left for all."""
+        """Return the most packets for a session; ``left``: the packets left for all sessions."""
         return min(self.each, left) if live.batch_size is None else min(self.each, left, live.batch_size)
 
 
 class Deliveries:
-    """The deliveries to all sessions of one open database. ``check`` raises if there can be none."""
+    """The deliveries to all sessions of one open database. ``check`` raises if the database can't be written."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Deliveries:
         self._check = check
 
     def deliver(self, each: int, total: int, max_bytes: int | None) -> list[tuple[Session, Packets]]:
-        """Return what to send now, by session; see `topicstore.sessions.Sessions.deliver_batches`."""
+        """Return the packets to send now, by session; see `topicstore.sessions.Sessions.deliver_batches`."""
         check_within("limit_each", each, 1, _MOST)
         check_within("limit", total, 1, _MOST)
         check_max_bytes(max_bytes)
@@ -90,7 +90,7 @@ class Deliveries:
         taken: list[tuple[LiveSession, Session, Packets]],
         claim: Callable[[LiveSession], bool],
     ) -> collections.deque[LiveSession]:
-        """Let the next sessions have their turn, of all if ``turns`` is None; return those that have another one."""
+        """Run the turns of the next sessions of ``turns`` (None: of the ready queue); return the sessions left."""
         self._check()
         if turns is None:
             turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
@@ -100,7 +100,7 @@ class Deliveries:
     def _claimed_locked(
         self, turns: collections.deque[LiveSession], claim: Callable[[LiveSession], bool]
     ) -> Iterator[LiveSession]:
-        """Yield the sessions of ``turns`` that still have something to do, as they are claimed."""
+        """Claim and yield the sessions of ``turns`` that are still ready."""
         while turns:
             live = turns.popleft()
             if live.ended is None and self._dispatcher.is_ready_locked(live) and claim(live):
@@ -112,7 +112,7 @@ class Deliveries:
         limits: _Limits,
         taken: list[tuple[LiveSession, Session, Packets]],
     ) -> list[LiveSession]:
-        """Let some sessions have their turn, and add what they hand out to ``taken``; return who has another one."""
+        """Run the turns of some sessions, and add their packets to ``taken``; return the sessions for another turn."""
         drafts: list[Draft] = []
         having: list[LiveSession] = []
         left, effort = limits.total, 0
@@ -140,13 +140,13 @@ class Deliveries:
                 if packets:
                     taken.append((live, self._connections.sessions[live.client_id], packets))
                     left -= count_of(packets)
-                elif live.unsent() < unsent:  # all that it was to send again has vanished, and newer messages may wait
+                elif live.unsent() < unsent:  # all messages to be sent again were deleted, and newer ones may wait
                     again.append(live)
         return again
 
 
 def _put_back_locked(taken: list[tuple[LiveSession, Session, Packets]]) -> None:
-    """Have all that was taken handed out by a later call. May be repeated."""
+    """Return all taken packets to their sessions, for a later call. Idempotent."""
     while taken:
         live, _, packets = taken[-1]
         live.put_back(packets)
@@ -156,7 +156,7 @@ def _put_back_locked(taken: list[tuple[LiveSession, Session, Packets]]) -> None:
 def _draft(live: LiveSession, limit: int, max_bytes: int | None) -> Draft | None:
     try:
         return live.draft(limit, max_bytes)
-    except InvalidArgumentError as failure:  # its `allow` didn't say what is allowed: the others go on
+    except InvalidArgumentError as failure:  # from `allow`; other sessions are not affected
         live.rewind()
         live.stall(failure)
         return None
@@ -165,6 +165,6 @@ def _draft(live: LiveSession, limit: int, max_bytes: int | None) -> Draft | None
 def _take(live: LiveSession, limit: int, max_bytes: int | None) -> Packets:
     try:
         return live.take(limit, max_bytes)
-    except TopicstoreError as failure:  # from reading the messages that are to be sent again
+    except TopicstoreError as failure:  # from reading messages to send again
         live.stall(failure)
         return []

@@ -1,7 +1,7 @@
-"""`DeliveryBatch`: messages for one session's client as columns; sessions that get the same messages share them.
+"""`DeliveryBatch`: messages for one session's client as columns, which sessions with the same messages share.
 
-The packets of a session wait in the order in which they are to be sent, as batches and as single packets; the
-functions here count them, cut them and make objects of them.
+The packets of a session wait in sending order, as batches and as single packets. The functions of this module count
+them, split them, and convert batches to single packets.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["DeliveryBatch", "Packet", "count_of", "cut", "single"]
 class DeliveryBatch(msgspec.Struct, frozen=True, eq=False):
     """Messages to send to a session's client for the first time, one PUBLISH each, as columns of equal length.
 
-    A column whose values are all the same may be that one value.
+    A column whose values are all equal may be that one value.
     """
 
     packet_ids: Sequence[int]
     """The packet ids, 1 to 65,535; 0 for messages of QoS 0."""
     body: Portion
-    """Everything but the packet ids. Sessions that are sent the same messages in the same way at the same time have the
-    same object here, unless the messages can expire: a server that keeps what it encoded by the object, for as long as
-    it holds the batch, encodes it once for all. Its attributes are not public."""
+    """The columns other than the packet ids. Sessions that receive the same messages with the same options at the same
+    time share one object, unless the messages can expire. A server can cache encoded packets by this object, as long as
+    it holds the batch. The attributes of the object are not public."""
 
     def __len__(self) -> int:
         return len(self.body.messages)
@@ -53,16 +53,16 @@ class DeliveryBatch(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def subscription_identifiers(self) -> tuple[int, ...] | Sequence[tuple[int, ...]]:
-        """The subscription identifiers: a tuple if they are those of all messages, otherwise a list of tuples."""
+        """The subscription identifiers: one tuple if they are equal for all messages, otherwise a list of tuples."""
         return self.body.identifiers()
 
     @property
     def expiry(self) -> Sequence[int | None] | None:
-        """The rest of the messages' expiry intervals in seconds; None if no message has one."""
+        """The messages' remaining expiry intervals in seconds; None if no message has one."""
         return self.body.expiry
 
     def packets(self) -> list[Publish]:
-        """Return the same as objects."""
+        """Return the messages as `Publish` objects."""
         body = self.body
         qos = repeat(body.qos) if isinstance(body.qos, int) else body.qos
         retain = repeat(body.retain) if isinstance(body.retain, bool) else body.retain
@@ -79,12 +79,12 @@ Packet = Publish | PubRel | DeliveryBatch
 
 
 def count_of(packets: Iterable[Packet]) -> int:
-    """Return how many packets there are, those of batches included."""
+    """Return the number of packets, including those in batches."""
     return sum(len(one) if isinstance(one, DeliveryBatch) else 1 for one in packets)
 
 
 def single(packets: Sequence[Packet]) -> list[Publish | PubRel]:
-    """Return packets with those of batches as objects."""
+    """Return packets with batches converted to `Publish` objects."""
     found: list[Publish | PubRel] = []
     for one in packets:
         if isinstance(one, DeliveryBatch):
@@ -95,10 +95,9 @@ def single(packets: Sequence[Packet]) -> list[Publish | PubRel]:
 
 
 def cut(packets: list[Packet], limit: int, max_bytes: int | None) -> tuple[list[Packet], list[Publish | PubRel]]:
-    """Divide packets into at most ``limit`` of the first ones and the others, which are single then.
+    """Split packets into at most ``limit`` first ones, and the rest as single packets.
 
-    max_bytes: the payloads of the first ones have at most so many bytes, though they are at least one; None: any number
-               of bytes.
+    max_bytes: the most bytes of payload of the first packets, of which there is at least one; None: no limit.
     """
     taken: list[Packet] = []
     for at, one in enumerate(packets):

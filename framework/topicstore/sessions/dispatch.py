@@ -1,13 +1,13 @@
-"""Which sessions have something to do, found through events and not by polling.
+"""`Dispatcher`: the queue of sessions that have packets to deliver or events to handle, filled by events, not polling.
 
-Sources that have read everything wait in the `Channel` of their filter, which all sessions in this
-process that follow the filter share. A commit notifies the channel; the sources that wait there for its shard become
-ready, and their sessions with them. So a session without traffic costs nothing.
+A subscription that has read all its messages waits in the `Channel` of its filter. All sessions in this process with
+the same filter share one channel. A commit notifies the channel; the subscriptions that wait there for the commit's
+shard become ready, and their sessions with them. So a session without traffic costs nothing.
 
-All code of sessions runs under `Channels.lock`, called the dispatcher's lock elsewhere, except two kinds of methods,
-which take no lock and only note what happened: those that the storing thread calls, and those that a server calls in
-its event loop, such as acknowledging. While an engine writes, the lock is given up, and the sessions concerned are
-claimed (`topicstore.sessions.claims`).
+All code of sessions runs under `Channels.lock`, called the dispatcher's lock elsewhere. Exceptions are methods that
+the storing thread calls, and methods that a server calls in its event loop, such as acknowledgements: they take no
+lock and only record an event. While an engine writes, the lock is released, and the sessions that are written are
+claimed, which means leased by the calling thread (`topicstore.sessions.claims`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["Channel", "Channels", "Dispatcher", "Follower"]
 
 
 class Attentive(Protocol):
-    """What becomes ready: a connected session."""
+    """The dispatcher's view of a connected session."""
 
     def __hash__(self) -> int:
         """Return the identity, as objects do by default."""
 
     def noticed(self) -> None:
-        """Handle what `Dispatcher.hear` noted."""
+        """Handle the event that `Dispatcher.hear` recorded."""
 
 
 R = TypeVar("R", bound=Attentive)
@@ -53,36 +53,36 @@ R = TypeVar("R", bound=Attentive)
 _FEW = 16
 """Largest number of sources that are closed at once when their session ends."""
 _CLOSED = 500
-"""Number of sources that are closed in a piece, which takes a few milliseconds."""
+"""Number of sources that are closed in one batch, which takes a few milliseconds."""
 
 
 class Follower(Protocol):
-    """A source of messages that follows a filter."""
+    """A subscription that waits in a channel for new messages."""
 
     def wake(self, shard: int) -> None:
-        """Note that there may be something to read in a shard."""
+        """Handle the event that a shard may have new messages."""
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
-        """Take messages stored nowhere, published at ``now``; ``marks``: the shards' highest visible positions."""
+        """Queue messages that are not stored, published at ``now``; ``marks``: the shards' watermarks."""
 
     def miss_live(self, messages: list[Message]) -> None:
-        """Count those of messages stored nowhere that it would have taken. Needs no lock."""
+        """Count the messages, not stored and dropped, that `take_live` would have queued. Needs no lock."""
 
 
 @attrs.frozen
 class _Routed:
-    """Published messages that are stored nowhere."""
+    """Published messages that are not stored."""
 
     messages: list[Message]
     marks: list[int]
-    """The shards' highest visible positions when the messages were published."""
+    """The shards' watermarks when the messages were published."""
     time: int
     size: int
-    """How many bytes the payloads have."""
+    """The size of the payloads in bytes."""
 
 
 class Channel:
-    """One filter, and the sources in this process that follow it."""
+    """A topic filter, and the subscriptions in this process that follow it."""
 
     __slots__ = ("_bytes", "_channels", "_count", "_noted", "_routed", "_waiting", "feed", "live", "passed", "users")
 
@@ -90,24 +90,24 @@ class Channel:
         self.feed = feed
         self.users = 0
         self.live: dict[Follower, None] = {}
-        """The followers that take messages that are stored nowhere."""
+        """The followers that also receive messages that are not stored."""
         self._channels = channels
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
-        """By shard, the followers that wait for something to read. The dispatcher's lock guards these three, though the
-        storing thread reads `live`."""
+        """By shard, the followers that wait for new messages. The dispatcher's lock guards `users`, `live` and this;
+        the storing thread reads `live` without the lock."""
         self._noted: dict[int, None] = {}
-        """The shards with something to read. The storing thread adds to it without a lock."""
+        """The shards with new messages. The storing thread adds to it without a lock."""
         self._routed: collections.deque[_Routed] = collections.deque()
-        """The published messages that are stored nowhere. `Channels.counting` guards it, and the next two."""
+        """The published messages that are not stored. `Channels.counting` guards it, and the next two."""
         self._count = 0
-        """How many messages these are."""
+        """The number of messages in `_routed`."""
         self._bytes = 0
-        """How many bytes their payloads have."""
+        """The size of their payloads in bytes."""
         self.passed = 0
-        """How often waiting followers were woken. Guarded by the dispatcher's lock."""
+        """The number of times that waiting followers were woken. Guarded by the dispatcher's lock."""
 
     def wait_locked(self, follower: Follower, shard: int) -> None:
-        """Let a follower wait: it is woken when there is something to read in a shard."""
+        """Make a follower wait; `Follower.wake` is called once the shard has new messages."""
         self._waiting[shard][follower] = None
 
     def leave_locked(self, follower: Follower) -> None:
@@ -116,16 +116,16 @@ class Channel:
         for waiting in self._waiting:
             waiting.pop(follower, None)
 
-    # --- as `topicstore.pubsub.hub.Listener`, in the thread that stores ---
+    # --- methods of `topicstore.pubsub.hub.Listener`, called by the storing thread ---
 
     def woken(self, feed: Feed, shard: int) -> None:
-        """Note that there is something to read in a shard."""
+        """Record that a shard has new messages."""
         if shard not in self._noted:
             self._noted[shard] = None
             self._channels.note(self)
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
-        """Note messages that are stored nowhere, if a follower takes them."""
+        """Queue messages that are not stored, if a follower receives them; drop the oldest ones above the limits."""
         if self.live:
             routed = self._channels.routed(messages)
             dropped = []
@@ -141,26 +141,26 @@ class Channel:
             self._channels.note(self)
 
     def _follow_enough(self, oldest: _Routed) -> bool:
-        """Return whether so many messages follow these that no follower will keep one of them."""
+        """Return whether the messages after ``oldest`` alone fill the limits, so that every follower would drop it."""
         return self._count - len(oldest.messages) >= LIVE or self._bytes - oldest.size >= LIVE_BYTES
 
     def _take(self) -> _Routed:
-        """Remove the oldest messages that are stored nowhere. The caller holds `Channels.counting`."""
+        """Remove and return the oldest entry of `_routed`. The caller holds `Channels.counting`."""
         routed = self._routed.popleft()
         self._count -= len(routed.messages)
         self._bytes -= routed.size
         return routed
 
     def closed(self) -> None:
-        """Wake the threads and tasks that wait for something to do."""
+        """Mark the database as closed, and wake the waiting threads and tasks."""
         self._channels.close()
 
     # --- under the dispatcher's lock ---
 
     def pass_on_locked(self) -> None:
-        """Wake the followers concerned by the events that were noted."""
+        """Wake the waiting followers of shards with new messages, and hand over the messages that are not stored."""
         while self._noted:
-            shard, _ = self._noted.popitem()  # before the followers are: a later event is handled again
+            shard, _ = self._noted.popitem()  # before the followers wake, so that a later event is recorded again
             self.passed += 1
             waiting, self._waiting[shard] = self._waiting[shard], {}
             for follower in waiting:
@@ -175,7 +175,7 @@ class Channel:
 
 
 class Channels:
-    """The channels of one open database, and the lock of everything that its sessions do."""
+    """The channels of one open database, and the lock that guards its sessions."""
 
     def __init__(
         self,
@@ -190,31 +190,32 @@ class Channels:
         self.clock = clock
         """The wall clock, by which messages expire."""
         self.steady = steady
-        """The clock for everything else, which never jumps."""
+        """The clock for all other times, which never jumps."""
         self.lock = ProcessLock()
         self.bell = Bell()
-        """Rings when there may be something to do."""
+        """Wakes the waiting threads and tasks when a session may have packets to deliver."""
         self.entrance = Entrance(self.lock)
-        """The way to the lock for calls that wait for it, and what they do after it."""
+        """Acquires the lock in the order of the calls, and runs their callbacks after its release."""
         self.counting = ProcessLock()
-        """Held for microseconds, with or without `lock`. Whoever holds it takes no other lock."""
+        """Guards the counts and queues of messages that are not stored. Held for microseconds, with or without `lock`.
+        Its holder takes no other lock."""
         self.missed = 0
-        """How many messages of QoS 0 were dropped because their sessions did not fetch them in time. Guarded by
-        `counting`; it can be read without it."""
+        """The number of messages of QoS 0 that were dropped because their sessions did not fetch them in time. Guarded
+        by `counting`; may be read without it."""
         self.closed = False
         """Set once, by `close` or in a forked child; reading it needs no lock."""
         self._inherited = False
-        """Whether this is a forked child, in which nothing can be used. Set before `closed`."""
+        """Whether this is a forked child, in which every call is refused. Set before `closed`."""
         self._shards = shards
         self._channels: dict[str, Channel] = {}
         """The channels by filter. Guarded by `lock`."""
         self._routed: _Routed | None = None
-        """What was routed last. It is replaced as a whole, without a lock."""
+        """The entry that `routed` returned last. Replaced as a whole, without a lock."""
         self._noted: collections.deque[Channel] = collections.deque()
         """The channels with new events. Any thread appends to it, without a lock."""
 
     def channel_locked(self, topic_filter: TopicFilter) -> Channel:
-        """Return the channel of a filter, and count one more user of it."""
+        """Return the channel of a filter, and increment its number of users."""
         channel = self._channels.get(topic_filter.text)
         if channel is None:
             channel = Channel(self, self.hub.feed(topic_filter), self._shards)
@@ -224,7 +225,7 @@ class Channels:
         return channel
 
     def leave_locked(self, channel: Channel, follower: Follower) -> None:
-        """Remove a follower from its channel, and count one user less."""
+        """Remove a follower from its channel, and decrement the channel's number of users."""
         channel.leave_locked(follower)
         channel.users -= 1
         if not channel.users:
@@ -232,7 +233,7 @@ class Channels:
             del self._channels[channel.feed.topic_filter.text]
 
     def routed(self, messages: list[Message]) -> _Routed:
-        """Return published messages that are stored nowhere, the same for all channels that are passed the same list.
+        """Return the entry of published messages that are not stored. Consecutive calls with one list share an entry.
 
         So the watermarks are read once, and not once for each filter. May be called in any thread, without the lock.
         """
@@ -243,22 +244,22 @@ class Channels:
         return routed
 
     def note(self, channel: Channel) -> None:
-        """Note that a channel has new events. May be called in any thread, without the lock."""
+        """Record that a channel has new events. May be called in any thread, without the lock."""
         self._noted.append(channel)
         self.bell.ring()
 
     def listen_locked(self) -> None:
-        """Handle the events noted so far."""
+        """Handle the events recorded so far."""
         while self._noted:
             self._noted.popleft().pass_on_locked()
 
     def close(self) -> None:
-        """Note that the database is closed, and wake all that wait. May be called in any thread, without the lock."""
+        """Mark the database as closed, and wake all waiters. May be called in any thread, without the lock."""
         self.closed = True
         self.bell.ring()
 
     def leave_to_parent(self) -> None:
-        """Refuse everything in a forked child (`topicstore.contract.forking`)."""
+        """Refuse every call in a forked child (`topicstore.contract.forking`)."""
         self._inherited = self.closed = True
 
     def check_open(self) -> None:
@@ -274,7 +275,7 @@ class Channels:
 
 
 class Dispatcher(Channels, Generic[R]):
-    """The channels, and the sessions that have something to do."""
+    """The channels, and the ready queue: the sessions that have packets to deliver."""
 
     def __init__(
         self,
@@ -288,51 +289,51 @@ class Dispatcher(Channels, Generic[R]):
         self.dirty: dict[R, None] = {}
         """The sessions with acknowledgements that are not committed. Guarded by the lock, as are the next two."""
         self.failed: dict[R, None] = {}
-        """The sessions for which something failed that is to be tried again."""
+        """The sessions of which a read or a commit failed and is to be retried."""
         self._ready: dict[R, None] = {}
-        """The sessions that have something to do, in the order of their turns, without those that are claimed."""
+        """The ready queue, in the order of turns, without sessions that are claimed."""
         self._hidden: dict[R, bool] = {}
-        """The sessions that are claimed, and whether they have something to do. Guarded by the lock."""
+        """The sessions that are claimed, and whether each is ready. Guarded by the lock."""
         self.claims = Claims(self.lock, self.entrance, self._hide_locked, self._show_locked)
         self._closing: collections.deque[Iterator[None]] = collections.deque()
-        """What closes the sources of ended sessions, one a step. Guarded by the lock."""
+        """Iterators that close the sources of ended sessions, one a step. Guarded by the lock."""
         self._heard: collections.deque[R] = collections.deque()
-        """The sessions that were acknowledged, paused or resumed since. Any thread appends to it, without a lock."""
+        """The sessions with new events, such as acknowledgements. Any thread appends to it, without a lock."""
         remember(self)
 
     def hear(self, one: R) -> None:
-        """Have `noticed` of a session called before anything else is done. In any thread, without the lock.
+        """Queue a session for a call of its `noticed`, before other events are handled. Thread-safe, without the lock.
 
-        It doesn't ring the bell: only the session knows whether it may have something to do now.
+        Doesn't wake the waiters: only the session knows whether its event can make it ready.
         """
         self._heard.append(one)
 
     def hear_locked(self) -> None:
-        """Handle what happened to sessions."""
+        """Handle the events that `hear` recorded."""
         while self._heard:
             self._heard.popleft().noticed()
 
     def listen_locked(self) -> None:
-        """Handle the events noted so far."""
+        """Handle the events of sessions and channels that were recorded so far."""
         self.hear_locked()
         super().listen_locked()
 
     def _hide_locked(self, claimed: Collection[R]) -> None:
-        """Keep sessions from having a turn: whoever waits for one would find nothing to deliver."""
+        """Remove claimed sessions from the ready queue: a waiting thread could not deliver their packets."""
         for one in claimed:
             self._hidden[one] = one in self._ready
             self._ready.pop(one, None)
 
     def _show_locked(self, released: Collection[R]) -> None:
-        """Let sessions have a turn again, after the others."""
+        """Put released sessions that are ready at the end of the ready queue."""
         for one in released:
             if self._hidden.get(one):
                 self._ready[one] = None
                 self.bell.ring()
-            self._hidden.pop(one, None)  # last: a release that is interrupted is repeated
+            self._hidden.pop(one, None)  # last, because an interrupted release is repeated
 
     def ready_locked(self, one: R) -> None:
-        """Note that a session has something to do."""
+        """Put a session into the ready queue."""
         if one in self._hidden:
             self._hidden[one] = True
             return
@@ -340,27 +341,27 @@ class Dispatcher(Channels, Generic[R]):
         self.bell.ring()
 
     def again_locked(self, one: R) -> None:
-        """Note that a session that had its turn has more to do, after the others."""
+        """Move a session to the end of the ready queue."""
         self._ready.pop(one, None)
         self.ready_locked(one)
 
     def idle_locked(self, one: R) -> None:
-        """Note that a session has nothing to do."""
+        """Remove a session from the ready queue."""
         self._ready.pop(one, None)
         if one in self._hidden:
             self._hidden[one] = False
 
     def next_ready_locked(self, limit: int) -> list[R]:
-        """Return at most ``limit`` sessions that have something to do."""
+        """Return the first ``limit`` sessions of the ready queue, which stay in it."""
         self.listen_locked()
         return list(islice(self._ready, limit))
 
     def is_ready_locked(self, one: R) -> bool:
-        """Return whether a session has something to do."""
+        """Return whether a session is in the ready queue."""
         return one in self._ready
 
     def close_locked(self, closing: Iterator[None], sources: int) -> None:
-        """Close the sources of an ended session, which are so many: now, or if they are many in pieces at ticks."""
+        """Close the sources of an ended session, ``sources`` in number: a few at once, many in batches at ticks."""
         if sources > _FEW:
             self._closing.append(closing)
         else:
@@ -368,7 +369,7 @@ class Dispatcher(Channels, Generic[R]):
                 pass
 
     def close_piece_locked(self) -> bool:
-        """Close a piece of what is left to close; return whether more is left."""
+        """Close one batch of the sources of ended sessions; return whether more are left."""
         left = _CLOSED
         while self._closing and left:
             left -= sum(1 for _ in islice(self._closing[0], left))
@@ -385,7 +386,7 @@ class Dispatcher(Channels, Generic[R]):
     # --- waiting, in any thread ---
 
     def wait(self, timeout: float | None) -> bool:
-        """Return True once a session has something to do, or False if none has after ``timeout`` seconds."""
+        """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         with ListeningThread(self.bell, timeout) as listening:
             while not self._ready or self.closed:
@@ -398,7 +399,7 @@ class Dispatcher(Channels, Generic[R]):
     async def wait_async(self, timeout: float | None, executor: Executor | None) -> bool:
         """Wait like `wait` without blocking the event loop.
 
-        It looks in a thread if there are events to handle: that may take long, as that of a shared subscription reads.
+        Events are handled in a thread of ``executor``: an event of a shared subscription reads, and may take long.
         """
         loop = asyncio.get_running_loop()
         end = None if timeout is None else time.monotonic() + timeout
@@ -411,12 +412,12 @@ class Dispatcher(Channels, Generic[R]):
         return True
 
     def _must_listen(self) -> bool:
-        """Return whether events have to be handled before it is known if a session has something to do."""
+        """Return whether no session is ready, but unhandled events may make one ready."""
         self.check_open()
         return not self._ready and bool(self._heard or self._noted)
 
     def _listen(self, end: float | None) -> bool:
-        """Handle events, if the lock can be had before ``end``; return whether a session has something to do."""
+        """Handle events, if the lock can be acquired before ``end``; return whether a session is ready."""
 
         def listen(held: bool) -> bool:
             self.check_open()

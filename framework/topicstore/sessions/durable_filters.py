@@ -15,17 +15,17 @@ __all__ = ["DurableFilters", "is_durable"]
 
 
 def is_durable(record: SubscriptionRecord) -> bool:
-    """Say whether matching messages are stored for a subscription: if it is shared, or ever needs packet ids."""
+    """Return whether matching messages are stored for a subscription: if it is shared, or of QoS 1 or 2 in any era."""
     return is_shared(record.topic_filter) or any(era.options.qos for era in record.eras)
 
 
 class DurableFilters:
-    """The filters of all durable subscriptions. They are read when they are first needed.
+    """The filters of all durable subscriptions, which are read from the store when they are first needed.
 
-    `read` and `wants` may be called from any thread.
+    `read` and `wants` are thread-safe.
 
-    alone: calls a function under the lock, while no other call changes subscriptions. A call that has committed a
-           change, and has not counted it yet, would have it counted twice.
+    alone: calls a function under the lock, while no other call changes subscriptions. Otherwise a change that is
+           committed but not yet counted would be counted twice.
     """
 
     def __init__(
@@ -40,22 +40,22 @@ class DurableFilters:
         self._counts: Counter[str] = Counter()
         """The number of subscriptions of each filter. Guarded by the lock."""
         self._shared: FilterIndex[str] = FilterIndex()
-        """The index of the filters of shared subscriptions that a connected session has: it is served from what is
-        stored, at QoS 0 too. Changed and looked up as `_routes`."""
+        """The index of the filters of shared subscriptions with a connected member, which are delivered from the stored
+        messages also at QoS 0. Guarded like `_routes`."""
         self.store_qos0 = True
-        """Whether messages of QoS 0 are stored for all durable subscriptions, and not only for `present` ones."""
+        """Whether messages of QoS 0 are stored for all durable subscriptions, not only for those in `_shared`."""
         self._loaded = False
         """Whether all subscriptions were read. Set once, under the lock; reading it needs no lock."""
 
     def add_locked(self, topic_filter: str) -> None:
-        """Count one more durable subscription of a filter."""
+        """Increment the number of durable subscriptions with a filter."""
         if self._loaded:
             self._counts[topic_filter] += 1
             if self._counts[topic_filter] == 1:
                 self._routes.add(read_filter(topic_filter), topic_filter)
 
     def remove_locked(self, topic_filter: str) -> None:
-        """Count one durable subscription of a filter less."""
+        """Decrement the number of durable subscriptions with a filter."""
         if self._loaded:
             self._counts[topic_filter] -= 1
             if not self._counts[topic_filter]:
@@ -63,20 +63,20 @@ class DurableFilters:
                 self._routes.remove(read_filter(topic_filter), topic_filter)
 
     def present_locked(self, topic_filter: str) -> None:
-        """Note that a session with a shared subscription is connected, and none was before."""
+        """Record that the first member of a shared subscription has connected."""
         self._shared.add(read_filter(topic_filter), topic_filter)
 
     def absent_locked(self, topic_filter: str) -> None:
-        """Note that no session with a shared subscription is connected any more."""
+        """Record that the last connected member of a shared subscription has disconnected."""
         self._shared.remove(read_filter(topic_filter), topic_filter)
 
     def read(self) -> None:
-        """Read the filters, unless that was done. A call that holds claims must do so before it takes them."""
+        """Read the filters, if that was not done before. A call that takes claims must call this before taking them."""
         if not self._loaded:
             self._alone(self._read_locked)
 
     def wants(self, topic: str, qos: int = 1) -> bool:
-        """Say whether a message of this topic and QoS is stored for a durable subscription."""
+        """Return whether a message of this topic and QoS is stored for a durable subscription."""
         self.read()
         return bool((self._routes if qos or self.store_qos0 else self._shared).match(topic))
 

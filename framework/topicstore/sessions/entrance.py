@@ -1,13 +1,13 @@
-"""`Entrance`: how a thread comes to hold the sessions' lock, and what it does after it has given the lock up.
+"""`Entrance`: acquires the sessions' lock fairly, and runs callbacks after its release.
 
-The lock is given up whenever an engine writes (`Entrance.released`): what must not change meanwhile is claimed
-(`topicstore.sessions.claims`). Long work is done in pieces, and the lock given up after each. Python's locks are not
-fair: the thread that gives one up would have it again before another wakes. So a thread that enters holds a second
-lock, the queue, while it waits for the lock. Long work passes through the queue before each piece: if another thread
-waits there, that thread has its turn first.
+The lock is released whenever an engine writes (`Entrance.released`). Claims protect the state that must not change
+meanwhile (`topicstore.sessions.claims`). Long work is done in steps, with the lock released after each. Python's locks
+are not fair: a thread that releases a lock can usually reacquire it before a waiting thread wakes. So a thread holds a
+second lock, the queue, while it waits for the sessions' lock. Long work acquires and releases the queue before each
+step, so that a thread that waits there runs first.
 
-The callbacks of programs are not called under the lock, where they would hold up everybody, but by the same thread
-after it.
+Callbacks of the program are not called under the lock, where they would block all other calls. The same thread calls
+them after it has released the lock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _Call = tuple[str, Callable[[], object]]
 
 
 class Around(Protocol):
-    """Calls a function while a lock is held, or while it is given up, and returns what the function returns."""
+    """Calls a function with a lock held, or with a lock released, and returns the function's result."""
 
     def __call__(self, work: Callable[[], T], /) -> T:
         """Call ``work``."""
 
 
 class _Thread(threading.local):
-    """What the current thread has entered, and the calls that are due once it has given up the lock."""
+    """The nesting depth of the current thread's calls, and its callbacks to run after it has released the lock."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -44,18 +44,18 @@ class _Thread(threading.local):
 
 
 class Entrance:
-    """The way to the sessions' lock. All methods may be called from any thread."""
+    """Fair access to the sessions' lock. All methods are thread-safe."""
 
     def __init__(self, lock: ProcessLock) -> None:
         self._lock = lock
         self._queue = ProcessLock()
-        """Held while a thread waits for the lock. Work in pieces takes it only between them."""
+        """Held by a thread that waits for the lock. Work in steps acquires it only between steps."""
         self._thread = _Thread()
 
     def hold(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns under the lock, after the calls that became due in this thread.
+        """Call ``work`` under the lock, then, after its release, the thread's callbacks; return the result of ``work``.
 
-        A thread that holds the lock may call it again, as when a signal handler or a plugin calls.
+        Reentrant: a thread that holds the lock may call this again, for example in a signal handler or a plugin.
         """
         thread, lock, depth = self._thread, self._lock, self._thread.depth
         nested = lock.owned()
@@ -78,9 +78,9 @@ class Entrance:
             self._call()
 
     def released(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns without the lock, as when an engine reads or writes; then hold it again.
+        """Release the lock, call ``work``, for example an engine write, and reacquire the lock; return the result.
 
-        Within another call of the same thread, which may rely on the lock, it is kept.
+        In a nested call the lock is kept, because the outer call of the thread may rely on it.
         """
         lock = self._lock
         if self._thread.depth != 1 or not lock.owned():
@@ -93,15 +93,15 @@ class Entrance:
         return guarded(free, lock.retake)
 
     def pass_queue(self) -> None:
-        """Return when those who waited for the lock at this moment have had it. Nothing, if this thread holds it."""
+        """Wait until the thread in the queue has acquired the lock. Does nothing if this thread holds the lock."""
         if not self._lock.owned():
             with self._queue:
                 pass
 
     def within(self, end: float | None, work: Callable[[bool], T]) -> T:
-        """Return what ``work`` returns under the lock, if that can be had before ``end``, a time of `time.monotonic`.
+        """Wait for the lock until ``end``, a time of `time.monotonic`, and call ``work``; return its result.
 
-        ``work`` is called with whether the lock is held.
+        The argument of ``work`` is whether the lock is held.
         """
         lock = self._lock
         if lock.owned():
@@ -115,9 +115,9 @@ class Entrance:
         return guarded(lambda: work(lock.acquire(timeout=timeout)), leave)
 
     def afterwards(self, what: str, call: Callable[[], object]) -> None:
-        """Have this thread, which holds the lock, call a program's callback after it has given up the lock.
+        """Register a callback of the program, which this thread, the lock's holder, calls after releasing the lock.
 
-        An error of the callback is given as a `RuntimeWarning` that begins with ``what``: the caller that
+        An error of the callback is reported as a `RuntimeWarning` that begins with ``what``, because the caller that
         ended another client's session can't handle it.
         """
         self._thread.calls.append((what, call))
@@ -131,7 +131,7 @@ class Entrance:
 def _shown(what: str, call: Callable[[], object]) -> None:
     try:
         call()
-    except Exception as failure:  # noqa: BLE001 - whatever it is, it is shown, and not to the wrong caller
+    except Exception as failure:  # noqa: BLE001 - reported below, because this thread's caller can't handle it
         told = f"{what} raised {type(failure).__name__}: {failure}"
         try:
             warnings.warn(told, RuntimeWarning, stacklevel=1)

@@ -1,7 +1,7 @@
-"""`FilterOverlaps`: which of many filters overlap with another one: there can be a topic that both match.
+"""`FilterOverlaps`: an index that finds the filters that overlap with a given one, so that some topic matches both.
 
-Filters are kept in a tree of their levels, of which only the part is walked in which overlapping filters can be. So a
-session with many subscriptions is not compared with each of them for every further one.
+Filters are kept in a tree (trie) of their levels, and a look-up visits only the branches that can overlap. So a new
+subscription is not compared with every subscription of its session.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class _Node(Generic[V]):
 
 
 class FilterOverlaps(Generic[V]):
-    """Maps filters to a value each."""
+    """A map from filters to values, searched by overlap."""
 
     __slots__ = ("_new", "_root")
 
     def __init__(self) -> None:
         self._root: _Node[V] = _Node()
         self._new: tuple[tuple[TopicFilter, V], ...] = ()
-        """Filters that were added since something was looked up: most sessions have one, and need no tree for it."""
+        """Filters added since the last look-up; most sessions have one filter, and so never build the tree."""
 
     def add(self, topic_filter: TopicFilter, value: V) -> None:
-        """Add a filter, with a value that takes the place of an earlier one."""
+        """Add a filter, or replace its value."""
         self._new = (*self._new, (topic_filter, value))
 
     def _keep(self, topic_filter: TopicFilter, value: V) -> None:
@@ -72,7 +72,7 @@ class FilterOverlaps(Generic[V]):
             self._keep(topic_filter, value)
 
     def remove(self, topic_filter: TopicFilter, value: object) -> None:
-        """Remove a filter if it has this very value."""
+        """Remove a filter if ``value`` is its value, compared by identity."""
         self._look()
         path, open_ended = _path(topic_filter)
         way = [self._root]
@@ -92,11 +92,11 @@ class FilterOverlaps(Generic[V]):
     def overlapping(self, topic_filter: TopicFilter) -> Iterator[V]:
         """Yield the values of the filters that overlap with this one, in no particular order.
 
-        The empty topic counts, though nothing is published to it: ``+`` and ``/#`` overlap.
+        The empty topic counts as well, although no message can be published to it: ``+`` and ``/#`` overlap.
         """
         self._look()
         path, open_ended = _path(topic_filter)
-        system = path[:1] != [] and path[0][:1] == "$"  # no wildcard in the first level matches those [MQTT-4.7.2-1]
+        system = path[:1] != [] and path[0][:1] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
         left: list[tuple[_Node[V], int]] = [(self._root, 0)]
         while left:
             node, depth = left.pop()
@@ -124,7 +124,7 @@ class FilterOverlaps(Generic[V]):
         """Return the values of the filters that match a valid topic, in no particular order."""
         self._look()
         found: list[V] = []
-        nodes, hidden = [self._root], topic[0] == "$"  # which no wildcard in the first level matches [MQTT-4.7.2-1]
+        nodes, hidden = [self._root], topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
         for level in topic.split("/"):
             following: list[_Node[V]] = []
             for node in nodes:

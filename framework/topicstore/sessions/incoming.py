@@ -20,7 +20,7 @@ __all__ = ["Incoming"]
 
 @attrs.frozen
 class Incoming:
-    """Messages by row, with what sessions look at. The rest of a row is checked when it is published."""
+    """Messages by row, with the columns that sessions check. The other fields are checked on publishing."""
 
     messages: Sequence[Message] | MessageBatch
     topics: list[str]
@@ -29,7 +29,7 @@ class Incoming:
 
     @classmethod
     def of_objects(cls, messages: Sequence[Message], refused: Refused, *, partial: bool) -> Incoming:
-        """Return messages given as objects; what is no `Message` is refused, or with ``partial`` False raised."""
+        """Return messages given as objects. A row that is no `Message` is refused or, without ``partial``, raised."""
         if not set(map(type, messages)) <= {Message}:
             messages = list(messages)
             for row, message in enumerate(messages):
@@ -56,7 +56,7 @@ class Incoming:
         return [self.messages[row] for row in rows]
 
     def fault(self, row: int) -> TopicstoreError | None:
-        """Return why a row can't be stored, by itself; None if it can."""
+        """Return the error because of which a row alone can't be stored; None if it can be."""
         try:
             MessageBatch.of(self.rows([row]))
         except InvalidMessageError as bad:

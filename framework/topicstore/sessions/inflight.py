@@ -1,12 +1,12 @@
-"""The messages that a session has in flight: their packet ids, the packet each waits for, and how this is stored.
+"""The messages that a session has in flight: their packet ids, the packet that each waits for, and their records.
 
-Messages that are delivered together are a *flight*: one record. It is written when they are sent, and removed by the
-next write after all of them were acknowledged, so that the cost of a commit depends on the deliveries since the last
-one and not on the number of messages in flight. PUBRECs are written the same way, as a record of the packet ids whose
-PUBREL is sent next.
+Messages that are delivered together are a *flight*, stored as one record. The record is written when the messages are
+sent, and removed by the next write after all of them were acknowledged. So the cost of a commit depends on the number
+of deliveries since the last commit, not on the number of messages in flight. PUBRECs are stored likewise, as a record
+of the packet ids whose PUBREL is sent next.
 
 An id is in use while it waits for a PUBACK, a PUBREC, the commit of its PUBREC, or a PUBCOMP (MQTT 5, sections 2.2.1
-and 4.3). Each of these is a dictionary here, and an id is in one of them at most.
+and 4.3). `InflightWindow` has a dictionary for each of these four states; an id is in at most one dictionary.
 
 Acknowledgements may come in any thread, at any time, also between `InflightWindow.stage` and `settle`, while the staged
 changes are being committed. So a window has a lock of its own, which is held for a few microseconds and never while
@@ -57,7 +57,7 @@ _FEW = 8
 class Flight:
     """Messages that were delivered together, from one shard, in the order of their packet ids.
 
-    They are of one subscription, or of several that overlap, if each message is delivered once for all of them.
+    They belong to one subscription or, if the session delivers each message once, to several that overlap.
     """
 
     __slots__ = (
@@ -105,22 +105,21 @@ class Flight:
         self.topics = topics
         """The topics of retained messages, in place of positions."""
         self.copies = copies
-        """The retained messages, which may be replaced while they are in flight; empty if the flight was stored by a
-        topicstore that kept no copies."""
+        """Copies of the retained messages, which may be replaced while in flight; empty in flights of old releases."""
         self.since = since
-        """The time at which the rest of the copies' expiry intervals was counted."""
+        """The time at which the remaining expiry intervals of `copies` were computed."""
         self.packed = packed
         """The positions as they are stored, if they are packed already."""
         self.matched = matched
         """The sets of overlapping subscriptions that its messages matched; empty if it is of one subscription."""
         self.which = which
-        """By row, the number of its set in `matched`, if there are any."""
+        """By row, the index of the row's set in `matched`, if that isn't empty."""
         self.left = len(ids)
-        """How many messages wait for their PUBACK or PUBREC."""
+        """The number of messages that wait for their PUBACK or PUBREC."""
         self.written = self.left
-        """How many messages waited when the flight was last written."""
+        """The value of `left` when the record was last written."""
         self.unsent: dict[int, int] | None = None
-        """After a resumption, the ids that were not sent on this connection yet, with their rows."""
+        """After a resumption, the ids that were not sent on this connection yet, mapped to their rows."""
 
     def qos_of(self, row: int) -> int:
         """Return the QoS of a row."""
@@ -131,7 +130,7 @@ class Flight:
         return self.matched[self.which[row]] if self.matched else None
 
     def sent(self, packet_id: int) -> None:
-        """Note that a message was sent again, or need not be."""
+        """Record that a message was sent again, or need not be sent again."""
         if self.unsent:
             self.unsent.pop(packet_id, None)
 
@@ -213,7 +212,7 @@ class Flight:
 
 
 class Released:
-    """Packet ids whose PUBRECs were committed together: their PUBRELs may be sent, and their PUBCOMPs are due."""
+    """Packet ids whose PUBRECs were committed together: their PUBRELs may be sent, and they wait for PUBCOMPs."""
 
     __slots__ = ("ids", "left", "number", "written")
 
@@ -234,17 +233,17 @@ class Staged:
     released: Released | None
     rewritten: list[Flight | Released]
     left: list[int]
-    """How many ids of each of these were left when they were staged."""
+    """By record of `rewritten`, the number of ids that were left when it was staged."""
     finished: int
-    """How many finished flights are removed."""
+    """The number of finished records that are removed."""
     again: int
-    """How many PUBRELs are to be sent again."""
+    """The number of PUBRELs to send again."""
 
 
 class InflightWindow:
     """The packet ids of one session.
 
-    Any thread may acknowledge, at any time. Sending, which is all the rest, is up to one thread at a time.
+    Acknowledgements are thread-safe. All other methods are for one thread at a time.
     """
 
     __slots__ = (
@@ -269,7 +268,7 @@ class InflightWindow:
         self.stored = stored
         """Whether changes are stored; a session that is kept in memory has nothing to write."""
         self.lock = threading.RLock()  # a signal handler may acknowledge, too
-        """Guards the attributes below, and the flights. Whoever holds it takes no other lock."""
+        """Guards the attributes below, and the flights. Its holder takes no other lock."""
         self.next_id = 1
         self.next_number = 1
         self.awaiting_puback: dict[int, Flight] = {}
@@ -278,9 +277,9 @@ class InflightWindow:
         """The PUBRECs that are not committed, in the order they were received."""
         self.awaiting_pubcomp: dict[int, Released] = {}
         self._stored: dict[int, Flight | Released] = {}
-        """By number, the stored flights and ids to release."""
+        """By number, the flights and released ids that have records."""
         self._finished: list[Flight | Released] = []
-        """The stored flights and ids to release of which nothing is left."""
+        """The flights and released ids with no id left, whose records can be removed."""
         self._again: list[int] = []
         """The ids whose PUBREL is to be sent again."""
         self.resend: list[Flight] = []  # a deque takes 760 bytes, also in an idle session
@@ -291,17 +290,17 @@ class InflightWindow:
     # --- packet ids ---
 
     def __len__(self) -> int:
-        """Return how many packet ids are in use."""
+        """Return the number of packet ids in use."""
         with self.lock:
             flights = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
             return flights + len(self.awaiting_pubcomp)
 
     def unsent(self) -> int:
-        """Return how many ids in use were not sent on this connection yet."""
+        """Return the number of ids in use that were not sent on this connection yet."""
         return sum(len(flight.unsent or ()) for flight in list(self.resend))
 
     def room(self, receive_maximum: int) -> int:
-        """Return how many messages may be sent until so many are in flight on this connection."""
+        """Return the number of messages that may be sent until ``receive_maximum`` are in flight on this connection."""
         with self.lock:
             used = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
             vanished = len(self._vanished)
@@ -309,9 +308,9 @@ class InflightWindow:
             return max(0, min(receive_maximum, MAX_PACKET_ID - vanished) - sent)
 
     def free_ids(self, count: int) -> Sequence[int]:
-        """Return ``count`` ids that are not in use, in the order they were found. This doesn't reserve them.
+        """Return ``count`` ids that are not in use, in the order they were found. Does not reserve them.
 
-        There must be as many: `len` plus ``count`` is at most `MAX_PACKET_ID`.
+        The caller ensures that `len` plus ``count`` is at most `MAX_PACKET_ID`.
         """
         first = self.next_id
         all_: tuple[Mapping[int, object], ...]
@@ -328,7 +327,7 @@ class InflightWindow:
     # --- acknowledgements ---
 
     def puback(self, packet_id: int) -> bool:
-        """Record a PUBACK; return whether it was due."""
+        """Record a PUBACK; return whether the packet id waited for one."""
         with self.lock:
             flight = self.awaiting_puback.pop(packet_id, None)
             if flight is None:
@@ -337,8 +336,8 @@ class InflightWindow:
             return True
 
     def puback_many(self, packet_ids: Sequence[int]) -> int:
-        """Record PUBACKs; return how many of them were due."""
-        if len(packet_ids) == 1:  # as most brokers pass them on
+        """Record PUBACKs; return the number of packet ids that waited for one."""
+        if len(packet_ids) == 1:  # the usual call of a broker
             return int(self.puback(packet_ids[0]))
         with self.lock:
             if len(packet_ids) < _FEW:
@@ -355,8 +354,8 @@ class InflightWindow:
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
         """Record a PUBREC; return whether the id was in an exchange of QoS 2.
 
-        If it refuses the message, the exchange ends (MQTT 5, section 4.3.3), also if its PUBREL was sent. Else the
-        PUBREC of an id whose PUBREL was sent causes that to be sent again.
+        With ``accepted`` False the exchange ends (MQTT 5, section 4.3.3), also if its PUBREL was sent. Otherwise a
+        PUBREC that is repeated after its PUBREL causes the PUBREL to be sent again.
         """
         with self.lock:
             if packet_id in self._vanished:
@@ -375,12 +374,12 @@ class InflightWindow:
             return True
 
     def pubrec_many(self, packet_ids: Sequence[int], *, accepted: bool = True) -> int:
-        """Record PUBRECs; return how many of the ids were in an exchange of QoS 2."""
+        """Record PUBRECs; return the number of ids that were in an exchange of QoS 2."""
         with self.lock:
             return sum(self.pubrec(packet_id, accepted=accepted) for packet_id in packet_ids)
 
     def pubcomp(self, packet_id: int) -> bool:
-        """Record a PUBCOMP; return whether it was due."""
+        """Record a PUBCOMP; return whether the packet id waited for one."""
         with self.lock:
             released = self.awaiting_pubcomp.pop(packet_id, None)
             if released is None:
@@ -391,7 +390,7 @@ class InflightWindow:
             return True
 
     def pubcomp_many(self, packet_ids: Sequence[int]) -> int:
-        """Record PUBCOMPs; return how many of them were due."""
+        """Record PUBCOMPs; return the number of packet ids that waited for one."""
         with self.lock:
             return sum(map(self.pubcomp, packet_ids))
 
@@ -412,8 +411,8 @@ class InflightWindow:
     def stage(self, flights: Sequence[Flight], *, whole: bool) -> Staged:
         """Return the changes to commit together with these new flights.
 
-        They always include PUBRECs; PUBACKs and PUBCOMPs that don't complete their record only with ``whole``. The
-        window doesn't change before `settle`, except by acknowledgements.
+        PUBRECs are always included. PUBACKs and PUBCOMPs that leave a record partly acknowledged are included only if
+        ``whole``. The window doesn't change before `settle`, except by acknowledgements.
         """
         with self.lock:
             return self._stage_locked(flights, whole=whole)
@@ -441,7 +440,7 @@ class InflightWindow:
         return Staged(writes, list(flights), released, rewritten, left, len(self._finished), len(self._again))
 
     def send(self, count: int, flight_of: Callable[[Sequence[int]], Flight]) -> Sequence[int]:
-        """Return ids for the messages of a new flight, of a session that is kept in memory; they are in use now."""
+        """Add a flight of ``count`` messages to the window of an in-memory session; return its packet ids, in use."""
         with self.lock:
             for gone in self._finished:
                 self._stored.pop(gone.number, None)
@@ -453,7 +452,7 @@ class InflightWindow:
             return ids
 
     def everything(self) -> list[StateWrite]:
-        """Return the writes that store all messages in flight, of a window that was not stored until now."""
+        """Return the writes that store all messages in flight, when an in-memory session becomes a stored one."""
         with self.lock:
             return [
                 put(self._key(kept), kept.record() if isinstance(kept, Flight) else (VERSION, pack_ids(kept.ids)))
@@ -461,7 +460,7 @@ class InflightWindow:
             ]
 
     def settle(self, staged: Staged) -> list[int]:
-        """Note that staged changes are committed; return the packet ids to send PUBRELs for."""
+        """Apply staged changes after their commit; return the packet ids to send PUBRELs for."""
         with self.lock:
             return self._settle_locked(staged)
 
@@ -484,7 +483,7 @@ class InflightWindow:
         return again
 
     def adopt(self, flight: Flight) -> None:
-        """Add a flight that is stored: its ids are in use from now on."""
+        """Add a flight; its ids are in use from now on."""
         self._stored[flight.number] = flight
         self.next_number = flight.number + 1
         ids = flight.ids
@@ -507,7 +506,7 @@ class InflightWindow:
         if not whole:
             if not self._received:
                 return []
-            shrunk = dict.fromkeys(self._received.values())  # these ids are released now, not in flight
+            shrunk = dict.fromkeys(self._received.values())  # their received ids move to the record of released ids
             return [flight for flight in shrunk if flight.left]
         return [kept for kept in self._stored.values() if 0 < kept.left < kept.written]
 
@@ -561,11 +560,11 @@ class InflightWindow:
                         self._finished.append(kept)
 
     def vanished(self, packet_id: int) -> None:
-        """Note that a message that was to be sent again can't be read any more.
+        """Record that a message that was to be sent again can't be read any more.
 
-        At QoS 1 its exchange ends. At QoS 2 the client may hold the id and would take another message with it for a
-        repetition, and a PUBREL may only follow a PUBREC [MQTT-4.3.3-4]. So the id stays in use, and takes no room
-        on this connection. If half of all ids have stayed in use that way, their exchanges end all the same.
+        At QoS 1 its exchange ends. At QoS 2 the client may still hold the id, and would ignore another message with it
+        as a repetition; a PUBREL may be sent only after a PUBREC [MQTT-4.3.3-4]. So the id stays in use, but takes no
+        room on this connection. If more than half of all ids stay in use in this way, their exchanges are ended.
         """
         with self.lock:
             if not self.puback(packet_id) and packet_id in self.awaiting_pubrec:
@@ -575,7 +574,7 @@ class InflightWindow:
                     self.cancel(gone)
 
     def cancel(self, packet_id: int) -> None:
-        """End the exchange of a message that was never sent: its id is free."""
+        """End the exchange of a message that was never sent, and free its id."""
         with self.lock:
             if not self.puback(packet_id):
                 self.pubrec(packet_id, accepted=False)

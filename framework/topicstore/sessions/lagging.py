@@ -1,8 +1,8 @@
-"""`Lagging`: how far sessions lag behind the stored messages, and which of them lag most.
+"""`Lagging`: computes the lag of sessions behind the stored messages, and finds the sessions with the longest lag.
 
-Where each session stands is copied under the sessions' lock, session by session; what it has not read is looked for
-without it. For many sessions that is one pass over the messages that follow the lowest place, in which each message is
-counted for the filters that match it: as long as these messages are few, whatever the number of sessions.
+The places of each session are copied under the sessions' lock, session by session. Unread messages are then counted
+without the lock. For several sessions, one pass reads the messages after the lowest place and counts each message for
+all filters that match it. If there are too many messages for one pass, each filter is counted by itself.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from .standings import Standing, StoredStandings, standings
 __all__ = ["Lagging"]
 
 _MANY = 1_000
-"""Sessions from which on it is quicker to read where all sessions stand than where each does."""
+"""Number of sessions from which one scan of all places is faster than a read for each session."""
 _TOGETHER = 150_000
-"""The most messages of a shard that are read in one pass for all filters: those that follow a place from which on
-messages are read at all, and some that were stored meanwhile."""
+"""The most messages of a shard that one pass for all filters reads, including messages stored meanwhile."""
 _MATCHES = 1_000_000
-"""The most matches that a pass keeps."""
+"""The most matches of messages with filters that a pass keeps in memory."""
 
 _Standings = Mapping[str, Mapping[str, Standing]]
 
@@ -65,7 +64,7 @@ class Lagging:
         self._storage = storage
 
     def lag(self, client_ids: Sequence[str]) -> dict[str, dict[str, Lag]]:
-        """Return the lags of sessions, or of all without ids; see `Sessions.lag`."""
+        """Return the lags of sessions, of all if no ids are given; see `Sessions.lag`."""
         for client_id in client_ids:
             if client_id not in self._lookup.live:
                 self._lookup.found(client_id)
@@ -76,7 +75,7 @@ class Lagging:
         return _lags(counter, standing)
 
     def longest(self, client_ids: Sequence[str], limit: int) -> list[str]:
-        """Return those of these clients that are behind; see `Sessions.longest_behind`."""
+        """Return at most ``limit`` of these client ids, the longest lag first; see `Sessions.longest_behind`."""
         counter, standing = LagCounter(self._storage()), self._standings(client_ids)
         if not _count_together(counter, standing):
             most = {
@@ -103,7 +102,7 @@ class Lagging:
 
 
 class _AllStandings:
-    """Where all stored sessions stand, read with one scan of each shard."""
+    """The subscriptions and places of all stored sessions, read with one scan of each shard."""
 
     def __init__(self, states: SessionState) -> None:
         self.states, self._old = states.states, states.old
@@ -128,7 +127,7 @@ class _AllStandings:
 
 
 def _lags(counter: LagCounter, standing: _Standings) -> dict[str, dict[str, Lag]]:
-    """Return the lags by client and filter; that of a group is counted once for all its members."""
+    """Return the lags by client id and filter; the lag of a group is computed once for all its members."""
     shared: dict[str, Lag] = {}
 
     def lag(text: str, one: Standing) -> Lag:
@@ -145,9 +144,9 @@ def _lags(counter: LagCounter, standing: _Standings) -> dict[str, dict[str, Lag]
 
 
 def _count_together(counter: LagCounter, standing: _Standings) -> bool:
-    """Have what sessions have not read counted at once; return False if it is too much for that.
+    """Count the unread messages of all sessions in one pass of each shard; return False if there are too many.
 
-    Groups, and subscriptions without their own messages, are left to themselves.
+    Groups, and subscriptions with ``no_local``, are not counted here but separately.
     """
     lowest: dict[str, list[int]] = {}
     for one in chain.from_iterable(found.values() for found in standing.values()):
@@ -167,7 +166,7 @@ def _count_together(counter: LagCounter, standing: _Standings) -> bool:
             try:
                 if not _count_shard(counter, shard, TopicFilter(root), behind):
                     return False
-            except GenerationDroppedError:  # each by itself is counted again
+            except GenerationDroppedError:  # each filter is counted separately instead
                 return False
     return True
 

@@ -1,4 +1,4 @@
-"""Connections end, of one session or of many: all that is uncommitted is committed with the end itself."""
+"""`Leaving`: ends connections, of one session or many; uncommitted changes and the end are committed together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .wills import disconnected
 __all__ = ["Leaving", "check_four_bytes", "interval_of"]
 
 _MOST_SECONDS = 0xFFFF_FFFF
-"""The largest number of seconds that MQTT has four bytes for."""
+"""The largest number of seconds in a four-byte integer of MQTT."""
 
 
 class Leaving:
@@ -48,7 +48,7 @@ class Leaving:
         send_will: bool,
         expiry_interval: timedelta | float | Keep | None = KEEP,
     ) -> dict[LiveSession, TopicstoreError]:
-        """End connections with one commit for each shard; return the errors of those that did not end."""
+        """End connections with one commit for each shard; return the errors of the sessions that could not be ended."""
         now = self._clock()
         errors: dict[LiveSession, TopicstoreError] = {}
         after: dict[LiveSession, Found] = {}
@@ -90,7 +90,7 @@ class Leaving:
         expiry_interval: timedelta | float | Keep | None = KEEP,
         partial: bool,
     ) -> list[TopicstoreError | None]:
-        """End connections; return errors by row, or without ``partial`` raise the first one when all others ended."""
+        """End connections; return errors by row or, without ``partial``, raise the first after all others ended."""
         refused: Refused = {}
         check_sessions(self._context, lives, refused, partial=True)
         left = dict.fromkeys(live for row, live in enumerate(lives) if row not in refused)
@@ -101,7 +101,7 @@ class Leaving:
         return results
 
     def kick(self, client_id: str, found: Callable[[str], Found]) -> bool:
-        """End a connection as if it were lost, also one that a crash left open; return False if there is none.
+        """End a connection as if it were lost, also if a crash left it open; return False if there is none.
 
         found: returns the stored session of a client, or raises `SessionNotFoundError`.
         """
@@ -121,14 +121,14 @@ class Leaving:
         draft = session.last_draft()
         writes = self._context.states.change(session.client_id, session.found, after)
         if draft is not None:
-            writes += draft.writes[1:]  # all but the guard, which the change takes the place of
+            writes += draft.writes[1:]  # without the guard, as `change` compares the same record
         if not send_will and session.found.record.will_delay != NEVER:
             writes.append(FrameworkWrite(will_key(session.keys), None))
         return writes
 
 
 def _interval(session: LiveSession, expiry_interval: timedelta | float | Keep | None) -> int:
-    """Return how long a session lasts from now on. Raises `InvalidArgumentError`."""
+    """Return the time in microseconds after which a session ends, or `NEVER`. Raises `InvalidArgumentError`."""
     opened = session.found.record.expiry_interval
     if isinstance(expiry_interval, Keep):
         return opened
@@ -142,9 +142,9 @@ def _interval(session: LiveSession, expiry_interval: timedelta | float | Keep | 
 
 
 def interval_of(expiry_interval: timedelta | float | None) -> int:
-    """Return the microseconds that a session lasts after its connection, as they are stored.
+    """Convert a session expiry interval to microseconds, or `NEVER`, as stored.
 
-    The largest number of MQTT means that it never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
+    0xFFFFFFFF seconds means that the session never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
     """
     if expiry_interval is None:
         return NEVER
@@ -153,7 +153,7 @@ def interval_of(expiry_interval: timedelta | float | None) -> int:
 
 
 def check_four_bytes(name: str, length: object) -> float:
-    """Return a length of time in seconds. Raises `InvalidArgumentError` if MQTT has no number for it."""
+    """Convert a length of time to seconds. Raises `InvalidArgumentError` if MQTT's four bytes can't hold it."""
     found = check_length(name, length)
     if found > _MOST_SECONDS:
         raise InvalidArgumentError(f"{name} is at most {_MOST_SECONDS:,} seconds, not {length!r}")

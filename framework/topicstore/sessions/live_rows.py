@@ -1,4 +1,4 @@
-"""Rows of calls that name many sessions: those of sessions that have ended are refused."""
+"""The check of calls for many sessions: rows of sessions that have ended are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Refused = dict[int, TopicstoreError]
 
 
 def check_sessions(context: SessionContext, lives: Iterable[LiveSession], refused: Refused, *, partial: bool) -> None:
-    """Refuse the rows of sessions that have ended, and note that the clients of the others were heard of."""
+    """Refuse the rows of sessions that have ended, and record for keep alive that the other clients sent a packet.
+
+    Refused rows are added to ``refused``; without ``partial``, the first error is raised.
+    """
     context.dispatcher.check_open()
     now = context.dispatcher.steady()
     ended: dict[LiveSession, TopicstoreError] = {}

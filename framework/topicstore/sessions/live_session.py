@@ -1,8 +1,8 @@
 """`LiveSession`: the packets to send in a session while its client is connected, and how they are committed.
 
-Deliveries are drafted: messages are read from the sources and get packet ids. A draft is committed with those of other
-sessions (`topicstore.sessions.commits`). If that succeeds it is settled, and stays in the outbox until it is taken; if
-it fails, everything is read again.
+A delivery begins as a draft: messages that were read from the sources (the subscriptions) and got packet ids. Drafts of
+several sessions are committed together (`topicstore.sessions.commits`). After the commit, `settle` puts the packets
+into the outbox, where they wait until they are taken. If the commit fails, the messages are read again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .sources import FeedSource, Source, closing
 __all__ = ["Draft", "LiveSession"]
 
 _READS = 256
-"""Number of reads after which a session leaves the turn to others, even if it found nothing to deliver."""
+"""Number of reads after which a session's turn ends, even if it found nothing to deliver."""
 _EFFORT = 20
 """Number of messages that take as long as one read."""
 _NOTHING = SubscribeOptions()
@@ -54,15 +54,15 @@ class Draft:
     writes: list[StateWrite]
 
     def __len__(self) -> int:
-        """Return how many packets it hands out."""
+        """Return the number of packets that the draft hands out."""
         released = 0 if self.staged.released is None else len(self.staged.released.ids)
         return sum(map(len, self.portions)) + released + self.staged.again
 
 
 class LiveSession:
-    """The internals of a session whose client is connected; programs hold its `Session`.
+    """The state of a session whose client is connected; the public object is its `Session`.
 
-    All of it is used under the dispatcher's lock, except what needs none, which a server calls in its event loop.
+    The caller of a method holds the dispatcher's lock, unless the docstring says that the method needs no lock.
     """
 
     __slots__ = (
@@ -130,16 +130,16 @@ class LiveSession:
         self.batch_size = batch_size
         """The most packets that are taken in one turn; None: any number."""
         self.effort = 0
-        """What the last `draft` cost, in messages: every read counts as some."""
+        """The cost of the last `draft`, in messages; a read counts as `_EFFORT` messages."""
         self.paused_since: int | None = None
-        """Since when the session has been held back; None if it isn't. Set in any thread, without the lock."""
+        """The time since which the session has been paused; None if it isn't. Set in any thread, without the lock."""
         self.seen = dispatcher.steady()
-        """When the client was last heard of, if it has a keep-alive. Set in any thread, without the lock."""
+        """The time of the client's last packet, if it has a keep alive. Set in any thread, without the lock."""
         self.stuck_since: int | None = None
         """The time since which the window has been full without an acknowledgement; None if it isn't."""
         self.ended: Ended | None = None
         self.failure: TopicstoreError | None = None
-        """Why something can't be read or committed, which will be tried again; None if nothing failed."""
+        """The last error of reading or committing, until the next tick retries; None if nothing failed."""
         self.sources: dict[str, FeedSource | SharedSource] = {}
         """The subscriptions by filter. Changed by `topicstore.sessions.subscribing`, as are the next two."""
         self.retained: dict[int, RetainedSource] = {}
@@ -149,40 +149,40 @@ class LiveSession:
         self.numbers = 0
         """The number of the next subscription."""
         self.resuming: Iterator[int] | None = None
-        """Follows the stored subscriptions, one a step; None once all are followed. Until then nothing is delivered."""
+        """Loads the stored subscriptions, one a step; None once all are loaded. Until then nothing is delivered."""
         self._dispatcher = dispatcher
         self._filters = filters
         self._read_retained = read_retained
         self._behind: dict[Source, None] = {}
-        """The sources that may have something to read, in the order of their turns."""
+        """The sources that may have messages to read, in the order of their turns."""
         self._outbox = Outbox(window, self.permit, dispatcher.clock)
         self._unread: tuple[Source, ...] = ()
         """The sources that could not be read and will be tried again."""
         self._blocked = False
-        """Whether it has something to send, and no room for it."""
+        """Whether the session has messages to send, but its window is full."""
         self._dirty = False
-        """Whether it has acknowledgements that are not committed."""
+        """Whether the session has acknowledgements that are not committed."""
         self._stalled = False
-        """Whether it can't go on before the next tick."""
+        """Whether the session failed and waits for the next tick."""
         self._noted = False
         """Whether the dispatcher will call `noticed`. Set in any thread, without the lock."""
         self._held = False
-        """Whether it lost its turn because it is held back."""
+        """Whether the session lost its turn because it is held back (`held_since`)."""
         self._size: float | None = None
         """The average size of the payloads that were read last, if bytes are limited; None: unknown."""
 
     @property
     def stored(self) -> bool:
-        """Whether it is stored; otherwise it is kept in memory, and has nothing to commit."""
+        """Whether the session is stored; otherwise it is kept in memory, and has nothing to commit."""
         return self.window.stored
 
     # --- drafts ---
 
     def draft(self, limit: int, max_bytes: int | None = None) -> Draft | None:
-        """Read the next deliveries, as far as there is room; return None if there is nothing to commit.
+        """Read the next deliveries that fit into the window; return None if there is nothing to commit.
 
-        Those of a session that is kept in memory may be taken then. ``max_bytes``: about how many bytes the payloads
-        may have. Raises `InvalidArgumentError` if it can't be said what is allowed; then call `rewind`.
+        Deliveries of a session that is kept in memory can be taken without a commit. ``max_bytes``: about the most
+        bytes of payload. Raises `InvalidArgumentError` if ``allow`` fails; the caller then calls `rewind`.
         """
         window = self.window
         portions: list[Portion] = []
@@ -191,7 +191,7 @@ class LiveSession:
         if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return None
-        waiting = self._outbox.packets or (window.resend and self._room())  # what needs no room is sent without any
+        waiting = self._outbox.packets or (window.resend and self._room())  # with a full window, QoS 0 is sent
         if not waiting:
             left = max(limit - window.received, 0)  # so that all of the draft is handed out
             self._read(left, max_bytes, portions, sources)
@@ -215,7 +215,7 @@ class LiveSession:
         return Draft(self, portions, ids, sources, staged, [self.guard, *writes] if writes else [])
 
     def _hand_over(self, portions: list[Portion], sources: list[Source]) -> None:
-        """Give packet ids to what was read, and put it into the outbox: nothing of it has to be committed."""
+        """Assign packet ids to the messages read, and put them into the outbox without a commit."""
         for portion in filter(len, portions):
             count = portion.acknowledged()
             ids = self.window.send(count, portion.flight) if count else ()
@@ -233,7 +233,7 @@ class LiveSession:
         return Draft(self, [], range(0), sources, staged, [self.guard, *writes]) if writes else None
 
     def _read(self, limit: int, max_bytes: int | None, portions: list[Portion], sources: list[Source]) -> None:
-        """Take messages from the sources in turn, as far as there is room."""
+        """Read messages from the sources in turn, up to the room in the window."""
         room = self._room()
         left, now = limit, self._dispatcher.clock()
         self._outbox.read_at = now
@@ -258,7 +258,7 @@ class LiveSession:
                     self._go_back(source, portions, () if asks else sources)
                     break
                 if asks and portion:
-                    later.append(source)  # so that what is undecided goes back alone
+                    later.append(source)  # not twice in a draft, so that only undecided messages are read again
                 else:
                     self._behind[source] = None  # after the others
                 portion = permitted
@@ -280,11 +280,11 @@ class LiveSession:
             return source.read(limit, now)
         except TopicstoreError as failure:
             self._unread = (*self._unread, source)
-            self.failed(failure)  # in one source: the others go on
+            self.failed(failure)  # other sources are not affected
             return Portion(source.topic_filter.text, 0, _NOTHING, (), 0, None)
 
     def _permitted(self, source: Source, portion: Portion) -> Portion | None:
-        """Return what the client may be sent of a portion; None if that is not known yet."""
+        """Return the messages of a portion that may be sent to the client; None if ``allow`` can't answer yet."""
         if self.permit.allow is None or not portion:
             return portion
         try:
@@ -298,7 +298,7 @@ class LiveSession:
         return source.permitted(portion, answers)
 
     def _go_back(self, source: Source, portions: list[Portion], sources: Sequence[Source]) -> None:
-        """Read again what was read last, of a source, and all else if ``sources`` has more of the same one."""
+        """Rewind a source to before its last read; if ``sources`` contains it, discard the draft and rewind all."""
         if source in sources:
             portions.clear()
         for one in dict.fromkeys(sources) if source in sources else [source]:
@@ -306,7 +306,7 @@ class LiveSession:
             self._behind[one] = None
 
     def settle(self, draft: Draft) -> None:
-        """Note that a draft is committed: its deliveries may be handed out."""
+        """Put the packets of a committed draft into the outbox."""
         released = self.window.settle(draft.staged)
         start = 0
         out: list[Packet] = [PubRel(packet_id) for packet_id in released]
@@ -328,26 +328,26 @@ class LiveSession:
                 del self.retained[part.number]
 
     def fail(self, draft: Draft, failure: TopicstoreError) -> None:
-        """Note that a draft could not be committed: its messages are read again."""
+        """Discard a draft that could not be committed, so that its messages are read again."""
         for source in draft.sources:
             source.rewind()
             self._behind[source] = None
         self.stall(failure)
 
     def stall(self, failure: TopicstoreError) -> None:
-        """Let the session wait for the next tick, because it can't go on."""
+        """Make the session wait for the next tick after an error."""
         self._stalled = True
         self._dispatcher.idle_locked(self)
         self.failed(failure)
 
     def failed(self, failure: TopicstoreError) -> None:
-        """Note an error of reading or committing. Unless the session has ended, the next tick tries again."""
+        """Record an error of reading or committing. Unless the session has ended, the next tick tries again."""
         self.failure = failure
         if self.ended is None:
             self._dispatcher.failed[self] = None
 
     def go_on(self) -> None:
-        """Go on without waiting for a tick, because the client's own thread asks for more."""
+        """Allow a retry before the next tick, because a caller asks for this session's deliveries."""
         self._stalled = False
 
     def try_again(self) -> None:
@@ -369,7 +369,7 @@ class LiveSession:
     # --- the outbox ---
 
     def take(self, limit: int, max_bytes: int | None = None) -> list[Packet]:
-        """Return the packets that may be handed out, and become ready if there are more."""
+        """Return the packets that may be handed out; put the session into the ready queue if more are left."""
         outbox = self._outbox
         if outbox.revised and self.held_since is None and outbox.revise():
             self.touched()
@@ -395,11 +395,11 @@ class LiveSession:
             self.ask()
 
     def waiting(self) -> int:
-        """Return how many packets can be taken without a draft, at most."""
+        """Return an upper bound of the number of packets that can be taken without a draft."""
         return count_of(self._outbox.packets) + self.window.unsent()
 
     def unsent(self) -> int:
-        """Return how many messages of earlier connections are to be sent again, or found to have vanished."""
+        """Return the number of messages of earlier connections that have not been sent again or found deleted."""
         return self.window.unsent() if self.window.resend else 0
 
     def _resend(self, room: int) -> None:
@@ -430,21 +430,21 @@ class LiveSession:
                 del window.resend[0]
 
     def restrict(self, allow: Allow | None) -> None:
-        """Have another `allow` hold from now on, also for what is drafted and was not handed out."""
+        """Replace ``allow``, also for messages that are drafted but not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.ask_again()
         for source in self.sources.values():
             if isinstance(source, SharedSource):
                 source.group.reconsider(source)
 
-    # --- its turn ---
+    # --- scheduling ---
 
     def _room(self) -> int:
-        """Return how many messages may be sent until the client's receive maximum is reached (MQTT 5, section 4.9)."""
+        """Return the number of messages that may be sent within the receive maximum (MQTT 5, section 4.9)."""
         return self.window.room(self.receive_maximum)
 
     def ask(self) -> None:
-        """Become ready if there is something to do and room for it; otherwise wait for an event that changes this."""
+        """Enter the ready queue if there are packets to send and room for them; otherwise leave it until an event."""
         if self._stalled:
             return
         if self.held_since is not None or self.resuming is not None:
@@ -461,11 +461,11 @@ class LiveSession:
             self._dispatcher.idle_locked(self)
         if self._blocked:
             self.stuck_since = self.stuck_since or self._dispatcher.steady()
-            if self._noted:  # perhaps by somebody who didn't know that it is blocked
+            if self._noted:  # perhaps by a thread that read `_blocked` before it was set, and didn't wake the waiters
                 self._dispatcher.bell.ring()
 
     def wake(self, source: Source) -> None:
-        """Note that a source has something to read."""
+        """Record that a source has messages to read, and enter the ready queue unless the session is blocked."""
         if self.ended is not None:  # and the source is not closed yet
             return
         self._behind[source] = None
@@ -473,15 +473,15 @@ class LiveSession:
             self._become_ready()
 
     def _become_ready(self) -> None:
-        """Become ready, or once it is resumed and no longer held back."""
+        """Enter the ready queue, or do so later if the session is being resumed or is held back."""
         if self.resuming is not None:
-            self._dispatcher.idle_locked(self)  # its last step asks again
+            self._dispatcher.idle_locked(self)  # the last step of `resuming` calls `ask`
         elif self.held_since is None:
             self._dispatcher.ready_locked(self)
         else:
             self._held = True
             self._dispatcher.idle_locked(self)
-            if self._noted:  # perhaps because that ended at this moment, by somebody who didn't know of this
+            if self._noted:  # perhaps by a thread that ended the hold, but read `_held` before it was set
                 self._dispatcher.bell.ring()
 
     def forget(self, source: Source) -> None:
@@ -492,17 +492,17 @@ class LiveSession:
             self.overlapping.forget(source)
 
     def merge_overlapping(self, source: FeedSource) -> None:
-        """Read a new subscription together with those that it overlaps with, if each message is delivered once."""
+        """Read a new subscription together with overlapping ones, if the session delivers each message once."""
         if self.overlapping is not None:
             for joined in self.overlapping.consider(source):
                 self.forget(joined)
 
     def deliver_once(self) -> None:
-        """Deliver a message that matches several subscriptions once. To be called before there are subscriptions."""
+        """Deliver a message that matches several subscriptions once. Must be called before any subscription exists."""
         self.overlapping = OverlappingSources(self._dispatcher, self.wake)
 
     def waits_for(self) -> str:
-        """Return what the session waits for, as in `SessionStatus.waits_for`."""
+        """Return what the session waits for, as in `SessionStatus.waits_for`. Needs no lock."""
         if self.failure is not None:
             return str(self.failure)
         if self.held_since is not None:
@@ -511,31 +511,31 @@ class LiveSession:
             return "acknowledgements"
         return "delivery" if self._behind or self._outbox.packets or self.window.resend else "nothing"
 
-    # --- what is to be committed some time ---
+    # --- events ---
 
     def acknowledged(self) -> None:
-        """Note an acknowledgement: there may be room, and there is something to commit. Needs no lock."""
+        """Record that an acknowledgement came, which may make room and must be committed. Needs no lock."""
         self.stuck_since = None
         self._note()
 
     def pause(self) -> None:
-        """Hold the session back. Needs no lock."""
+        """Pause deliveries. Needs no lock."""
         if self.paused_since is None:
             self.paused_since = self._dispatcher.steady()
 
     def resume(self) -> None:
-        """Hold the session back no longer. Needs no lock."""
+        """End the pause. Needs no lock."""
         if self.paused_since is not None:
             self.paused_since = None
             self._note()
 
     @property
     def held_since(self) -> int | None:
-        """Since when it is held back, because it is paused or waits for what may be sent; None if it isn't."""
+        """The time since which the session is held back: paused, or waiting for an answer of ``allow``; else None."""
         return self.permit.undecided_since if self.paused_since is None else self.paused_since
 
     def ask_again(self) -> None:
-        """Ask again what may be sent that was not known. Needs no lock."""
+        """Ask ``allow`` again about the messages for which it answered None. Needs no lock."""
         if self.permit.undecided_since is not None:
             self.permit.undecided_since = None
             self._note()
@@ -543,14 +543,14 @@ class LiveSession:
     def _note(self) -> None:
         """Have the dispatcher call `noticed`. Needs no lock."""
         if not self._noted:
-            self._noted = True  # before the dispatcher is told, which may call it at once
+            self._noted = True  # before `hear`, after which the dispatcher may call `noticed` at once
             self._dispatcher.hear(self)
-        if self._blocked or self._held or self.window.received:  # after it is noted: see `ask`
+        if self._blocked or self._held or self.window.received:  # after `_noted` is set; see `ask`
             self._dispatcher.bell.ring()
 
     def noticed(self) -> None:
-        """Handle what was noted."""
-        self._noted = False  # before it looks: what comes from here on is noted again
+        """Handle the events since the last call: acknowledgements, the end of a pause, a new answer of ``allow``."""
+        self._noted = False  # first: an event after this is recorded again
         if self.ended is not None:
             return
         self.touched()
@@ -563,17 +563,17 @@ class LiveSession:
             self._become_ready()
 
     def touched(self) -> None:
-        """Note that there is something to commit at the next checkpoint."""
+        """Mark the session as having changes to commit at the next checkpoint."""
         if not self._dirty:
             self._dirty = True
             self._dispatcher.dirty[self] = None
 
     def clean(self) -> None:
-        """Note that all acknowledgements are committed."""
+        """Clear the mark of `touched`, because all acknowledgements are committed."""
         self._dirty = False
         self._dispatcher.dirty.pop(self, None)
 
-    # --- its end ---
+    # --- ending ---
 
     def end(self, why: Ended) -> None:
         """End this object, which can't be used after that."""
@@ -590,11 +590,11 @@ class LiveSession:
         self._outbox.packets.clear()
 
     def check(self) -> None:
-        """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended."""
+        """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended. Needs no lock."""
         if (over := self.over()) is not None:
             raise over
 
     def over(self) -> SessionEndedError | None:
-        """Return the error that `check` raises; None if the object has not ended."""
+        """Return the error that `check` raises; None if the object has not ended. Needs no lock."""
         kind = SessionTakenOverError if self.ended is Ended.TAKEN_OVER else SessionEndedError
         return None if self.ended is None else kind(f"session {self.client_id!r} is over: {self.ended.value}")

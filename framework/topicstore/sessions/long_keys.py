@@ -1,6 +1,6 @@
-"""Long client ids in keys, as older releases wrote them, are replaced by digests (`topicstore.sessions.records`).
+"""Migration of keys with long client ids, written by older releases, to digests (`topicstore.sessions.records`).
 
-The session's own record comes last: if the process dies before, the next opening finds it and goes on.
+The session's own record is replaced last: if the process dies before, the next opening finds it and continues.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .shared.records import MEMBER
 __all__ = ["opened"]
 
 _BYTES = 4 << 20
-"""How many bytes one write has about."""
+"""Approximate size of one write in bytes."""
 
 
 def _clients(state: ShardState) -> list[str]:
-    """Return the client ids of the sessions of a shard that have them in their keys though they are long."""
+    """Return the long client ids that occur in keys of sessions of a shard."""
     return [owner_in(key, SESSION) for key, _ in state.scan(SESSION) if len(key) > len(SESSION) + LONGEST]
 
 
 def _replace_all(states: Sequence[ShardState]) -> None:
-    """Replace the keys of all sessions with long client ids, and of these as members of shared subscriptions."""
+    """Replace the keys of all sessions with long client ids, and of their memberships in shared subscriptions."""
     found = [(state, client_id) for state in states for client_id in _clients(state)]
     for state in states if found else ():
         _write_in_parts(state, _members(state))
@@ -52,9 +52,9 @@ def _replace_all(states: Sequence[ShardState]) -> None:
 
 
 def opened(parts: DatabaseParts, released: Around) -> SessionState:
-    """Return the stored sessions of a database, after replacing their long keys, if it may be written."""
+    """Return the stored sessions of a database. If the database is writable, long keys are replaced first."""
     states = SessionState(parts.states, parts.shard_of, released)
-    if parts.storage().mode is not None:  # it is only read
+    if parts.storage().mode is not None:  # the database is read-only
         states.old = frozenset(client_id for state in parts.states for client_id in _clients(state))
     else:
         _replace_all(parts.states)
@@ -102,7 +102,7 @@ def _members(state: ShardState) -> Iterator[StateWrite]:
 
 
 def _moved(before: bytes, value: bytes, after: bytes) -> list[StateWrite]:
-    """Return the writes that store a value under another key; a damaged one stays as damaged as it is."""
+    """Return the writes that move a value to another key. A corrupt value is moved unchanged, and stays corrupt."""
     try:
         moved = add_checksum(after, strip_checksum(before, value))
     except CorruptionError:

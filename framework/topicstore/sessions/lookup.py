@@ -21,7 +21,7 @@ class Lookup:
     """Finds the sessions of one open database.
 
     live: the connected sessions by client id, among them all that are kept in memory.
-    wall: turns a time of the sessions' clock into one of the wall clock.
+    wall: converts a time of the sessions' clock to the wall clock.
     """
 
     def __init__(self, states: SessionState, live: Mapping[str, LiveSession], wall: Callable[[int], int]) -> None:
@@ -30,9 +30,9 @@ class Lookup:
         self._wall = wall
 
     def clients(self, connected: bool | None = None) -> list[str]:
-        """Return the client ids of all sessions, or of those that are connected or not, sorted. Reads no session.
+        """Return the client ids of all sessions, or only of connected or disconnected ones, sorted. Reads no record.
 
-        Some may have ended meanwhile.
+        Sessions that are being removed are included.
         """
         if connected:
             return sorted(self.live)
@@ -40,7 +40,7 @@ class Lookup:
         return sorted(known.difference(self.live if connected is False else ()))
 
     def count(self) -> int:
-        """Return how many sessions there are. Reads each shard's sessions in one scan."""
+        """Return the number of sessions. Reads each shard's sessions in one scan."""
         in_memory = self._only_in_memory()
         return len(in_memory) + sum(client_id not in in_memory for client_id in self._states.lasting())
 

@@ -70,16 +70,17 @@ class Sessions:
 
     A session belongs to a client id. While its client is connected there is a `Session` object; otherwise the session
     is only stored. Deliveries are pulled: `wait` returns when there are some, and `deliver` returns those of all
-    sessions, committed together. Call `tick` as often as it asks for: everything that depends on time happens there.
+    sessions, committed together. Call `tick` again after the seconds that it returns: it does all work that depends on
+    time.
 
-    All methods may be called from any thread. Those that a server calls in its event loop wait neither for a lock nor
-    for the engine: `connected`, `counts`, `notify`, `wait_async`, and those that `Session` names. All others may wait,
-    for the engine and for calls for the same sessions. Calls that open or end sessions, `tick` and `checkpoint` wait
-    for all others, and others for them; none waits for a whole `deliver`, which lets others in between its pieces.
+    All methods are thread-safe. The methods that a server calls in its event loop block neither on a lock nor on the
+    engine: `connected`, `counts`, `notify`, `wait_async`, and those that `Session` names. All others may block on the
+    engine and on calls for the same sessions. Calls that open or end sessions, `tick` and `checkpoint` exclude all
+    other calls. No call waits for a whole `deliver`, which lets other calls run between its commits.
 
     ``on_end`` is called without any lock: by the thread whose call ended the session, at the end of that call. An error
-    that it raises is no error of that call; it is given as a `RuntimeWarning` or, where warnings are errors, passed to
-    `threading.excepthook`.
+    that ``on_end`` raises is not raised by that call. The error is reported as a `RuntimeWarning` or, where warnings
+    are errors, passed to `threading.excepthook`.
     """
 
     def __init__(self, parts: DatabaseParts) -> None:
@@ -88,12 +89,12 @@ class Sessions:
         )
         self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
         self.entered = self._claims.entered
-        """Says whether this thread is within a call of sessions that must end before they can be closed."""
+        """Returns whether the calling thread is within a call that must return before the sessions can be closed."""
         self._states = opened(parts, self._entrance.released)
         self.bounds = self._states.counts.bounds
-        """How many sessions may be stored; its attributes may be set."""
+        """The limits on the number of stored sessions; its attributes may be set."""
         self.pace = Pace()
-        """How often the periodic work of sessions is done; its attributes may be set."""
+        """The intervals of the periodic work of sessions; its attributes may be set."""
         self._clock, self._storage = parts.steady, parts.storage
         self._silences = Silences()
         self._connections = Connections(self._entrance, self._silences.forget)
@@ -102,7 +103,7 @@ class Sessions:
         self._filters = DurableFilters(self._lookup.all_subscriptions, self._claims.all)
         self._groups = Groups(self._states, self._dispatcher, self._filters)
         self.groups = SharedSubscriptions(self._groups, self._entered)
-        """The shared subscriptions, and how long their members may be slow or away before others take over."""
+        """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
 
         def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
             return self._entrance.released(lambda: parts.publish(messages, state, self._filters))
@@ -150,36 +151,37 @@ class Sessions:
         user: str = "",
         on_end: Callable[[Session, Ended], None] | None = None,
     ) -> Session:
-        """Open the session of a client, or create one; `Session.present` says which. It is committed on return.
+        """Open the session of a client, or create one; `Session.present` says which. The session is durable on return.
 
         clean_start:     end an existing session, and begin a new one (section 3.1.2.4).
         expiry_interval: how long the session lasts after this connection, as a timedelta or in seconds; 0: it ends with
                          the connection; None or 0xFFFFFFFF: it never expires (section 3.1.2.11.2).
-        receive_maximum: how many messages of QoS 1 and 2 may be sent but not acknowledged (section 3.1.2.11.3).
-        keep_alive:      a timedelta or seconds; the connection of a client that is silent for one and a half times
-                         as long counts as lost; 0: there is no limit (section 3.1.2.10).
+        receive_maximum: the most messages of QoS 1 and 2 that may be in flight (section 3.1.2.11.3).
+        keep_alive:      a timedelta or seconds; the connection of a client that is silent for 1.5 times as long counts
+                         as lost; 0: there is no limit (section 3.1.2.10).
         will:            the message that is published when the connection is lost (section 3.1.2.5).
-        allow:           called with the messages that are to be delivered next, before they get packet ids; returns for
-                         each whether the client may be sent it, or None to be asked again after `Session.ask_again`,
-                         and as long nothing is delivered. What it refuses counts as delivered and is not sent later;
-                         in a shared subscription it goes to another member, or waits for one (sections 3.1.2.11.4 and
-                         4.8.2). `SessionStatus.refused` counts it. Of a resumed session it is asked for the messages
-                         in flight, too. It has to return quickly and call nothing of the database. If it raises,
-                         nothing is delivered to this session, whose `failure` is set, and the next tick tries again.
-        overlapping:     what happens to a message that matches several subscriptions: with ``"each"`` it is delivered
-                         for each, with ``"once"`` once, with the highest QoS and all subscription identifiers of those
-                         that it matches (section 3.3.4), and with the RETAIN flag if one of them wants it as published.
-                         It is for this connection, and may differ from the one before. A shared subscription, and
-                         retained messages that a subscription is sent when it is made, are delivered by themselves.
+        allow:           a function that authorizes deliveries. It is called with the messages to deliver next, before
+                         they get packet ids, and returns for each message whether it may be sent to the client. It may
+                         also return None: then nothing is delivered until `Session.ask_again`, which calls it again. A
+                         refused message counts as delivered and is not sent later; in a shared subscription it goes to
+                         another member, or waits for one (sections 3.1.2.11.4 and 4.8.2). `SessionStatus.refused`
+                         counts these messages. In a resumed session the function is also called for messages in flight.
+                         It must return quickly and must not call the database. If it raises, nothing is delivered to
+                         this session, whose `failure` is set, and the next tick tries again.
+        overlapping:     how often a message that matches several subscriptions is delivered. With ``"each"``, once for
+                         each of them. With ``"once"``, one time, with the highest QoS and all subscription identifiers
+                         of these subscriptions (section 3.3.4), and with the RETAIN flag as published if one of them
+                         asks for it. The value holds for this connection only. Messages of a shared subscription, and
+                         retained messages sent when a subscription is made, are always delivered separately.
                          With ``"once"``, messages of QoS 0 of subscriptions that overlap with one of QoS 1 or 2 wait
                          while the window is full.
-        in_memory:       nothing of the session is stored, so that its client costs no writes: it is gone when the
-                         process dies. The messages that it is sent are stored as for any other session. It needs an
-                         ``expiry_interval`` of 0, ``clean_start``, and no ``will``. From its first shared subscription
-                         on it is a stored one, which still ends with the connection.
-        batch_size:      the most packets that it is handed in its turn; None: as many as others.
+        in_memory:       keep the session state in memory only, so that the client causes no writes; the session is lost
+                         if the process dies. The messages for it are stored as for any other session. Requires an
+                         ``expiry_interval`` of 0, ``clean_start``, and no ``will``. With its first shared subscription
+                         the session becomes a stored one, which still ends with the connection.
+        batch_size:      the most packets that the session is handed in one turn; None: no limit of its own.
         user:            the user that a new session counts for; see `bounds`.
-        on_end:          called once if the object ends other than by its own methods; it should return quickly.
+        on_end:          called once if the session ends other than by a method of its object; should return quickly.
 
         Section numbers are those of MQTT 5. An older `Session` object of the client is taken over and can't be used any
         more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, `QuotaExceededError` if `bounds` permits no more stored
@@ -203,14 +205,15 @@ class Sessions:
     ) -> list[Session | TopicstoreError]:
         """Open sessions of many clients, as `open` does, with one commit for each shard; return them by row.
 
-        partial: open those that can be opened; the result of a row that can't is its error. Without it, the first error
-                 is raised: an invalid argument before anything is done, any other after the connections of those that
-                 were opened have ended as if they were lost.
-        resume:  False, with ``partial``, leaves it to `resume` to follow the stored subscriptions.
+        partial: open the sessions that can be opened; the result of any other row is its error. Without ``partial``,
+                 the first error is raised: an invalid argument before any session is opened, any other error after the
+                 connections of the opened sessions have ended as if they were lost.
+        resume:  whether to load the stored subscriptions at once. With False, which needs ``partial``, the caller
+                 loads them in steps by calling `resume`.
 
         In each shard all openings are one engine write; if the process dies in between, those of some shards are
-        committed. A client that occurs again is opened after those before it, and takes over. A session that is ended
-        first, because of ``clean_start`` or its expiry, is removed by commits of its own.
+        committed. If a client id occurs in several rows, the session of the later row takes over that of the earlier. A
+        session that is ended first, because of ``clean_start`` or its expiry, is removed by separate commits.
         """
         good, refused = checked(connects, partial=partial)
         if not partial:
@@ -219,20 +222,21 @@ class Sessions:
         return [outcome[row] for row in sorted(outcome)]
 
     def resume(self, sessions: Iterable[Session], limit: int) -> list[bool | TopicstoreError]:
-        """Follow about ``limit`` more of the stored subscriptions of sessions for which `open_many` left that to this.
+        """Load about ``limit`` more stored subscriptions of sessions that `open_many` opened without ``resume``.
 
-        Return by row whether none is left, or why it can't be resumed and has to end. Until then it delivers nothing.
+        Return by row True if no subscription is left to load, else False, or the error because of which the session
+        must be ended. A session delivers nothing until all its subscriptions are loaded.
         """
         return resume_rows(self._context, lives_of(self._context, list(sessions)), limit)
 
     def connected(self, client_id: str) -> Session | None:
-        """Return the `Session` of a client that is connected, or None. Never waits."""
+        """Return the `Session` of a client that is connected, or None. Never blocks."""
         self._dispatcher.check_open()
         return self._connections.sessions.get(client_id)
 
     @property
     def store_qos0(self) -> bool:
-        """Whether messages of QoS 0 are stored for durable subscriptions; may be set, and is not stored itself.
+        """Whether messages of QoS 0 are stored for durable subscriptions. May be set; the setting is not stored.
 
         True: they are delivered to clients that were away, too. False: they are delivered at QoS 0 to the clients that
         are connected, in order with the stored messages of the same topic and QoS, and cost no write. Both are allowed
@@ -246,7 +250,7 @@ class Sessions:
         self._filters.store_qos0 = bool(stored)
 
     def wants(self, topic: str, qos: int = 1) -> bool:
-        """Say whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
+        """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
         return self._filters.wants(topic, qos)
 
     # --- delivering ---
@@ -254,18 +258,17 @@ class Sessions:
     def deliver(
         self, limit_each: int = 1_000, *, limit: int = 20_000, max_bytes: int | None = None
     ) -> list[tuple[Session, list[Publish | PubRel]]]:
-        """Return what to send now, by session. Sessions have their turns in order; the next call goes on after them.
+        """Return the packets to send now, by session. Sessions take turns in order; the next call continues after them.
 
-        limit_each: how many packets one session gets at most.
-        limit:      how many packets all sessions get at most.
-        max_bytes:  how many bytes the payloads that one session gets have at most, though it gets at least one message;
-                    None: any number. A few more messages may be read, and wait in memory for the next call, unless
-                    they expire: those of QoS 0 are lost with the connection, as any that are on their way to the
-                    client, and all are handed out though they were deleted meanwhile.
+        limit_each: the most packets of one session.
+        limit:      the most packets of all sessions together.
+        max_bytes:  the most bytes of payload for one session, though a session gets at least one message; None: no
+                    limit. A few more messages may be read, which wait in memory for the next call and may expire there.
+                    Those of QoS 0 are lost with the connection. They are handed out even if they are deleted meanwhile.
 
         The rules of `Session.deliver` hold for each session. About 10,000 packets, of up to 1,000 sessions, are
-        committed together, with one engine write for each shard; in between other threads have their turn. A session
-        for which that fails is left out; its `Session.failure` shows the error, and the next tick tries again.
+        committed together, with one engine write for each shard. The lock is released between these commits. A session
+        whose commit fails is left out; its `Session.failure` shows the error, and the next tick tries again.
         """
         delivered = self.deliver_batches(limit_each, limit=limit, max_bytes=max_bytes)
         return [(session, single(packets)) for session, packets in delivered]
@@ -273,17 +276,17 @@ class Sessions:
     def deliver_batches(
         self, limit_each: int = 1_000, *, limit: int = 20_000, max_bytes: int | None = None
     ) -> list[tuple[Session, list[Packet]]]:
-        """Return the same as `deliver`, with messages as columns, for a server that encodes once what many are sent.
+        """Return the same as `deliver`, with messages as columns, so that a server can encode each message only once.
 
-        See `DeliveryBatch`. A message that was left by an earlier call, or is sent again, is a `Publish`.
+        See `DeliveryBatch`. A message left over from an earlier call, or sent again, is a `Publish`.
         """
         return self._deliveries.deliver(limit_each, limit, max_bytes)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Return True once there is something to deliver, or False if there is nothing after ``timeout``.
+        """Block until a session has packets to deliver, then return True; return False after ``timeout``.
 
         ``timeout`` is a timedelta or seconds; None: no limit. Raises `DatabaseClosedError` if the database is closed
-        meanwhile. It may return True for messages that another thread takes, or whose session is paused meanwhile.
+        meanwhile. True is no promise: another thread may take the packets first, or their session may be paused.
         """
         return self._dispatcher.wait(seconds(timeout))
 
@@ -292,11 +295,11 @@ class Sessions:
         return await self._dispatcher.wait_async(seconds(timeout), executor)
 
     def notify(self, call: Callable[[], object]) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager; while it is entered, ``call`` is called when there may be something to deliver.
+        """Return a context manager; while it is entered, ``call`` is called when there may be packets to deliver.
 
-        It is for a server that delivers by turns, and would look twice with `wait_async`. It is called in any thread,
-        also by the methods that never wait, often under a lock, and when the database is closed: so it must return at
-        once and not raise, as ``loop.call_soon_threadsafe`` does. `wait(0)` then says whether there is something.
+        For a server with its own event loop, as an alternative to `wait_async`. ``call`` is called in any thread, also
+        by the methods that never block, often under a lock, and when the database is closed. So it must return at once
+        and not raise, like ``loop.call_soon_threadsafe``. Afterwards `wait(0)` returns whether there are packets.
         """
         self._dispatcher.check_open()
         return ListeningCall(self._dispatcher.bell, call)
@@ -304,7 +307,7 @@ class Sessions:
     # --- committing ---
 
     def checkpoint(self) -> None:
-        """Commit the acknowledgements of all sessions. `tick` does it every 15 seconds, unless `pace` says otherwise.
+        """Commit the acknowledgements of all sessions. `tick` calls this every 15 seconds, unless `pace` is changed.
 
         Raises the first error, after committing all that could be committed.
         """
@@ -326,7 +329,7 @@ class Sessions:
         send_will: bool,
         expiry_interval: timedelta | float | Keep | None = KEEP,
     ) -> None:
-        """Commit everything of a session, and the end of its connection, or raise."""
+        """Commit all changes of a session and the end of its connection, or raise."""
         for failure in self._leaving.end([session], why, send_will=send_will, expiry_interval=expiry_interval).values():
             raise failure
 
@@ -340,8 +343,8 @@ class Sessions:
     ) -> list[TopicstoreError | None]:
         """End connections after their DISCONNECTs, as `Session.disconnect` does, with one commit for each shard.
 
-        partial: the result is by row the error of a connection that could not be ended, or None. Without it, the first
-                 error is raised when all that can be ended have ended.
+        partial: return, by row, the error of a connection that could not be ended, or None. Without ``partial``, the
+                 first error is raised after all other connections have ended.
 
         In each shard all ends are one engine write; if the process dies in between, those of some shards are committed.
         A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
@@ -354,7 +357,10 @@ class Sessions:
         )
 
     def lost(self, sessions: Iterable[Session], *, partial: bool = False) -> list[TopicstoreError | None]:
-        """End connections that broke without a DISCONNECT, as `Session.lost` does, otherwise as `disconnect` does."""
+        """End connections that broke without a DISCONNECT, as `Session.lost` does.
+
+        Commits, errors and ``partial``: as in `disconnect`.
+        """
         lives = lives_of(self._context, list(sessions))
         return self._claims.all(lambda: self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial))
 
@@ -370,13 +376,13 @@ class Sessions:
         self._writing(lambda: self._opening.expire(self._lookup.found(client_id)))
 
     def close(self) -> None:
-        """Commit everything and end all connections as if they were lost. `Database.close` calls it."""
+        """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
         self._claims.all(lambda: release_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
         lives = list(self._connections.live.values())
         end = functools.partial(self._leaving.end, lives, Ended.CLOSED, send_will=True)
-        over = self._connections.over  # if an end could not be committed, its mark stays: the next opening recovers it
+        over = self._connections.over  # the next opening recovers sessions whose end could not be committed
         release_all((end, *(functools.partial(over, live, Ended.CLOSED, told=True) for live in lives)))
 
     # --- packets of many sessions ---
@@ -391,9 +397,9 @@ class Sessions:
         """Make or change subscriptions, of one session or of many, as `Session.subscribe` does; return results by row.
 
         rows:    a session, a filter and its options.
-        start:   where all of them begin.
-        partial: the result of a row that is refused is its error. Without it, the first error is raised; an invalid
-                 filter or option, or a session that has ended, then lets nothing change.
+        start:   where all of the subscriptions begin; see `Session.subscribe`.
+        partial: the result of a row that is refused is its error. Without ``partial``, the first error is raised; if it
+                 is an invalid filter or option, or a session that has ended, then nothing is changed.
 
         In each shard all subscriptions are one engine write; if the process dies in between, those of some shards are
         committed. A filter that occurs again for a session is changed after those before it, by a commit of its own.
@@ -406,7 +412,10 @@ class Sessions:
     def unsubscribe(
         self, rows: Iterable[tuple[Session, str]], *, partial: bool = False
     ) -> list[bool | TopicstoreError]:
-        """End subscriptions as `Session.unsubscribe` does, otherwise as `subscribe`; return by row if there was one."""
+        """End subscriptions as `Session.unsubscribe` does; return by row whether there was one.
+
+        Commits, errors and ``partial``: as in `subscribe`.
+        """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _ in given])
         return unsubscribe_rows(self._context, lives, [text for _, text in given], partial=partial)
@@ -416,16 +425,16 @@ class Sessions:
 
         rows:    a session, a message of its client, and the packet id at QoS 2; 0 for a message without one.
         partial: refuse the rows that can't be published, such as those of sessions that have ended, and publish the
-                 others. Without it, the first of these errors is raised, and nothing was stored; the index of an
+                 others. Without it, the first of these errors is raised, and no message was stored; the index of an
                  `InvalidMessageError` is the row.
 
         Messages of one client keep their order. In each shard, the messages and packet ids of all sessions are one
         engine write; if the process dies in between, those of some shards are stored, and nothing was acknowledged: a
         client then sends its messages again, and those of QoS 2 are stored once.
 
-        When it returns, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
-        concern the whole batch, such as `QuotaExceededError`; then nothing was stored, unless a shard failed in its
-        commit and another did not.
+        On return, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
+        concern the whole batch, such as `QuotaExceededError`; then no message was stored, unless the commit of only
+        some shards failed.
         """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _, _ in given])
@@ -456,10 +465,10 @@ class Sessions:
         """Free the packet ids of incoming PUBRELs, as `Session.pubrel` does, with one commit for each shard.
 
         rows:    a session and a packet id.
-        partial: refuse the rows of sessions that have ended or can't be committed, and free the others. Without it, the
-                 first error is raised; a session that had ended before then prevents all.
+        partial: refuse the rows of sessions that have ended or can't be committed, and free the others. Without
+                 ``partial``, the first error is raised; if a session has already ended, no packet id is freed.
 
-        When it returns, they are committed, and a PUBCOMP may be sent for every row that was not refused.
+        The packet ids are committed on return, and a PUBCOMP may be sent for every row that was not refused.
         """
         given = list(rows)
         lives = lives_of(self._context, [session for session, _ in given])
@@ -480,12 +489,12 @@ class Sessions:
         ids = [packet_id for _, packet_id in given]
         return receive_all(self._context, lives, ids, accepted=accepted, partial=partial)
 
-    # --- looking ---
+    # --- inspecting ---
 
     def counts(self) -> SessionCounts:
         """Return counts of the connected sessions, for statistics such as ``$SYS`` topics.
 
-        It never waits, and takes about a microsecond for each session.
+        Never blocks, and takes about a microsecond for each session.
         """
         self._dispatcher.check_open()
         return self._lookup.counts(self._dispatcher.missed)
@@ -493,23 +502,23 @@ class Sessions:
     def __iter__(self) -> Iterator[SessionInfo]:
         """Iterate over all sessions, as they are stored or kept in memory, sorted by client id.
 
-        Each is read when it is reached. Here and below nobody is held up meanwhile: a session may change.
+        Each session is read when the iterator reaches it. No lock is held in between, so sessions may change meanwhile.
         """
         self._check_open()
         return filter(None, map(self._info_of, self._lookup.clients()))
 
     def clients(self, *, connected: bool | None = None) -> list[str]:
-        """Return the client ids of all sessions, or of those that are connected here or not, sorted."""
+        """Return the client ids of all sessions, sorted; ``connected``: only those that are connected here, or not."""
         self._check_open()
         return self._lookup.clients(connected)
 
     def __len__(self) -> int:
-        """Return how many sessions there are."""
+        """Return the number of sessions."""
         self._check_open()
         return self._lookup.count()
 
     def __contains__(self, client_id: str) -> bool:
-        """Say whether a client has a session, connected or not."""
+        """Return whether a client has a session, connected or not."""
         self._check_open()
         return self._lookup.find(client_id) is not None
 
@@ -519,28 +528,28 @@ class Sessions:
         return self._lookup.info(self._lookup.found(client_id))
 
     def lag(self, *client_ids: str) -> dict[str, dict[str, Lag]]:
-        """Return, by client id and filter, how far the deliveries of sessions lag behind the stored messages.
+        """Return, by client id and filter, the lag of the deliveries behind the stored messages.
 
         Without arguments it covers all sessions. For a session that isn't connected here, the committed deliveries
-        count. Messages in flight count as delivered; waiting retained messages and those stored nowhere don't count;
-        expired messages do. The lag of a shared subscription is that of the whole group, not of one member.
+        count. Messages in flight count as delivered. Waiting retained messages and messages that are not stored don't
+        count; expired messages do. The lag of a shared subscription is that of the whole group, not of one member.
 
-        This reads: up to 10,000 messages of each filter and shard are counted, and further ones estimated.
+        Up to 10,000 messages of each filter and shard are read and counted; the number of further ones is estimated.
         Raises `SessionNotFoundError`, and the errors of reading.
         """
         self._check_open()
         return self._lagging.lag(client_ids)
 
     def longest_behind(self, client_ids: Iterable[str], limit: int) -> list[str]:
-        """Return the clients of these, at most ``limit``, that are behind, those of the longest `Lag.seconds` first.
+        """Return at most ``limit`` of these client ids whose sessions lag, sorted by `Lag.seconds`, the longest first.
 
-        It reads as little as it can: the next message of those that may be among them. Raises the errors of reading.
+        Only the next unread message of each candidate is read. Raises the errors of reading.
         """
         self._check_open()
         return self._lagging.longest(list(client_ids), limit)
 
     def _entered(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns under the lock, after what was noted so far was handled."""
+        """Call ``work`` under the lock, after handling the pending events, and return its result."""
 
         def entered() -> T:
             self._check_open()
@@ -550,7 +559,7 @@ class Sessions:
         return self._entrance.hold(entered)
 
     def _writing(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns with all claims, if the database may be written."""
+        """Call ``work`` with all claims held; return its result. Raises if the database is read-only."""
 
         def claimed() -> T:
             self._check_may_write()
@@ -566,15 +575,16 @@ class Sessions:
     # --- time ---
 
     def tick(self) -> float:
-        """Do everything that is due; return after how many seconds to call again.
+        """Do all work that is due; return the number of seconds after which to call again.
 
         Wills are published, sessions end, the connections of silent clients are ended, acknowledgements are committed,
-        and failed work is tried again. None of it happens early. A failure doesn't hold up the rest; it is raised at
-        the end, several failures as an `ExceptionGroup`, and a call a second later tries again. `pace` bounds a call.
+        and failed work is tried again. Nothing happens before it is due. A failure doesn't hold up the rest; it is
+        raised at the end, several failures as an `ExceptionGroup`, and a call a second later tries again. `pace` bounds
+        the work of one call.
 
-        Setting the wall clock while the database is open has no effect on this, nor after a restart that a tick or the
-        closing preceded: time that really passes counts. While no process has the database open, the expiry of sessions
-        and the delays of wills go by the wall clock.
+        While the database is open, a monotonic clock measures elapsed time, so setting the wall clock has no effect.
+        After a restart it has none either, provided that `tick` or the closing has recorded the change. While no
+        process has the database open, the expiry of sessions and the delays of wills go by the wall clock.
         """
 
         def tick() -> float:

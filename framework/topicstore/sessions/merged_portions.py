@@ -26,7 +26,7 @@ from .records import Matched
 __all__ = ["Matching", "MergedPortion", "Part", "merged", "merged_live"]
 
 _BITS = 63
-"""Number of subscriptions of which sets are kept as numbers that NumPy knows."""
+"""Largest number of subscriptions whose sets fit into NumPy's 64-bit integers as bit masks."""
 
 Matching = tuple[str, SubscribeOptions]
 """A subscription that a message matches: its filter, and the options that hold for the message."""
@@ -34,25 +34,25 @@ Matching = tuple[str, SubscribeOptions]
 
 @attrs.frozen
 class Part:
-    """What one subscription has of a stretch of positions."""
+    """The messages of one subscription in a range of positions."""
 
     matching: Matching
     run: Run
     stop: int
-    """The row of the run's stretch before which the part ends."""
+    """The end of the part, exclusive, as a row of the run's stretch."""
 
 
 @attrs.define
 class MergedPortion(Portion):
-    """Messages of several subscriptions, in order of their positions, each of them once."""
+    """Messages of several subscriptions, in order of their positions, each message once."""
 
     matched: tuple[Matched, ...] = ()
     """The sets of subscriptions that messages matched."""
     sets: Mapping[int, int] = attrs.field(factory=dict)
-    """By `id` of a message, the number of its set in `matched`. So a portion with some of the messages is right too."""
+    """By `id` of a message, the index of its set in `matched`; also valid for a portion with only some messages."""
 
     def identifiers(self) -> tuple[int, ...] | list[tuple[int, ...]]:
-        """Return the subscription identifiers to send: a tuple, those of all messages, or a list of tuples."""
+        """Return the subscription identifiers to send: one tuple for all messages, or a list with a tuple for each."""
         if len(self.matched) == 1:
             return self.matched[0].identifiers
         return [self.matched[self.sets[id(message)]].identifiers for message in self.messages]
@@ -67,7 +67,7 @@ class MergedPortion(Portion):
 
 
 def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> MergedPortion:
-    """Return the messages of all parts of one shard, without those that have expired or that no session is to get."""
+    """Return the messages of all parts of one shard, without expired ones and those that ``no_local`` excludes."""
     rows = [rows_in(part.run, part.stop, part.matching[1], client_id, now) for part in parts]
     traits = [Traits.of(part.run.stretch) for part in parts]
     all_ = np.concatenate([one.positions[some] for one, some in zip(traits, rows, strict=True)])
@@ -103,7 +103,7 @@ def _at(messages: Sequence[Message], rows: npt.NDArray[np.intp]) -> Sequence[Mes
 def merged_live(
     shard: int, messages: Iterable[tuple[Message, tuple[Matching, ...]]], expiry: list[int | None]
 ) -> MergedPortion:
-    """Return messages that are stored nowhere, each with the subscriptions that it matches, delivered at QoS 0."""
+    """Return a portion of messages that are not stored, each with its matching subscriptions, delivered at QoS 0."""
     rows = list(messages)
     sets = {matchings: number for number, matchings in enumerate(dict.fromkeys(matchings for _, matchings in rows))}
     which = [sets[matchings] for _, matchings in rows]

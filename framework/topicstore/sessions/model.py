@@ -32,7 +32,7 @@ __all__ = [
 MAX_IDENTIFIER = 268_435_455
 
 Overlapping = Literal["each", "once"]
-"""How a session is delivered a message that matches several of its subscriptions: for each of them, or once."""
+"""How often a message that matches several subscriptions of a session is delivered: for each of them, or once."""
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -57,7 +57,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
         check_within("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
         for name in ("no_local", "retain_as_published"):
             value = getattr(self, name)
-            if type(value) is not bool:  # it is stored, and could not be read back
+            if type(value) is not bool:  # a stored value of another type could not be decoded
                 raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
         return self
 
@@ -84,8 +84,8 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     packet_id: int
     """The packet id, 1 to 65,535; 0 at QoS 0, which has none."""
     message: Message
-    """The message. Sessions at the same place get the same object, and so do those of other filters if the message was
-    committed a moment ago. A server can cache the encoded message by this object."""
+    """The message. Sessions with the same filter and place get the same object. So do sessions with other filters if
+    the message was committed recently. A server can cache the encoded message by the identity of this object."""
     qos: int
     """The QoS of delivery: the lower of those of the message and the subscription."""
     dup: bool = False
@@ -94,7 +94,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     """The RETAIN flag to send, which depends on the subscription's options (MQTT 5, section 3.3.1.3)."""
     subscription_identifiers: tuple[int, ...] = ()
     expiry: int | None = None
-    """The rest of the message's expiry interval in seconds (MQTT 5, section 3.3.2.3.3); None if it has none."""
+    """The remaining message expiry interval in seconds (MQTT 5, section 3.3.2.3.3); None if the message has none."""
 
 
 class PubRel(msgspec.Struct, frozen=True, gc=False):
@@ -104,7 +104,7 @@ class PubRel(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(enum.Enum):
-    """Why a session object can't be used any more."""
+    """The reason why a session object can't be used any more."""
 
     DISCONNECTED = "it was disconnected"
     LOST = "its connection was lost"
@@ -133,20 +133,21 @@ class SessionStatus:
 
     client_id: str
     in_flight: int
-    """How many messages were sent, or are to be sent again, and are not fully acknowledged."""
+    """The number of messages that were sent, or are to be sent again, and are not fully acknowledged."""
     receive_maximum: int
     to_resend: int
-    """How many of the messages in flight wait to be sent again."""
+    """The number of messages in flight that wait to be sent again."""
     waits_for: str
-    """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (there is something to send), ``resume`` (it
-    is paused), ``permission`` (``allow`` doesn't know an answer yet) or an error. New messages count only once
-    `Sessions.wait` or `Sessions.deliver` has looked at them."""
+    """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (packets wait to be delivered), ``resume``
+    (the session is paused), ``permission`` (``allow`` answered None) or the text of an error. New messages count only
+    after a call of `Sessions.wait` or `Sessions.deliver` has noticed them."""
     stuck_since: int | None
-    """Since when the window has been full without an acknowledgement, a time as in `SessionInfo`; None if it isn't."""
+    """The time, as in `SessionInfo`, since which the window has been full without an acknowledgement; None if it isn't.
+    """
     missed: int
-    """How many QoS 0 messages were dropped because they were not fetched in time."""
+    """The number of QoS 0 messages that were dropped because they were not fetched in time."""
     refused: int
-    """How many messages were not sent on this connection because its ``allow`` refused them."""
+    """The number of messages that were not sent on this connection because its ``allow`` refused them."""
     subscriptions: tuple[SessionSubscription, ...]
 
 
@@ -156,15 +157,15 @@ class SessionCounts:
 
     connected: int
     paused: int
-    """How many of them are held back (`Session.pause`)."""
+    """The number of connected sessions that are paused (`Session.pause`)."""
     subscriptions: int
     in_flight: int
-    """How many messages were sent, or are to be sent again, and are not fully acknowledged."""
+    """The number of messages that were sent, or are to be sent again, and are not fully acknowledged."""
     awaiting_pubrel: int
-    """How many incoming QoS 2 packet ids wait for their PUBREL."""
+    """The number of incoming QoS 2 packet ids that wait for their PUBREL."""
     missed: int = 0
-    """How many QoS 0 messages were dropped since the opening because they were not fetched in time, also by sessions
-    that have ended."""
+    """The number of QoS 0 messages that were dropped since the database was opened because they were not fetched in
+    time; includes sessions that have ended."""
 
 
 @attrs.frozen(kw_only=True)
@@ -175,7 +176,7 @@ class SessionInfo:
     connected: bool
     """Whether its client is connected. After a crash it stays true until the next `Sessions.tick`."""
     created: int
-    """When it was created. All times here are microseconds since the epoch by the wall clock as it is set now."""
+    """When it was created. Times are microseconds since the Unix epoch, by the current setting of the wall clock."""
     expiry_interval: float | None
     """Seconds from the end of the connection to the end of the session; None: it never ends."""
     expires: int | None
@@ -184,11 +185,11 @@ class SessionInfo:
     """When its will is published; None if no will is pending."""
     subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
     in_flight: int = 0
-    """How many messages were in flight at the last commit."""
+    """The number of messages in flight at the last commit."""
     awaiting_pubrel: int = 0
-    """How many incoming QoS 2 packet ids wait for their PUBREL."""
+    """The number of incoming QoS 2 packet ids that wait for their PUBREL."""
     in_memory: bool = False
-    """Whether it is kept in memory only. Then all of this is as it is now, and not as it was stored last."""
+    """Whether the session is kept in memory only. Then all fields show its current state, not the last commit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -198,9 +199,9 @@ class GroupMember:
     client_id: str
     connected: bool
     slow: bool
-    """Whether its window has been full for so long that others get its share."""
+    """Whether its window has been full for so long that other members get its share."""
     slices: tuple[int, ...]
-    """By shard, how many of the 64 slices it has; empty while it is away."""
+    """By shard, the number of the 64 slices that the member is assigned; empty while its client is disconnected."""
 
 
 @attrs.frozen(kw_only=True)
@@ -213,6 +214,6 @@ class GroupInfo:
     members: tuple[GroupMember, ...]
     """The members, sorted by client id."""
     returned: int
-    """How many messages came back from sessions that ended or stayed away, and wait for another member."""
+    """The number of messages that were taken back from ended or disconnected members and wait for another member."""
     dropped: tuple[int, ...]
     """The generations that were dropped before the group had read them."""

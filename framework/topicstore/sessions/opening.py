@@ -1,4 +1,4 @@
-"""Sessions are opened, one or many: what is there of each is found, and the openings of a shard are one commit."""
+"""`Opening`: opens sessions, one or many, with one commit for each shard."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from .wills import Wills
 __all__ = ["Opening", "checked"]
 
 _TWO_BYTES = 0xFFFF
-"""The largest keep-alive in seconds, and the largest payload of a will (MQTT 5, sections 3.1.2.10 and 3.1.3.4)."""
+"""The largest keep alive in seconds, and the largest payload of a will (MQTT 5, sections 3.1.2.10 and 3.1.3.4)."""
 
 OnEnd = Callable[[Session, Ended], None] | None
 _Outcome = dict[int, Session | TopicstoreError]
-"""What became of each row."""
+"""By row, the opened session or the error."""
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class _Row:
     number: int
     how: Connect
     before: Found | None
-    """The session to resume; None: it is new."""
+    """The session to resume; None for a new session."""
     after: Found
     """The opened session; one that is kept in memory has no stored bytes."""
 
@@ -83,10 +83,10 @@ class Opening:
         self._clock = clock
 
     def open(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, *, resume: bool) -> _Outcome:
-        """Open sessions, given with the numbers of their rows, that passed `checked`; return what became of each.
+        """Open sessions, given with the numbers of their rows, that passed `checked`; return the result by row.
 
-        A client that occurs again is opened after those before it, and takes over. ``resume``: whether the stored
-        subscriptions are followed at once.
+        If a client id occurs in several rows, the session of the later row takes over that of the earlier. ``resume``:
+        whether the stored subscriptions are loaded at once.
         """
         outcome: _Outcome = {}
         left = list(connects)
@@ -102,7 +102,7 @@ class Opening:
         return outcome
 
     def open_all(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd) -> list[Session]:
-        """Open all of the sessions, or raise the first error after the connections of those opened have ended."""
+        """Open all of the sessions, or end the connections of the opened ones and raise the first error."""
         outcome = sorted(self.open(connects, on_end, resume=True).items(), key=itemgetter(0))
         opened = [session for _, session in outcome if isinstance(session, Session)]
         for _, failure in outcome:
@@ -112,7 +112,7 @@ class Opening:
         return opened
 
     def _abandon(self, sessions: Sequence[Session]) -> None:
-        """End connections as if they were lost or, if that can't be committed, as a crash would."""
+        """End connections as if they were lost or, if that can't be committed, leave them stored as open."""
         for live in self._leaving.end(lives_of(self._context, sessions), Ended.LOST, send_will=True):
             self._connections.over(live, Ended.LOST, told=False)
 
@@ -150,18 +150,18 @@ class Opening:
             else:
                 (in_memory if how.in_memory else by_shard[self._states.shard_of(how.client_id)]).append(row)
         written = self._write_all(by_shard, outcome) + in_memory
-        self._context.dispatcher.listen_locked()  # earlier messages are not for these sessions
+        self._context.dispatcher.listen_locked()  # messages published before are not delivered to these sessions
         try:
             for row in written:
                 try:
                     outcome[row.number] = self._begin(row, on_end, whole=resume)
                 except TopicstoreError as error:
                     outcome[row.number] = error
-        finally:  # what is stored as open, and isn't, would never expire
+        finally:  # a session that is stored as open, but isn't, would never expire
             self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in live)
 
     def _write_all(self, by_shard: Mapping[int, Sequence[_Row]], outcome: _Outcome) -> list[_Row]:
-        """Commit openings; return those that are committed, which alone count from then on."""
+        """Commit openings; return the committed ones. The others no longer count in the number of stored sessions."""
         written: list[_Row] = []
         try:
             for shard, rows in by_shard.items():
@@ -174,21 +174,21 @@ class Opening:
         return written
 
     def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
-        """Return by client what returns its stored session, or raises the error of reading it."""
+        """Return, by client id, a function that returns the stored session or raises the error of reading it."""
         try:
             found = self._context.entrance.released(lambda: self._states.find_all(client_ids))
-        except TopicstoreError:  # a damaged one holds up no others
+        except TopicstoreError:  # a damaged record must not prevent the opening of other sessions
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
 
     def _prepare(self, number: int, how: Connect, there: Found | None) -> _Row:
-        """Decide what is resumed. A session that has ended is removed; a will is published unless it is withdrawn."""
+        """Find the session to resume: remove it if it has ended, publish its will if that is due."""
         before, guard = (None, 0) if there is None else (there, there.record.guard)
         if there is not None:
             before = self._resumed(there, clean_start=how.clean_start)
         if before is None and not how.in_memory:
             self._states.counts.check(how.user)
-            self._states.counts.add(how.user, 1)  # at once: others of this call come next
+            self._states.counts.add(how.user, 1)  # at once, for the checks of the next rows
         now = self._clock()
         record = SessionRecord(
             VERSION,
@@ -254,7 +254,7 @@ class Opening:
         return writes
 
     def _begin(self, row: _Row, on_end: OnEnd, *, whole: bool) -> Session:
-        """Make the object of a session that is stored as open. What is new has nothing that would have to be read."""
+        """Create the object of a session that is stored as open. Only a resumed session reads its state."""
         client_id, present = row.how.client_id, row.before is not None
         new = InflightWindow(Keys(client_id), stored=not row.how.in_memory)
         live = LiveSession(
@@ -278,7 +278,7 @@ class Opening:
                 if whole:
                     resume(live)
             except BaseException:
-                live.end(Ended.LOST)  # leaves the filters that it follows by now
+                live.end(Ended.LOST)  # closes the subscriptions that were loaded
                 raise
         self._connections.add(live, session)
         if live.keep_alive:
@@ -287,7 +287,7 @@ class Opening:
 
 
 def _check(how: Connect) -> None:
-    """Raise `InvalidArgumentError` for a session that can't be opened so."""
+    """Raise `InvalidArgumentError` or `InvalidMessageError` if a field is out of its range."""
     if check_utf8(how.client_id, "client id", InvalidArgumentError) == "":
         raise InvalidArgumentError("a session's client id has at least one character")
     check_within("receive_maximum", how.receive_maximum, 1, MAX_PACKET_ID)

@@ -1,4 +1,4 @@
-"""`Outbox`: the packets of a session that are committed and were not handed out yet."""
+"""`Outbox`: the packets of a session that are committed but not handed out yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Used under the dispatcher's lock. Those that were left by an earlier call are single packets."""
+    """The queue of committed packets of one session. Used under the dispatcher's lock.
+
+    Packets that an earlier call left are single packets, not batches.
+    """
 
     __slots__ = ("_clock", "_permit", "_window", "packets", "read_at", "revised", "waited")
 
@@ -25,11 +28,11 @@ class Outbox:
         self._window, self._permit, self._clock = window, permit, clock
         self.packets: list[Packet] = []
         self.read_at = 0
-        """When the messages were read: their expiry is told as of then."""
+        """The time at which the messages were read and their remaining expiry intervals were computed."""
         self.waited = False
-        """Whether the packets were left here by an earlier call."""
+        """Whether the packets were left by an earlier call."""
         self.revised = False
-        """Whether what may be sent has changed since the packets came."""
+        """Whether ``allow`` was replaced after the packets were added, so that `revise` must be called."""
 
     def add(self, packets: Sequence[Packet]) -> None:
         """Add packets that were just committed, or need no commit."""
@@ -37,7 +40,7 @@ class Outbox:
         self.waited = False
 
     def take(self, limit: int, max_bytes: int | None) -> tuple[list[Packet], bool]:
-        """Return the packets that may be handed out, and whether packet ids of others are free now."""
+        """Remove and return the packets to hand out; also return whether expired packets freed packet ids."""
         taken, rest = cut(self.packets, limit, max_bytes)
         self.packets, freed = [*rest], False
         if self.waited:
@@ -47,7 +50,7 @@ class Outbox:
         return taken, freed
 
     def put_back(self, packets: Sequence[Packet]) -> bool:
-        """Take back packets that were taken and not handed out; return whether packet ids of others are free now."""
+        """Take back packets that were not handed out; return whether expired packets freed packet ids."""
         now = self._clock()
         unexpired, freed = self._unexpired(self.packets, now)
         self.packets = [*single(packets), *unexpired]
@@ -55,9 +58,9 @@ class Outbox:
         return freed
 
     def _unexpired(self, packets: Sequence[Packet], now: int) -> tuple[list[Publish | PubRel], bool]:
-        """Return packets that waited here, with what is left of their expiry, without those that expired.
+        """Return the packets that have not expired, with their remaining expiry; and whether packet ids became free.
 
-        Those that may have been sent on an earlier connection don't expire [MQTT-4.3.3-7].
+        Packets that may have been sent on an earlier connection don't expire [MQTT-4.3.3-7].
         """
         left: list[Publish | PubRel] = []
         freed = False
@@ -74,9 +77,9 @@ class Outbox:
         return left, freed
 
     def revise(self) -> bool | None:
-        """Remove the packets that the client may not be sent any more; return whether there were any.
+        """Remove the packets that ``allow`` refuses; return whether there were any.
 
-        Returns None, and removes nothing, if that is not known yet.
+        Returns None, and removes nothing, if ``allow`` doesn't know an answer yet.
         """
         packets = list(single(self.packets))
         sent = [packet for packet in packets if isinstance(packet, Publish)]
@@ -85,7 +88,7 @@ class Outbox:
             return None
         gone = {id(packet): packet for packet, answer in zip(sent, answers, strict=True) if not answer}
         for packet in gone.values():
-            if packet.dup:  # the client may hold it
+            if packet.dup:  # the client may have received the packet id
                 self._window.vanished(packet.packet_id)
             elif packet.packet_id:
                 self._window.cancel(packet.packet_id)

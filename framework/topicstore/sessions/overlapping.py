@@ -1,21 +1,21 @@
 """Subscriptions of one session that overlap, read together: a message that matches several is delivered once.
 
-MQTT 5 lets a server send such a message once for each subscription, or once for all of them (section 3.3.4). Which of
-these a session does is chosen when it is opened (``overlapping`` of `Sessions.open`). It is not stored, because the
-stored form is the same: each subscription has a place of its own, up to which everything was delivered for it.
+MQTT 5 lets a server send such a message once for each subscription, or once for all of them (section 3.3.4). The
+program chooses when it opens a session (``overlapping`` of `Sessions.open`). The choice is not stored, because the
+stored form is the same: each subscription has its own place, up to which all its messages were delivered.
 
 A message is delivered once for all the subscriptions that it matches and whose places are before it. All of these
-places move past it in one commit, with the packet id. Usually they are side by side. A subscription with a ``start`` in
-the past is delivered its past by itself, up to where the others are, and is read with them from there on.
+places move past it in one commit, with the packet id. Usually these places are equal. A subscription with a ``start``
+in the past first catches up with the others by itself, and is read together with them afterwards.
 
 To find out which subscriptions a message matches, all of them have to be read as far as the message. So a read goes up
-to the lowest position that all of them have reached. The others' feeds need not be read if they are quiet: a matching
-message is announced to all feeds before it becomes visible. For that, the highest visible position is looked at before
-the feeds, and nothing is read beyond it.
+to the lowest position that all of them have reached. A subscription to which no message was announced need not be read,
+because a message is announced to all matching subscriptions before it becomes visible. For that, the watermark is read
+before the announcements, and nothing is read beyond the watermark.
 
-Messages that are stored nowhere come from each filter's channel by itself. The first copy of a message is delivered for
-all subscriptions that it matches, and the other copies are left out when they come. The order of these messages is kept
-for each topic (MQTT 5, section 4.6), and their order with stored messages is kept altogether.
+Messages that are not stored arrive separately from the channel of each filter. The first copy of a message is delivered
+for all subscriptions that it matches, and later copies are left out. The order of these messages is kept within each
+topic (MQTT 5, section 4.6). Their order relative to stored messages is kept too.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from .sources import FeedSource, Source
 __all__ = ["OverlappingSources"]
 
 _number = attrgetter("number")
-"""The order in which subscriptions were made, which is that of the identifiers in deliveries."""
+"""The order in which subscriptions were created; subscription identifiers are sent in this order."""
 
 
 @attrs.define
 class _Waiting:
-    """A message that is stored nowhere, and waits to be delivered."""
+    """A message that is not stored, and waits to be delivered."""
 
     shard: int
     mark: int
-    """The position in its publisher's shard up to which is delivered before it."""
+    """The position in its publisher's shard up to which stored messages are delivered before this one."""
     order: int
-    """A number that grows with what is visible when the message is published."""
+    """The sum of the watermarks when the message was published, by which waiting messages are sorted."""
     time: int
     message: Message
     matching: dict[FeedSource, SubscribeOptions]
@@ -65,7 +65,7 @@ class _Waiting:
 
 
 class OverlappingSources(Source):
-    """Those subscriptions of a session that overlap with another one. Used under the dispatcher's lock."""
+    """The subscriptions of a session that overlap with another one. Used under the dispatcher's lock."""
 
     __slots__ = (
         "_apart",
@@ -87,23 +87,23 @@ class OverlappingSources(Source):
         self._filters: FilterOverlaps[FeedSource] = FilterOverlaps()
         """The members by their filters."""
         self._apart: FilterOverlaps[FeedSource] = FilterOverlaps()
-        """The session's other subscriptions, which overlap with none."""
+        """The session's other subscriptions, which overlap with no other."""
         self._behind: dict[int, None] = {}
-        """The shards in which there may be something to read."""
+        """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
         self._live: LiveMessages[_Waiting] = LiveMessages(lambda waiting: len(waiting.message.payload))
         self._copies: dict[int, tuple[Message, set[FeedSource]]] = {}
-        """By `id` of a message that is stored nowhere, the subscriptions whose copy of it is still to come."""
+        """By `id` of a message that is not stored, the message and the subscriptions whose copy has not arrived yet."""
         self._copied = 0
-        """How many bytes the payloads of these have."""
+        """The size of the payloads of these messages in bytes."""
 
     # --- its members ---
 
     def consider(self, source: FeedSource) -> list[FeedSource]:
         """Read a new subscription together with those that it overlaps with, if there are any.
 
-        Return those of them that were read alone until now, which the session is not to read any more.
+        Return the subscriptions that join, which the session must not read separately any more.
         """
         chosen = source.topic_filter
         joining = list(self._apart.overlapping(chosen))
@@ -121,11 +121,11 @@ class OverlappingSources(Source):
         return joining
 
     def forget(self, source: Source) -> None:
-        """Note that the session doesn't read a source any more, which need not be one of those considered."""
+        """Forget a source that the session doesn't read separately any more; it may be unknown here."""
         self._apart.remove(source.topic_filter, source)
 
     def leave(self, source: FeedSource) -> None:
-        """Go on without one of the subscriptions."""
+        """Remove a subscription."""
         self.forget_live(source)
         self._members.pop(source, None)
         self._filters.remove(source.topic_filter, source)
@@ -144,18 +144,18 @@ class OverlappingSources(Source):
 
     @property
     def limited(self) -> bool:  # type: ignore[override]
-        """Whether one of the subscriptions needs packet ids: then all of them wait while there is no room."""
+        """Whether one of the subscriptions needs packet ids: then all of them wait while the window is full."""
         return any(member.limited for member in self._members)
 
     def wake(self, source: FeedSource) -> None:
-        """Note that one of the subscriptions has something to read."""
+        """Record that one of the subscriptions has messages to read."""
         self._behind.update((shard, None) for shard in source.unread() if shard not in self._failing)
         self._ready(self)
 
     # --- reading ---
 
     def read(self, limit: int, now: int) -> Portion | None:
-        """Return at most ``limit`` of the next messages; None if there are none now, or retained ones come first."""
+        """Return at most ``limit`` of the next messages; None if none are left, or retained messages come first."""
         if any(member.held for member in self._members):
             return None
         if self._live:
@@ -168,12 +168,12 @@ class OverlappingSources(Source):
         return None
 
     def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
-        """Read on in a shard, as far as all of the subscriptions have reached, or to ``bound``."""
+        """Read the next messages of a shard, to the position that all subscriptions have reached, or to ``bound``."""
         del self._behind[shard]
         try:
             runs, end = self._runs(shard, limit, bound)
         except TopicstoreError:
-            self._failing[shard] = None  # the other shards go on
+            self._failing[shard] = None  # other shards are not affected
             raise
         stops = {member: rows_until(run, end) for member, (_, run) in runs.items()}
         some = [member for member, (_, run) in runs.items() if stops[member] > run.rows.start]
@@ -195,13 +195,13 @@ class OverlappingSources(Source):
         return portion_of(run, stops[some[0]], some[0].topic_filter.text, shard, era.options, client_id, now)
 
     def _runs(self, shard: int, limit: int, bound: int | None) -> tuple[dict[FeedSource, tuple[Era, Run]], int]:
-        """Read what each subscription has next; return that, and the position up to which all is known."""
+        """Read the next messages of each subscription; return them, and the position up to which all were read."""
         mark = self._channels.hub.watermarks()[shard]
         end = mark if bound is None else min(mark, bound)
         runs: dict[FeedSource, tuple[Era, Run]] = {}
         for member in sorted(self._members, key=lambda member: member.places[shard]):
             if end < mark and member.places[shard] >= end:
-                break  # and so are the following: none of them matches anything before the end
+                break  # the following members are sorted by place, so their places are not before the end either
             if member.quiet(shard):
                 continue
             era, run = member.era(shard), member.run(shard, limit)
@@ -209,10 +209,10 @@ class OverlappingSources(Source):
             end = min(end, run.position if era.until is None else min(run.position, era.until[shard]))
         return runs, end
 
-    # --- messages that are stored nowhere ---
+    # --- messages that are not stored ---
 
     def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
-        """Take messages stored nowhere that one of the subscriptions matches."""
+        """Queue messages that are not stored and match one of the subscriptions."""
         fresh = False
         for message in messages:
             copies = self._copies.get(id(message))
@@ -228,17 +228,17 @@ class OverlappingSources(Source):
             self._ready(self)
 
     def _keep_bounds(self, messages: list[Message]) -> None:
-        """Drop the oldest messages that are too many, and expect no more copies of so many than may wait."""
+        """Drop the oldest messages above the limits of the queue, and expect copies of no more messages than these."""
         for dropped in self._live.drop():
             for member in dropped.matching:
                 member.count_missed(1)
                 break
         most = LIVE_BYTES + sum(len(message.payload) for message in messages)
-        while len(self._copies) > LIVE or self._copied > most:  # of a channel that was left, or had too many
+        while len(self._copies) > LIVE or self._copied > most:  # their channel was left, or dropped them
             self._forget_copies(next(iter(self._copies.values()))[0])
 
     def _forget_copies(self, message: Message) -> None:
-        """Expect no copies of a message any more."""
+        """Stop expecting copies of a message."""
         del self._copies[id(message)]
         self._copied -= len(message.payload)
 
@@ -259,21 +259,21 @@ class OverlappingSources(Source):
             self._wait(_Waiting(shard, marks[shard], sum(marks), now, message, taken))
 
     def _wait(self, waiting: _Waiting) -> None:
-        """Let a message wait, before those that were published after later stored messages."""
+        """Queue a message before those that were published at higher watermarks."""
         self._live.insert(waiting, lambda other: other.order > waiting.order)
 
     def counts_for(self, source: FeedSource, message: Message) -> bool:
-        """Say whether a dropped message stored nowhere counts as one that this one of them missed. Needs no lock."""
+        """Return whether a dropped message counts as missed by this one of the subscriptions. Needs no lock."""
         getting = (one for one in list(self._members) if one.gets(message) and one.topic_filter.matches(message.topic))
         return min(getting, key=_number, default=None) is source
 
     def forget_live(self, source: FeedSource) -> None:
-        """Forget that waiting messages stored nowhere match one of the subscriptions."""
+        """Don't deliver the queued messages, which are not stored, for one of the subscriptions."""
         for waiting in self._live:
             waiting.matching.pop(source, None)
 
     def _hindrance(self, waiting: _Waiting) -> int | None:
-        """Return the shard that is to be read before a message; None if it can be delivered."""
+        """Return the shard that must be read before a queued message is delivered; None if there is none."""
         shard = waiting.shard
         if shard in self._behind and any(
             member.behind(shard) and member.places[shard] < waiting.mark for member in self._members
@@ -282,7 +282,7 @@ class OverlappingSources(Source):
         return None
 
     def _read_live(self, limit: int, now: int) -> Portion:
-        """Take messages stored nowhere, once all stored before them are read."""
+        """Take queued messages, as far as all messages stored before them were read."""
         rows: list[tuple[Message, tuple[Matching, ...]]] = []
         expiry: list[int | None] = []
         while self._live and len(rows) < limit and self._hindrance(self._live.first) is None:
@@ -315,18 +315,18 @@ class OverlappingSources(Source):
         return [write for member in self._members for write in member.writes()]
 
     def settled(self) -> None:
-        """Note that the messages stored nowhere that were read since are handed out; `parts` has the others."""
+        """Note that queued messages read since are handed out. The subscriptions in `parts` settle their own places."""
         self._live.settled()
 
     def rewind(self) -> None:
-        """Go back to the last `settled`: the messages read since are read again."""
+        """Return to the places of the last `settled`, so that the messages read since are read again."""
         if self._live.rewind():
             self._ready(self)
         for member in list(self._members):
             member.rewind()
 
     def close(self) -> None:
-        """There is nothing to release that the subscriptions don't."""
+        """Do nothing: each subscription is closed by itself."""
 
 
 def _positions(run: Run, stop: int) -> Positions:
@@ -334,7 +334,7 @@ def _positions(run: Run, stop: int) -> Positions:
 
 
 def _first(limit: int, positions: list[Positions], end: int) -> int:
-    """Return the position up to which there are at most ``limit`` different ones; ``end`` if there are no more."""
+    """Return the ``limit``-th lowest of the distinct positions; ``end`` if there are no more than ``limit``."""
     different = np.unique(np.concatenate(positions))
     return int(different[limit - 1]) if len(different) > limit else end
 

@@ -1,4 +1,4 @@
-"""`Pace`: how often the periodic work of sessions is done."""
+"""`Pace`: the intervals of the periodic work of sessions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def _check(_instance: Pace, attribute: attrs.Attribute[float], value: float) -> 
 
 @attrs.define
 class Pace:
-    """Lengths of time in seconds, up to a day. They may be set at any time, in any thread, and are not stored.
+    """The intervals of periodic work, in seconds, up to a day. May be set at any time, in any thread; not stored.
 
-    Raises `InvalidArgumentError` for another value.
+    Raises `InvalidArgumentError` for a value out of this range.
     """
 
     longest_pause: float = attrs.field(default=1.0, validator=_check)
-    """The most that `Sessions.tick` returns: the longest time between two looks if nothing happens."""
+    """The most that `Sessions.tick` returns: the longest time between two ticks."""
     checkpoint_interval: float = attrs.field(default=15.0, validator=_check)
-    """How long acknowledgements wait to be committed, if nothing else commits them."""
+    """The longest time before acknowledgements are committed, if no other write commits them."""
     longest_tick: float = attrs.field(default=_LONGEST, validator=_check)
-    """After how long `Sessions.tick` leaves wills, the ends of sessions and silent clients to the next call."""
+    """The duration of `Sessions.tick` after which the remaining wills, expired sessions and silent clients are left
+    for the next call."""

@@ -1,10 +1,10 @@
-"""`Portion`: messages of one source, in the form in which one subscription delivers them.
+"""`Portion`: a batch of messages in the form in which one subscription delivers them.
 
-The traits that decide this (their QoS, when they expire, who published them) are determined once for all sessions that
-read the same stretch.
+A stretch is a range of messages that was read once for all followers of a filter (`topicstore.pubsub.read_cache`). The
+traits of its messages that decide on delivery (QoS, expiry, publisher) are computed once for all sessions.
 
-Messages expire by the wall clock (`topicstore.pubsub.message_expiry`), because their expiry has to go on across a
-restart. While the clock is ahead, messages are left out too early, and while it is behind, expired ones are delivered.
+Messages expire by the wall clock (`topicstore.pubsub.message_expiry`), because their expiry continues across a restart.
+While the clock is ahead, messages are left out too early; while it is behind, expired messages are delivered.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .records import PackedPositions, pack_positions
 __all__ = ["Portion", "Traits", "portion_at", "portion_of", "rows_in", "rows_until"]
 
 _FEW = 64
-"""Number of messages up to which their traits are taken from the objects, which are delivered anyway."""
+"""Number of messages up to which traits are read from the message objects, and not from columns."""
 _SHARED = 256
-"""Number of portions of a stretch that are kept for others who get them alike."""
+"""Number of portions of a stretch that are cached for other sessions."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -40,7 +40,7 @@ Rows = npt.NDArray[np.intp]
 class Portion:
     """Messages in order of their positions, to be delivered by the options of one subscription. May be empty.
 
-    Sessions share it, so it isn't changed.
+    Not changed after its creation, because sessions share it.
     """
 
     topic_filter: str
@@ -52,29 +52,29 @@ class Portion:
     positions: Positions | None
     """The positions; None if all messages are of QoS 0, which is not acknowledged, or if they are retained messages."""
     packed: PackedPositions | None = None
-    """The positions as they are stored, if they are packed already."""
+    """The positions in stored form, if they are packed already."""
     retain: bool | list[bool] = False
     """The RETAIN flag of delivery, one value for all messages or one for each."""
     expiry: list[int | None] | None = None
-    """The rest of each message's expiry interval in seconds; None if no message has one."""
+    """Each message's remaining expiry interval in seconds; None if no message has one."""
     since: int = 0
-    """The time at which the rest of retained messages' expiry intervals was counted."""
+    """The time at which the remaining expiry intervals of retained messages were computed."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     def acknowledged(self) -> int:
-        """Return how many messages need a packet id."""
+        """Return the number of messages that need a packet id."""
         if isinstance(self.qos, int):
             return len(self.messages) if self.qos else 0
         return len(self.qos) - self.qos.count(0)
 
     def identifiers(self) -> tuple[int, ...] | list[tuple[int, ...]]:
-        """Return the subscription identifiers to send: a tuple, those of all messages, or a list of tuples."""
+        """Return the subscription identifiers to send: one tuple for all messages, or a list with a tuple for each."""
         return (self.options.identifier,) if self.options.identifier else ()
 
     def packet_ids(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return a packet id for each message: these for the messages that need one, and 0 for the others."""
+        """Return a packet id for each message: the next of ``ids`` if the message needs one, otherwise 0."""
         if isinstance(self.qos, int):
             return ids if self.qos else [0] * len(self.messages)
         following = iter(ids)
@@ -107,7 +107,7 @@ class Portion:
 
 
 class Traits:
-    """Traits of a stretch's messages on which their delivery depends, determined once."""
+    """The traits of a stretch's messages on which their delivery depends, computed once."""
 
     __slots__ = ("_clients", "_packed", "expiry", "portions", "positions", "qos", "retain", "slices")
 
@@ -130,10 +130,10 @@ class Traits:
             self.qos, self.retain = _folded(stretch.batch.qos), _folded(stretch.batch.retain)
             properties = stretch.batch.properties
         self.expiry = Expiry.of(properties, self.positions)
-        """When the messages expire; None if none of them does."""
+        """The times at which the messages expire; None if no message expires."""
         self._clients: npt.NDArray[np.object_] | None = None
         self.portions: dict[tuple[int, int, str, SubscribeOptions], Portion] = {}
-        """The portions that all sessions get alike, by their rows, filter and options."""
+        """The portions that are the same for all sessions, by rows, filter and options."""
         self._packed: dict[tuple[int, int], PackedPositions] = {}
         self.slices: npt.NDArray[np.uint8] | None = None
         """By row, the slice of its topic (`topicstore.sessions.shared.slices`), once a group has read the stretch."""
@@ -156,7 +156,7 @@ class Traits:
         return found
 
     def of_others(self, stretch: Stretch, client_id: str) -> npt.NDArray[np.bool_]:
-        """Return for each row of its stretch whether another client than this one published it."""
+        """Return, for each row of the stretch, whether a client other than ``client_id`` published it."""
         if self._clients is None:
             self._clients = np.array(to_list(stretch.batch.client_ids), dtype=object)
         others: npt.NDArray[np.bool_] = self._clients != client_id
@@ -166,7 +166,7 @@ class Traits:
 def portion_of(
     run: Run, stop: int, topic_filter: str, shard: int, options: SubscribeOptions, client_id: str, now: int
 ) -> Portion:
-    """Return the rows of a run before ``stop`` (a row of its stretch) that a subscription of this client gets."""
+    """Return the portion of a run, up to row ``stop`` of its stretch, for a subscription of a client."""
     start = run.rows.start
     if start >= stop:
         return Portion(topic_filter, shard, options, (), 0, None)
@@ -191,7 +191,7 @@ def portion_of(
 
 
 def rows_in(run: Run, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
-    """Return those rows of a run before ``stop`` (a row of its stretch) that a subscription of this client gets."""
+    """Return the rows of a run, up to row ``stop`` of its stretch, that are delivered to a subscription of a client."""
     start = int(run.rows.start)
     if start >= stop:
         return np.empty(0, np.intp)
@@ -202,7 +202,7 @@ def rows_in(run: Run, stop: int, options: SubscribeOptions, client_id: str, now:
 def portion_at(
     stretch: Stretch, rows: Rows, topic_filter: str, shard: int, options: SubscribeOptions, now: int
 ) -> Portion:
-    """Return those of these rows of a stretch that have not expired, as a subscription gets them."""
+    """Return the portion of these rows of a stretch, without expired messages."""
     if not len(rows):
         return Portion(topic_filter, shard, options, (), 0, None)
     traits = Traits.of(stretch)
@@ -219,7 +219,7 @@ def portion_at(
 def _wanted(
     stretch: Stretch, traits: Traits, start: int, stop: int, options: SubscribeOptions, client_id: str, now: int
 ) -> Rows | None:
-    """Return the rows from ``start`` to before ``stop`` that are to be delivered; None means all of them."""
+    """Return the rows to deliver in the half-open range from ``start`` to ``stop``; None means all of them."""
     wanted = None
     if traits.expiry is not None:
         wanted = traits.expiry.ends[start:stop] > now
@@ -259,7 +259,7 @@ def _at_most(qos: int | list[int], limit: int) -> int | list[int]:
 
 
 def rows_until(run: Run, position: int) -> int:
-    """Return the row of a run's stretch that follows the run's last row at or before a position."""
+    """Return the end, exclusive, of a run's rows at or before a position, as a row of its stretch."""
     start, stop = int(run.rows.start), int(run.rows.stop)
     if run.position <= position or start == stop:
         return stop

@@ -1,4 +1,4 @@
-"""What clients publish through their sessions: messages of one or of many, with one commit for each shard."""
+"""Publishing by clients through their sessions: messages of one client or many, with one commit for each shard."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def publish(
     *,
     partial: bool,
 ) -> PublishedRows:
-    """Publish messages, each of the session and with the packet id in its row; see `Sessions.publish`.
+    """Publish messages; row by row, their sessions are ``lives`` and their packet ids ``ids``. See `Sessions.publish`.
 
-    refused: the rows that were refused before, with their errors; others are added.
+    refused: the rows that were refused before, with their errors; newly refused rows are added.
 
-    It claims the exchanges that its packet ids are of, and holds no lock while it publishes.
+    Claims the QoS 2 exchanges of the packet ids, and holds no lock while publishing.
     """
     _check_rows(lives, messages, ids, refused, partial=partial)
     context.filters.read()
@@ -91,9 +91,9 @@ def _refuse_message(
     *,
     partial: bool,
 ) -> None:
-    """Refuse the message that an error names, and all others that can't be stored by themselves.
+    """Refuse the message that an error names, and all other messages that are invalid.
 
-    They are found all at once, because every attempt to publish costs as much as the whole batch.
+    All of them are searched for here, because every attempt to publish costs as much as the whole batch.
     """
     if bad.index is None:
         raise bad
@@ -105,7 +105,7 @@ def _refuse_message(
     for row in list(_some(range(len(messages)), refused)):
         exchange = (lives[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
         if exchange is not None and (ids[row] in lives[row].incoming or exchange in begun):
-            continue  # a repetition, which is left out, whatever it says
+            continue  # a repetition, which is left out even if it is invalid
         fault = messages.fault(row)
         if fault is not None:
             refused[row] = fault
@@ -122,7 +122,7 @@ def _refuse_overtaken(
     *,
     partial: bool,
 ) -> None:
-    """Refuse the rows of the sessions that were opened elsewhere."""
+    """Refuse the rows of the sessions that were opened elsewhere. Raises ``conflict`` if there are none."""
     overtaken = context.entrance.hold(lambda: context.commits.taken_over(new))
     if not overtaken:
         raise conflict
@@ -154,7 +154,7 @@ def _check_rows(
     *,
     partial: bool,
 ) -> None:
-    """Refuse messages that are not of their session's client, and packet ids that are none."""
+    """Refuse messages of a client other than their session's, and invalid packet ids."""
     if _all_good(lives, messages, ids):
         return
     for row, live in enumerate(lives):
@@ -169,7 +169,7 @@ def _check_rows(
 
 
 def _all_good(lives: Sequence[LiveSession], messages: Incoming, ids: Sequence[int]) -> bool:
-    """Return whether all rows are certainly good. One check of all costs a fraction of checking each."""
+    """Return True only if all rows are valid. One check of whole columns is much faster than a check of each row."""
     if not len(messages):
         return True
     mine = all(map(operator.eq, messages.client_ids, [live.client_id for live in lives]))

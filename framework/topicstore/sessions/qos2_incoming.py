@@ -1,8 +1,8 @@
-"""Messages that clients publish at QoS 2 are stored exactly once, however often they are sent.
+"""Exactly-once storing of the messages that clients publish at QoS 2.
 
-The packet id of such a message is committed in one engine write with it. Until its PUBREL comes, a message with the
-same id is a repetition (MQTT 5, section 4.3.3). The callers have claimed the exchanges, each a session and a packet
-id: none of them changes until they have committed.
+The packet id of such a message is committed in the same engine write as the message. Until its PUBREL comes, a message
+with the same id is a repetition (MQTT 5, section 4.3.3). An exchange is identified by session and packet id. The
+callers hold claims on the exchanges, which therefore don't change before the commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NewIds = dict[LiveSession, dict[int, None]]
 def exchanges_of(
     lives: Sequence[LiveSession], ids: Sequence[int], qos: Sequence[int] | None = None
 ) -> list[tuple[LiveSession, int]]:
-    """Return the exchanges of rows, which are to be claimed: of all that have a packet id, or of those of QoS 2."""
+    """Return the exchanges to claim: of the rows with a packet id that are of QoS 2 (without ``qos``, all of them)."""
     rows = zip(lives, ids, repeat(2) if qos is None else qos, strict=False)
     return [(live, number) for live, number, level in rows if level == 2 and number and type(number) is int]
 
@@ -39,7 +39,7 @@ def exchanges_of(
 def new_messages(
     lives: Sequence[LiveSession], qos: Sequence[int], ids: Sequence[int], rows: Iterable[int]
 ) -> tuple[list[int], NewIds]:
-    """Return those of the rows that are no repetitions, and the packet ids that come into use with them."""
+    """Return the rows that are not repetitions, and the packet ids that they bring into use."""
     chosen: list[int] = []
     new: NewIds = {}
     for row in rows:
@@ -60,7 +60,7 @@ def new_messages(
 
 
 def writes_of(context: SessionContext, new: NewIds) -> StateWrites:
-    """Return, by shard, the writes that commit packet ids, on condition that their sessions are current."""
+    """Return, by shard, the writes that commit packet ids, conditional on the guards of their sessions."""
     shard_of = context.states.shard_of
     guards: dict[int, list[StateWrite]] = {}
     keys: dict[int, list[bytes]] = {}
@@ -74,9 +74,9 @@ def writes_of(context: SessionContext, new: NewIds) -> StateWrites:
 
 
 def adopt_committed(context: SessionContext, new: NewIds) -> None:
-    """Note which packet ids are committed though a call failed: one shard may have failed when others had committed.
+    """After a failed call, read which packet ids were committed nevertheless: only some of the shards may have failed.
 
-    Of a session that is kept in memory this is not known: none of its new ids is in use after a call that failed.
+    For a session that is kept in memory this can't be known; none of its new ids is in use after a failed call.
     """
     for live, ids in new.items():
         if not live.stored:

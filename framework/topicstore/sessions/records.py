@@ -2,25 +2,26 @@
 
 All records of a session are in the shard of its client id. Every key begins with the byte 1
 (`topicstore.shard.state.FrameworkWrite`), which is left out here. Numbers in keys are big-endian. ``client`` is the
-client id in UTF-8, which holds no NUL, or if that has more than 64 bytes, NUL and the 40 hexadecimal digits of its
-BLAKE2b digest of 20 bytes: an engine's index holds keys, and reading any of them would take as long as all are long.
-The session's own record then has version 2, and older releases refuse it. Databases of such releases have long client
-ids in their keys; the first opening of their sessions for writing replaces them (`topicstore.sessions.long_keys`).
+client id in UTF-8, which holds no NUL. If that has more than 64 bytes, ``client`` is NUL and the 40 hexadecimal digits
+of its BLAKE2b digest of 20 bytes, because long keys in an engine's index slow down every read. The session's own record
+then has version 2, and older releases refuse it. Databases of such releases have long client ids in their keys; the
+first opening of their sessions for writing replaces them (`topicstore.sessions.long_keys`).
 Every value is a checksum (`topicstore.contract.checksums`) and a msgpack array
-that begins with the version, which is 1 unless something else is said::
+that begins with the version, which is 1 unless stated otherwise::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
                               write of the session is conditional on them, and each opening changes them.
     "sd" client               the client id that a digest stands for: [1, client id]
-    "sl" client               the session was opened and not closed: [1]. A crash leaves it there.
+    "sl" client               the session was opened and not closed: [1]. A crash leaves this key.
     "ss" client 00 number:4   a subscription: `SubscriptionRecord`
-    "sc" client 00 number:4   its place: [1, [position by shard]]: everything up to it was delivered
-    "sn" client 00 number:4   it is being sent retained messages: [1, topic]: those up to this topic were delivered
+    "sc" client 00 number:4   its place: [1, [position by shard]]: all messages up to it were delivered
+    "sn" client 00 number:4   retained messages are being sent: [1, topic]: those up to this topic were delivered
     "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
-    "sf" client 00 number:8   a flight, in the order sent: messages whose PUBACK or PUBREC is due: `FlightRecord`,
+    "sf" client 00 number:8   a flight, in the order sent: messages that wait for a PUBACK or PUBREC: `FlightRecord`,
                               of retained messages `StoredFlight`, or in version 2 `MergedFlightRecord`
-    "sp" client 00 number:8   packet ids whose PUBCOMP is due, in the order of PUBRECs: [1, 2 bytes each, little-endian]
-    "i"  client 00 id:2       an incoming QoS 2 packet id whose PUBREL is due: [1]
+    "sp" client 00 number:8   packet ids that wait for a PUBCOMP, in the order of PUBRECs: [1, 2 bytes each,
+                              little-endian]
+    "i"  client 00 id:2       an incoming QoS 2 packet id that waits for its PUBREL: [1]
     "t"  time:8 kind:1 client a timer, by the session clock: [1]; kind "e" the session ends, "w" its will is due.
                               It counts if the session's record names the same time.
     "c"                       in shard 0, the time by both clocks (`topicstore.sessions.session_clock`)
@@ -29,8 +30,8 @@ Times are microseconds by the session clock.
 
 A will is a keyed message (`topicstore.storage.keyed_messages`) under ``"w" client``.
 
-Flights and packet ids to release are numbered in one sequence. An id that is in two of them belongs to the later one:
-it was free when that was written, but the earlier one had not been rewritten yet.
+Flights and packet ids to release are numbered in one sequence. A packet id in two records belongs to the later one: the
+id was free when that record was written, but the earlier record had not been rewritten yet.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ MERGED = 2
 NAMED = 2
 """The version of the `SessionRecord` of a client id that has a digest in the keys."""
 LONGEST = 64
-"""The most bytes of a client id that is itself in the keys."""
+"""Longest client id, in bytes, that is stored in keys; longer ones are replaced by a digest."""
 NEVER = -1
 """Stored in place of a time that never comes."""
 
@@ -155,7 +156,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     guard: int
-    """A number that is higher at every opening."""
+    """A fencing token that increases at every opening."""
     created: int
     connected: bool
     expiry_interval: int
@@ -195,7 +196,7 @@ class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
     topic_filter: str
     shard: int
     options: SubscribeOptions
-    """The options of delivery, which are all that resending needs, even if the subscription has ended."""
+    """The options at delivery, by which messages are sent again even after the subscription has ended."""
     ids: int | bytes
     """The first of consecutive ids, or two bytes for each id."""
     qos: int | bytes
@@ -210,7 +211,7 @@ class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Matched(msgspec.Struct, frozen=True, array_like=True):
-    """The overlapping subscriptions that a message matched: what is needed to send it again."""
+    """The overlapping subscriptions that a message matched, as needed to send the message again."""
 
     topic_filter: str
     """The filter of one of them, by which the message is read again."""
@@ -223,14 +224,14 @@ class Matched(msgspec.Struct, frozen=True, array_like=True):
 class MergedFlightRecord(FlightRecord, frozen=True, array_like=True):
     """A flight of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping`).
 
-    It has version 2, so that an older topicstore refuses it, which would not find all its messages. The flights of one
-    subscription stay in version 1.
+    Its version is 2, so that older releases, which would not find all its messages, refuse it. Flights of a single
+    subscription have version 1.
     """
 
     matched: tuple[Matched, ...] = ()
     """The sets of subscriptions that messages of the flight matched."""
     which: bytes = b""
-    """By message, the number of its set in `matched`, as two little-endian bytes."""
+    """By message, the index of its set in `matched`, as two little-endian bytes."""
 
 
 class RetainedCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -249,20 +250,20 @@ class RetainedCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class StoredFlight(MergedFlightRecord, frozen=True, array_like=True):
-    """A flight of retained messages; every other flight is read as this, with nothing in its fields.
+    """A flight of retained messages; other flights are decoded as this type too, with empty `copies`.
 
-    A flight holds copies of its retained messages, because the same PUBLISH is sent again [MQTT-4.4.0-1] though another
-    message is retained by then, or none. In a version 1 without copies they are looked up by their topics.
+    A flight holds copies of its retained messages: the same PUBLISH must be sent again [MQTT-4.4.0-1], even if another
+    message is retained by then, or none. In records of old releases, without copies, messages are found by topic.
     """
 
     copies: tuple[RetainedCopy, ...] = ()
     """The messages of `topics`."""
     since: int = 0
-    """The time in microseconds since the epoch at which the rest of their expiry intervals was counted."""
+    """The time in microseconds since the epoch at which their remaining expiry intervals were computed."""
 
 
 class Keys:
-    """The keys of one session's state. ``old``: as releases wrote them that had no digests in keys."""
+    """The keys of one session's state. ``old``: in the form of releases that had no digests in keys."""
 
     __slots__ = ("_client", "client_id")
 
@@ -272,7 +273,7 @@ class Keys:
 
     @property
     def name(self) -> bytes | None:
-        """The key of the client id that the digest in the keys stands for; None if they have no digest."""
+        """The key under which the client id of a digest is stored; None if the session's keys have no digest."""
         return NAME + self._client if self._client[:1] == b"\0" else None
 
     @property
@@ -282,7 +283,7 @@ class Keys:
 
     @property
     def live(self) -> bytes:
-        """The key of the mark of an open session."""
+        """The key whose presence marks the session as open."""
         return LIVE + self._client
 
     @property
@@ -299,7 +300,7 @@ class Keys:
         return b"%b%b\0%b" % (PLACE, self._client, number.to_bytes(4, "big"))
 
     def retained(self, number: int) -> bytes:
-        """Return the key that records how far a subscription's retained messages were delivered."""
+        """Return the key of the last topic whose retained message was delivered to a subscription."""
         return b"%b%b\0%b" % (_RETAINED, self._client, number.to_bytes(4, "big"))
 
     def leases(self, number: int) -> bytes:
@@ -323,7 +324,7 @@ class Keys:
         return timer_key(time, kind) + self._client
 
     def prefixes(self) -> dict[str, bytes]:
-        """Return the prefixes of all the session's keys but those of the session itself, its mark and its timers."""
+        """Return the prefixes of all keys of the session, except `session`, `live` and its timers."""
         names = {
             "subscriptions": SUBSCRIPTION,
             "places": PLACE,
@@ -343,7 +344,7 @@ def copy_of(message: Message) -> RetainedCopy:
 
 
 def timer_key(time: int, kind: bytes = b"") -> bytes:
-    """Return the prefix of the keys of a time's timers."""
+    """Return the prefix of the keys of the timers due at a time."""
     return TIMER + time.to_bytes(8, "big") + kind
 
 
@@ -353,9 +354,9 @@ def timer_of(key: bytes) -> Timer:
 
 
 def owner_of(client_id: str) -> bytes:
-    """Return what stands for a client id in keys: the client id itself, or NUL and a digest, which stands for itself.
+    """Return the form of a client id in keys: the client id itself, or NUL and its digest. Idempotent.
 
-    The digest is a cryptographic one: nobody can choose a client id that has the digest of another one.
+    The digest is cryptographic, so that no client can choose a client id with the digest of another one.
     """
     client = client_id.encode()
     if len(client) <= LONGEST:
@@ -364,7 +365,7 @@ def owner_of(client_id: str) -> bytes:
 
 
 def owner_in(key: bytes, prefix: bytes) -> str:
-    """Return what stands for the client id in a key that begins with ``prefix``; see `owner_of`."""
+    """Return the form of the client id (`owner_of`) in a key that begins with ``prefix``."""
     owner = key[len(prefix) :]
     return (owner[: 1 + 2 * _DIGEST] if owner[:1] == b"\0" else owner.partition(b"\0")[0]).decode()
 
@@ -389,7 +390,7 @@ def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
 
 
 _NEWEST: dict[Any, int] = {StoredFlight: MERGED, SessionRecord: NAMED}
-"""The highest version by type of record, where it isn't `VERSION`."""
+"""The highest known version by type of record, where it isn't `VERSION`."""
 
 
 def decoder(kind: type[Any]) -> Callable[[bytes, bytes], object]:
@@ -409,11 +410,11 @@ DECODERS: Decoders = {
     INCOMING: decoder(tuple[int]),
     TIMER: decoder(tuple[int]),
 }
-"""Decoders of sessions' state, but for that of `topicstore.sessions.session_clock` and shared subscriptions."""
+"""Decoders of sessions' state, except that of `topicstore.sessions.session_clock` and of shared subscriptions."""
 
 
 def pack_positions(positions: Positions) -> PackedPositions:
-    """Return ascending positions as they are stored."""
+    """Return ascending positions in stored form."""
     if not len(positions):
         return PackedPositions(0, b"", 1)
     if len(positions) == 1:

@@ -1,4 +1,4 @@
-"""Messages of earlier connections are read again after a resumption, to be sent again (MQTT 5, section 4.4)."""
+"""Reading messages in flight again after a resumption, to send them again (MQTT 5, section 4.4)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["delivery_again", "read_again"]
 
 
 def read_again(flight: Flight, rows: list[int], hub: Hub, retained: RetainedMessages) -> dict[int, Message | None]:
-    """Return the messages of these rows of a flight; None for those that were removed.
+    """Return the messages of these rows of a flight; None for messages that were deleted.
 
-    They don't expire any more [MQTT-4.3.3-7].
+    Messages in flight don't expire [MQTT-4.3.3-7].
     """
     if flight.copies:
         return {row: flight.copies[row] for row in rows}
@@ -33,7 +33,7 @@ def read_again(flight: Flight, rows: list[int], hub: Hub, retained: RetainedMess
 
 
 def _by_filter(flight: Flight, rows: list[int]) -> dict[str, list[int]]:
-    """Return the rows by the filter to read them by."""
+    """Group rows by the topic filter with which their messages are read."""
     if not flight.matched:
         return {flight.topic_filter: rows}
     by_filter: dict[str, list[int]] = {}
@@ -43,7 +43,7 @@ def _by_filter(flight: Flight, rows: list[int]) -> dict[str, list[int]]:
 
 
 def delivery_again(flight: Flight, packet_id: int, row: int, message: Message, now: int) -> Publish:
-    """Return the packet by which a row of a flight is sent again, under its packet id."""
+    """Return the PUBLISH that sends a row of a flight again, with DUP and the same packet id."""
     options, retained, matched = flight.options, bool(flight.topics), flight.matched_of(row)
     as_published = options.retain_as_published
     identifiers: tuple[int, ...] = (options.identifier,) if options.identifier else ()

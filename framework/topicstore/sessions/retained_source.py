@@ -1,15 +1,15 @@
-"""The retained messages that a subscription is sent, before the messages of its streams.
+"""The retained messages that are sent to a new subscription before its other messages.
 
-They are looked up in pages while the client has room, not when it subscribes. So each is the one that its topic has
-when its page is read: one that was replaced after the client subscribed is sent in its newer form, and one that was
-cleared or has expired is not sent (MQTT 5, section 3.3.1.3, leaves open which of these is right at which moment).
+They are looked up in pages while the client's window has room, not at the time of the SUBSCRIBE. So a retained message
+that was replaced after the SUBSCRIBE is sent in its newer form, and one that was cleared or has expired is not sent
+(MQTT 5, section 3.3.1.3, leaves this open).
 
-The subscription's other messages wait until the last retained one is handed out. Each of them is either newer than the
-retained message of its topic or followed by that one, so what a client was sent last for a topic is what was published
-last for it. A retained message that can't be read therefore holds up its subscription, and `Session.failure` says so.
+The subscription's other messages wait until the last retained message is handed out. So for each topic, the last
+message that a client receives is the last one that was published. A retained message that can't be read therefore
+blocks its subscription, and `Session.failure` shows the error.
 
-A subscription with a ``start`` gets no retained message that its stream brings in any case, because it was stored and
-comes after the start. Those that were set before the start, or are not in the streams, come first all the same.
+With a ``start`` in the past, a retained message that the replay delivers anyway is left out. Retained messages that
+were set before the start, or are not stored in the streams, are sent first.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .sources import FeedSource, Source
 __all__ = ["RetainedSource"]
 
 _FEWEST, _MOST = 64, 256
-"""How many messages are looked up at a time: not fewer, however little room there is, because the others are kept for
-the next reads; not more, because others wait meanwhile."""
+"""Smallest and largest number of messages in a look-up. A page may exceed the room in the window, as the rest is kept
+for the next reads. The upper limit bounds the time for which other calls wait."""
 
 
 class RetainedSource(Source):
-    """The retained messages that a subscription is sent, in order of topics.
+    """The retained messages that are sent to one subscription, in order of topics.
 
-    The last topic that was delivered is its place. After a resumption it goes on after that topic, with the retained
-    messages that there are then.
+    The place is the last topic that was delivered. After a resumption, reading continues after that topic, with the
+    retained messages that exist then.
     """
 
     __slots__ = (
@@ -60,15 +60,15 @@ class RetainedSource(Source):
         "topic_filter",
     )
 
-    cost = 16  # it looks up a page
+    cost = 16  # a read looks up a page
 
     def __init__(
         self, keys: Keys, feed: FeedSource, messages: RetainedMessages, *, replays: bool, behind: str | None = None
     ) -> None:
         """Send the retained messages of a subscription.
 
-        replays: whether some of them may be in what its stream has still to read.
-        behind:  the last topic sent, if that is stored.
+        replays: whether the subscription may still deliver some of them from the stored messages.
+        behind:  the last topic sent, as stored; None for a new sending.
         """
         self.topic_filter = feed.topic_filter
         self.number = feed.number
@@ -78,15 +78,15 @@ class RetainedSource(Source):
         self._messages = messages
         self._replays = replays
         self._options = feed.options
-        """The options of now: a later change is not for these messages, which may be sent without packet ids."""
+        """The options at the SUBSCRIBE; a later change doesn't affect these messages."""
         self._page: collections.deque[Message] = collections.deque()
-        """Messages that are read and not handed out."""
+        """Messages that are read but not handed out."""
         self._since = 0
-        """The time at which the rest of the expiry intervals of these was counted."""
+        """The time at which the remaining expiry intervals of `_page` were computed."""
         self._following: str | None = behind + "\0" if behind else ""
         """The start of the next page; None after the last one."""
         self._began: str | None = self._following
-        """The start of what isn't settled; None if all is."""
+        """The topic at which unsettled messages start; None if all are settled."""
         self._sent = behind or ""
         """The last topic that was handed out."""
         self._moved = False
@@ -94,26 +94,26 @@ class RetainedSource(Source):
         """Whether a page could not be read."""
 
     def begin(self) -> None:
-        """Let the subscription's other messages wait."""
+        """Hold back the subscription's other messages."""
         self._feed.hold()
 
     @property
     def done(self) -> bool:
-        """Whether everything was handed out."""
+        """Whether all retained messages were handed out."""
         return self._began is None
 
     @property
     def ended(self) -> bool:
-        """Whether all is read, and handed out once it is committed."""
+        """Whether all retained messages were read; they are handed out after the next commit."""
         return self._following is None and not self._page
 
     def everything(self) -> list[StateWrite]:
-        """Return the writes that record that these messages are to be sent, or remove the record of earlier ones."""
+        """Return the writes that store the start of this sending or, at QoS 0, remove the record of an earlier one."""
         key = self._keys.retained(self.number)
         return [put(key, (VERSION, "")) if self.limited else FrameworkWrite(key, None)]
 
     def read(self, limit: int, now: int) -> Portion | None:
-        """Return at most ``limit`` of the next messages; None if all were returned. Reads a page at most."""
+        """Return at most ``limit`` of the next messages; None if all were returned. Reads at most one page."""
         if self.ended or self._failing:
             return None
         if not self._page and self._following is not None:
@@ -130,11 +130,11 @@ class RetainedSource(Source):
             self._sent = taken[-1].topic
         self._moved = bool(self._moved or taken or self.ended)
         if self.ended:
-            self._feed.release()  # what it reads from now on is committed with this or later
+            self._feed.release()  # messages that it reads after this are committed together with these or later
         return self._portion(taken, now)
 
     def _not_replayed(self, messages: Sequence[Message]) -> list[Message]:
-        """Return those of retained messages that the stream, which waits meanwhile, won't bring."""
+        """Return the retained messages that the subscription, held back meanwhile, won't deliver from the streams."""
         places = self._messages.places([message.topic for message in messages])
         wanted: dict[int, list[int]] = {}
         for shard, position in places:
@@ -149,7 +149,7 @@ class RetainedSource(Source):
 
     def _portion(self, taken: list[Message], now: int) -> Portion:
         options = self._options
-        left = [left_of(message, self._since, now) for message in taken]  # lowered when found
+        left = [left_of(message, self._since, now) for message in taken]  # their intervals were reduced at `_since`
         messages = [message for message, seconds in zip(taken, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
         expiry = [seconds for seconds in left if seconds != 0]
@@ -157,7 +157,7 @@ class RetainedSource(Source):
 
     @property
     def urgent(self) -> bool:
-        """Whether the place is to be committed though there is nothing to hand out: before the other messages are."""
+        """Whether the end must be committed even without messages, before the subscription's other messages."""
         return self.ended and self._moved
 
     def writes(self) -> list[StateWrite]:
@@ -168,12 +168,12 @@ class RetainedSource(Source):
         return [FrameworkWrite(key, None) if self.ended else put(key, (VERSION, self._sent))]
 
     def settled(self) -> None:
-        """Note that the messages read since are handed out, and the place stored."""
+        """Make the place final: the messages read since are handed out, and `writes` are committed."""
         self._began = self._sent + "\0" if self._page else self._following
         self._moved = False
 
     def rewind(self) -> None:
-        """Go back to the last `settled`: the messages read since are read again."""
+        """Return to the place of the last `settled`, so that the messages read since are read again."""
         if self._moved:
             self._page.clear()
             self._following, self._moved = self._began, False
@@ -181,8 +181,8 @@ class RetainedSource(Source):
             self._feed.hold()
 
     def try_again(self) -> None:
-        """Read the page again that failed."""
+        """Read the page that failed again."""
         self._failing = False
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: the source holds no resources."""

@@ -28,11 +28,11 @@ __all__ = ["Session", "lives_of"]
 
 
 class Session:
-    """A connected client's session, made by `Sessions.open`. All methods may be called from any thread.
+    """A connected client's session, created by `Sessions.open`. All methods are thread-safe.
 
-    What a server calls in its event loop never waits, neither for a lock nor for the engine: `alive`, `puback`,
+    The methods that a server calls in its event loop never block on a lock or on the engine: `alive`, `puback`,
     `pubrec`, `pubcomp`, `pause`, `resume`, `ask_again`, `status` and the attributes. The other methods read or commit,
-    and may wait.
+    and may block.
 
     After its client has connected again, or the session was kicked, or the database was closed, every method raises
     `SessionEndedError` (in the first case its subclass `SessionTakenOverError`), and ``on_end`` has been called.
@@ -67,27 +67,27 @@ class Session:
 
     @property
     def receive_maximum(self) -> int:
-        """How many messages of QoS 1 and 2 may be sent but not acknowledged."""
+        """The largest number of messages of QoS 1 and 2 that may be in flight (MQTT 5, section 4.9)."""
         return self._live.receive_maximum
 
     @property
     def keep_alive(self) -> float:
-        """Keep-alive in seconds: a client that is silent for one and a half times as long is lost; 0: no limit."""
+        """The keep alive in seconds: a connection silent for 1.5 times as long counts as lost. 0: no limit."""
         return self._live.keep_alive
 
     @property
     def filters(self) -> int:
-        """How many subscriptions it has; the sessions that end together are chosen by it."""
+        """The number of subscriptions, by which a server bounds the sessions that it ends in one call."""
         return len(self._live.sources)
 
     @property
     def ended(self) -> Ended | None:
-        """Why the object can't be used any more; None while it can."""
+        """The reason why this object can't be used any more; None while the session is connected."""
         return self._live.ended
 
     @property
     def failure(self) -> TopicstoreError | None:
-        """Why something can't be read or committed at the moment, which will be tried again; None if nothing failed."""
+        """The last error of reading or committing, until the next tick retries; None if nothing failed."""
         return self._live.failure
 
     # --- subscriptions ---
@@ -103,25 +103,26 @@ class Session:
         subscription_identifier: int = 0,
         start: Start = None,
     ) -> SubscribeResult:
-        """Subscribe, or change the options of a subscription; say which it was. It is committed on return.
+        """Subscribe, or change the options of a subscription; the result says which. The change is committed on return.
 
-        start: where to begin. By default that is now or, if there is a subscription with this filter, its place;
-               messages stored before the change are delivered by the earlier options. A time, a place or
-               ``"beginning"`` replays stored messages from there, whether or not the session existed then
-               (`topicstore.sessions.Start`).
+        start: where to begin. By default a new subscription begins at the end of the stored messages, and an existing
+               one with this filter keeps its place; messages stored before the change are delivered by the earlier
+               options. A time, a place or ``"beginning"`` replays stored messages from there, whether or not the
+               session existed then (`topicstore.sessions.Start`).
 
         At QoS 1 and 2 all matching messages are stored from now on, and delivered however long the client is away. At
-        QoS 0 only messages that come while it is connected are delivered. A message that matches several subscriptions
-        is delivered once for each, with its subscription identifier, or once for all of them: see ``overlapping`` of
-        `Sessions.open` (MQTT 5, section 3.3.4).
+        QoS 0 only messages published while the client is connected are delivered. A message that matches several
+        subscriptions is delivered once for each, with its subscription identifier, or once for all of them: see
+        ``overlapping`` of `Sessions.open` (MQTT 5, section 3.3.4).
 
-        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`), if
-        these, by its start, don't have the same ones. They are read in pages as they are delivered, each as it is then.
+        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`).
+        A retained message that the replay from ``start`` delivers anyway is left out. They are read in pages during
+        delivery, so a client receives each retained message as it is when its page is read.
 
         A filter ``$share/<name>/<filter>`` makes a shared subscription (`topicstore.sessions.shared`, MQTT 5, section
-        4.8.2): each message is delivered to one of the sessions that share it, also at QoS 0 from the stored messages.
-        ``start`` applies to the first of them; options hold from now on; there are no retained messages, and
-        ``no_local`` is refused [MQTT-3.8.3-4].
+        4.8.2): each message is delivered to one of the sessions that share it, from the stored messages also at QoS 0.
+        ``start`` applies only if the session is the first to join. Options hold from now on. Retained messages are not
+        sent, and ``no_local`` is refused [MQTT-3.8.3-4].
 
         Raises `InvalidFilterError`, `InvalidArgumentError`.
         """
@@ -139,21 +140,21 @@ class Session:
     # --- delivering ---
 
     def deliver(self, limit: int = 1_000, *, max_bytes: int | None = None) -> list[Publish | PubRel]:
-        """Return what to send now: at most about ``limit`` messages, none if none wait or the window is full.
+        """Return the packets to send now: at most about ``limit`` messages, none if none wait or the window is full.
 
-        A call reads a bounded number of times. So it may also return none, though some wait, in a session with hundreds
-        of subscriptions that all may have something; then `Sessions.wait` returns True at once.
+        A call reads a bounded number of times. So in a session with hundreds of subscriptions it may return no packets
+        although messages wait; then `Sessions.wait` returns True at once.
 
-        max_bytes: how many bytes their payloads have at most, though it is at least one message; None: any number; see
-                   `Sessions.deliver`.
+        max_bytes: the most bytes that the payloads have together, though at least one message is returned; None: no
+                   limit. See `Sessions.deliver`.
 
         Their packet ids, and the PUBRECs of the `PubRel`s, are committed before it returns. After a resumption the
         unacknowledged packets come first (MQTT 5, sections 4.4 and 4.6): the PUBRELs in the order of their PUBRECs,
         then the messages in the order they were sent, with ``dup``. Messages that were deleted or dropped, or have
         expired, in the meantime are left out: at QoS 1 their packet ids are free; at QoS 2, where the client may still
-        hold the id, the exchange goes on with a `PubRel`.
+        hold the id, the exchange continues with a `PubRel`.
 
-        Raises the errors of reading and committing; then nothing was handed out, and the call may be repeated.
+        Raises the errors of reading and committing; then no packet was handed out, and the call may be repeated.
         """
         check_max_bytes(max_bytes)
         return self._context.dispatcher.claims.of([self._live], partial(self._deliver_locked, limit, max_bytes))
@@ -174,27 +175,28 @@ class Session:
                 live.rewind()
                 raise
             if packets or live.unsent() == unsent:
-                return packets  # otherwise all that it was to send again has vanished, and newer messages may wait
+                return packets  # otherwise all messages to be sent again were deleted, and newer messages may wait
 
     def pause(self) -> None:
-        """Hand out nothing more, at no QoS, until `resume`: the client's socket is full. Never waits.
+        """Stop deliveries of every QoS until `resume`, for example because the client's socket is full. Never blocks.
 
-        What a `deliver` that is under way has taken still comes. Stored messages stay where they are; of those that are
-        stored nowhere, the last 10,000 of each subscription wait, and older ones count as `SessionStatus.missed`. In
-        shared subscriptions it counts as slow, so that others get its share. May be called twice.
+        A `deliver` that is under way still returns the packets that it has taken. Stored messages stay stored. Of
+        messages that are not stored, the last 10,000 of each subscription wait, and older ones count as
+        `SessionStatus.missed`. In shared subscriptions the session counts as slow, so that other members get its share.
+        Idempotent.
         """
         self._check()
         self._live.pause()
 
     def resume(self) -> None:
-        """End `pause`. Never waits. May be called although it isn't paused."""
+        """End `pause`. Never blocks. Does nothing if the session isn't paused."""
         self._check()
         self._live.resume()
 
     def restrict(self, allow: Allow | None) -> None:
-        """Have another ``allow`` (`Sessions.open`) hold from now on: the client's rights have changed. None: all.
+        """Replace ``allow`` (`Sessions.open`), because the client's rights have changed. None allows every message.
 
-        It is asked for every message that is not handed out yet, also for those that have packet ids.
+        The new ``allow`` is asked about every message that is not handed out yet, also about those with packet ids.
         """
 
         def restrict() -> None:
@@ -204,9 +206,9 @@ class Session:
         self._context.dispatcher.claims.of([self._live], restrict)
 
     def ask_again(self) -> None:
-        """Ask ``allow`` (`Sessions.open`) again for the messages of which it didn't know whether they may be sent.
+        """Ask ``allow`` (`Sessions.open`) again about the messages for which it answered None.
 
-        Never waits. May be called although nothing waits for an answer.
+        Never blocks. Does nothing if no message waits for an answer.
         """
         self._check()
         self._live.ask_again()
@@ -214,10 +216,10 @@ class Session:
     # --- acknowledgements ---
 
     def puback(self, *packet_ids: int) -> int:
-        """Record the PUBACKs of messages of QoS 1; return how many of them were due.
+        """Record the PUBACKs of messages of QoS 1; return the number of packet ids that waited for one.
 
         They are committed at the next checkpoint, or with the first delivery after the last PUBACK of their flight.
-        Never waits.
+        Never blocks.
         """
         return self._acknowledge(self._window.puback_many, packet_ids)
 
@@ -225,14 +227,14 @@ class Session:
         """Record the PUBRECs of messages of QoS 2; return how many of the packet ids are in an exchange of QoS 2.
 
         The next `deliver` commits them and returns a `PubRel` for each. With ``accepted`` False (a reason code of 0x80
-        or above) the exchanges end (MQTT 5, section 4.3.3). Never waits.
+        or above) the exchanges end (MQTT 5, section 4.3.3). Never blocks.
         """
         return self._acknowledge(partial(self._window.pubrec_many, accepted=accepted), packet_ids)
 
     def pubcomp(self, *packet_ids: int) -> int:
-        """Record the PUBCOMPs of messages of QoS 2; return how many of them were due. Committed as in `puback`.
+        """Record the PUBCOMPs of messages of QoS 2; return the number of packet ids that waited for one.
 
-        Never waits.
+        They are committed as PUBACKs are (`puback`). Never blocks.
         """
         return self._acknowledge(self._window.pubcomp_many, packet_ids)
 
@@ -246,7 +248,7 @@ class Session:
             self._live.acknowledged()
         return count
 
-    # --- what the client publishes ---
+    # --- publishing ---
 
     def publish(self, messages: Iterable[Message], packet_ids: Sequence[int] | None = None) -> PublishResult:
         """Publish messages of this client through `Database.publish`; return the result for the new ones.
@@ -254,9 +256,9 @@ class Session:
         packet_ids: the packet id of each message. At QoS 2 it is committed in one engine write with the message, and
                     until its `pubrel` a message with the same id is a repetition, and left out (MQTT 5, section 4.3.3).
 
-        When it returns, a PUBREC or PUBACK may be sent for all messages, whether or not they were new. Raises the
-        errors of `Database.publish`; then nothing was stored. The index of an `InvalidMessageError` counts all
-        messages of the call, with repetitions.
+        On return, a PUBREC or PUBACK may be sent for all messages, whether or not they were new. Raises the errors of
+        `Database.publish`; then no message was stored. The index of an `InvalidMessageError` counts all messages of the
+        call, including repetitions.
         """
         batch = list(messages)
         ids = [0] * len(batch) if packet_ids is None else list(packet_ids)
@@ -267,9 +269,10 @@ class Session:
         return publish(self._context, [self._live] * len(batch), given, ids, refused, partial=False).result
 
     def pubrel(self, *packet_ids: int) -> int:
-        """Free the packet ids of incoming PUBRELs; return how many were in use. They are committed on return.
+        """Free the packet ids of incoming PUBRELs; return the number that were in use. Durable on return.
 
-        A PUBCOMP may then be sent for all of them, whether or not they were in use. `Sessions.pubrel` says which were.
+        A PUBCOMP may then be sent for all of them, whether or not they were in use. `Sessions.pubrel` returns which
+        were in use.
         """
         for packet_id in packet_ids:
             if type(packet_id) is not int:
@@ -278,10 +281,10 @@ class Session:
         freed = free_all(self._context, [self._live] * len(packet_ids), packet_ids, partial=False)
         return sum(freed.known)
 
-    # --- its end ---
+    # --- ending ---
 
     def alive(self) -> None:
-        """Note that the client sent a PINGREQ or another packet that is passed to no other method. Never waits."""
+        """Record that the client sent a PINGREQ or another packet that is passed to no other method. Never blocks."""
         self._heard()
 
     def checkpoint(self) -> None:
@@ -295,8 +298,9 @@ class Session:
         self._context.dispatcher.claims.of([self._live], claimed)
 
     def disconnect(self, *, send_will: bool = False, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
-        """End the connection after a DISCONNECT: commit everything, and drop the will or publish it if ``send_will``.
+        """End the connection after a DISCONNECT. All changes are committed.
 
+        send_will:       publish the will after its delay; by default the will is discarded.
         expiry_interval: a timedelta or seconds, or None for never, in place of the value that the session was
                          opened with.
         """
@@ -313,10 +317,10 @@ class Session:
 
         self._context.dispatcher.claims.all(claimed)
 
-    # --- looking ---
+    # --- inspecting ---
 
     def status(self) -> SessionStatus:
-        """Return what the session has in flight and waits for. Never waits; `lag` says how many messages are unread."""
+        """Return what the session has in flight and waits for. Never blocks. For the unread messages, see `lag`."""
         dispatcher, live = self._context.dispatcher, self._live
         dispatcher.check_process()
         sources, since = list(live.sources.values()), live.stuck_since
@@ -333,12 +337,12 @@ class Session:
         )
 
     def lag(self) -> dict[str, Lag]:
-        """Return, by filter, how far the deliveries lag behind the stored messages; see `Sessions.lag`."""
+        """Return, by filter, the lag of the deliveries behind the stored messages; see `Sessions.lag`."""
         self._context.entrance.hold(self._live.check)
         return self._context.lag(self.client_id)[self.client_id]
 
     def _heard(self) -> None:
-        """Note that the client was heard of; raise if the object can't be used any more."""
+        """Record that the client sent a packet; raise if the object can't be used any more."""
         live, dispatcher = self._live, self._context.dispatcher
         if live.keep_alive:
             live.seen = dispatcher.steady()

@@ -1,14 +1,14 @@
-"""`SessionClock`: the clock by which sessions end and wills are due. It doesn't jump, and goes on across restarts.
+"""`SessionClock`: the clock by which sessions expire and wills are due. It doesn't jump, and continues after restarts.
 
-It starts at the wall clock's time. While a process has the database open, it advances by the monotonic clock; from one
-process to the next, by the time that has passed according to the wall clock, or not at all if that went back. Stored
-times are times of this clock, and need no change when the wall clock is set: the next opening only has to know the time
-by both clocks at one moment since: `_Moment`, in the state of shard 0 (`topicstore.sessions.records`). Without that
-record the two clocks are equal.
+It starts at the wall clock's time. While a process has the database open, it advances by the monotonic clock. From one
+process to the next it advances by the wall clock's progress, or not at all if the wall clock went back. Stored times
+are times of this clock, and stay valid when the wall clock is set. The next opening only needs one pair of times by
+both clocks after that: a `_Moment` in the state of shard 0 (`topicstore.sessions.records`). Without that record the two
+clocks are equal.
 
-The record is written as soon as a tick finds that the wall clock was set, and also at intervals, so that a wall clock
-that is wrong when the database is opened again can't set this clock back far. A jump that no tick has noticed before a
-crash, or one while no process is running, can't be told from time that passes.
+The record is written when a tick finds that the wall clock was set, and also at intervals. So a wall clock that is
+wrong at the next opening can't set this clock back far. A jump that no tick noticed before a crash, or that occurs
+while no process is running, can't be distinguished from elapsed time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .records import CLOCK, VERSION, decode, decoder, put
 __all__ = ["DECODERS", "SessionClock", "microseconds"]
 
 _TOLERANCE = 1_000_000
-"""Microseconds by which the wall clock may be set without a record. Ticks are not more precise either."""
+"""Microseconds by which the wall clock may change without a new record; ticks have the same precision."""
 _NOTED_EVERY = 3_600_000_000
-"""Microseconds after which the clocks are recorded even if none was set."""
+"""Microseconds after which the record is renewed even if the wall clock was not set."""
 
 
 class _Moment(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +54,7 @@ class SessionClock:
         noted = _Moment(VERSION) if stored is None else decode(CLOCK, stored, _Moment)
         self._behind_steady = present - noted.sessions - max(present - noted.wall, 0)
         self._behind_wall = self._behind_steady
-        """How far it was behind the wall clock when that was last recorded, or when the database was opened."""
+        """The wall clock's time minus this clock's, in microseconds, at the last record or opening."""
         self._note_at = 0
 
     def __call__(self) -> int:
@@ -62,11 +62,11 @@ class SessionClock:
         return self._steady() - self._behind_steady
 
     def wall(self, time: int) -> int:
-        """Return a time of this clock as a time of the wall clock as that is set now."""
+        """Convert a time of this clock to the wall clock, in microseconds since the epoch."""
         return time + self._behind_wall
 
     def note(self) -> None:
-        """Commit the time by both clocks, if the stored record no longer holds. Raises the errors of writing state."""
+        """Commit the time by both clocks, if the stored record is outdated. Raises the errors of writing state."""
         now, behind = self(), self._behind_steady + self._steady.behind()
         if now >= self._note_at or abs(behind - self._behind_wall) >= _TOLERANCE:
             self._state.write([put(CLOCK, _Moment(VERSION, now + behind, now))])
@@ -75,5 +75,5 @@ class SessionClock:
 
 
 def microseconds(seconds: float) -> int:
-    """Return seconds as the whole microseconds that records hold."""
+    """Convert seconds to whole microseconds, the unit of records."""
     return round(seconds * 1e6)

@@ -1,8 +1,7 @@
 """`SessionState`: sessions as they are stored, and the writes that change them.
 
-Every change of a session as a whole (it is opened, its connection ends, it ends) is one new `SessionRecord`, written on
-condition that the old one is still there. The timers that it names and the mark of an open session change in the same
-engine write.
+Opening a session, ending its connection and ending the session each replace its `SessionRecord` by compare-and-set.
+The record's timers, and the key that marks a session as open, change in the same engine write.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ _CHUNK = 1_000
 
 
 Followed = tuple[SubscriptionRecord, list[int] | None, str | None]
-"""A stored subscription, its place if it has one, and the topic up to which retained messages were sent, if some are
-left."""
+"""A stored subscription, its place if it has one, and the last topic whose retained message was sent, if some are
+left to send."""
 
 
 @attrs.frozen
 class Found:
-    """A session as it was found: its record, and the stored bytes on which later writes are conditional."""
+    """A session as it was read: its record, and the stored bytes that later writes compare (compare-and-set)."""
 
     client_id: str
     stored: bytes
@@ -67,13 +66,13 @@ class Found:
 
     @property
     def guard(self) -> StateWrite:
-        """Return a write that changes nothing, and fails if the session has changed since it was found."""
+        """Return a write that changes nothing, and fails if the session has changed since it was read."""
         key = Keys(self.client_id).session
         return FrameworkWrite(key, self.stored, expect=self.stored)
 
 
 def encode_session(client_id: str, record: SessionRecord) -> Found:
-    """Return a session with the bytes by which it is to be stored."""
+    """Return a session with its record in stored form."""
     keys = Keys(client_id)
     if keys.name is not None:
         record = msgspec.structs.replace(record, version=NAMED)
@@ -83,7 +82,7 @@ def encode_session(client_id: str, record: SessionRecord) -> Found:
 class SessionState:
     """The stored sessions of one open database. Methods raise the errors of reading and writing state.
 
-    released: calls a function, with which an engine writes, without the sessions' lock.
+    released: calls a function without the sessions' lock; used for engine writes.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class SessionState:
         self.shard_of = shard_of
         self.counts = StoredCounts(self._users)
         self.old: frozenset[str] = frozenset()
-        """The clients whose sessions are stored as releases did that had no digests in keys. Set once, at first."""
+        """The client ids whose sessions were stored by releases without digests in keys. Set once, when opening."""
 
     # --- reading ---
 
@@ -126,7 +125,7 @@ class SessionState:
         return [stored[client_id] for client_id in client_ids]
 
     def info(self, found: Found, wall: Callable[[int], int]) -> SessionInfo:
-        """Return a session's information. ``wall`` turns a time of the sessions' clock into one of the wall clock."""
+        """Return a session's information. ``wall`` converts a time of the sessions' clock to the wall clock."""
         record, client_id = found.record, found.client_id
         subscriptions = [subscription for _, subscription in self.subscriptions(client_id)]
         return SessionInfo(
@@ -167,7 +166,7 @@ class SessionState:
     def client_of(self, owner: str) -> str:
         """Return the client id that ``owner`` stands for; see `topicstore.sessions.records.owner_of`.
 
-        It is ``owner`` itself if that is a client id, and if its session has gone.
+        Returns ``owner`` itself if that is a client id, or if the session has been removed.
         """
         if owner[:1] == "\0":
             key = NAME + owner.encode()
@@ -194,7 +193,7 @@ class SessionState:
         return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, list[int]])[1] for key, value in found}
 
     def followed(self, client_id: str) -> dict[int, Callable[[], Followed]]:
-        """Return, by number, what returns a stored subscription of a session, which is decoded then."""
+        """Return the stored subscriptions of a session, by number, as functions that decode them when called."""
         parts = [
             {int.from_bytes(key[-4:], "big"): (key, value) for key, value in self._of(client_id, part)}
             for part in ("subscriptions", "places", "retained")
@@ -237,13 +236,13 @@ class SessionState:
         self.write(self.shard_of(client_id), writes)
 
     def all_current(self, found: Sequence[Found]) -> list[bool]:
-        """Say of each session whether it is still as it was found."""
+        """Return, for each session, whether its stored record is still the same."""
         now = self._stored([one.client_id for one in found])
         return [one.stored == stored for one, stored in zip(found, now, strict=True)]
 
     @staticmethod
     def change(client_id: str, before: Found | None, after: Found) -> list[StateWrite]:
-        """Return the writes that turn one record of a session into another, with its mark and timers."""
+        """Return the writes that replace a session's record, its timers, and the key that marks it as open."""
         keys = Keys(client_id)
         writes: list[StateWrite] = [
             FrameworkWrite(keys.session, after.stored, expect=None if before is None else before.stored)
@@ -262,9 +261,10 @@ class SessionState:
         return writes
 
     def remove(self, found: Found) -> bool:
-        """Remove a session with all its records; return False if it has changed since it was found.
+        """Remove a session with all its records; return False if it has changed since it was read.
 
-        A crash in between leaves a record that says that it is ending, and its mark, by which the rest is removed.
+        Takes several writes if there are many records. A crash between them leaves a record with ``ending`` set and
+        the key of an open session, so that recovery removes the rest.
         """
         keys = Keys(found.client_id)
         ending = encode_session(found.client_id, msgspec.structs.replace(found.record, ending=True))

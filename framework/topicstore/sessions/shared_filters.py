@@ -14,7 +14,7 @@ _SHARE = "$share"
 
 @attrs.frozen
 class SharedFilter:
-    """The parts of a shared subscription's filter. Groups are identified by all of it."""
+    """The parts of a shared subscription's filter. The whole filter identifies a group."""
 
     text: str
     name: str
@@ -23,7 +23,7 @@ class SharedFilter:
 
 
 def is_shared(text: str) -> bool:
-    """Return whether the filter of a subscription is that of a shared one."""
+    """Return whether a filter is that of a shared subscription."""
     return text.startswith(_SHARE) and text[len(_SHARE) :][:1] in ("", "/")
 
 
@@ -36,5 +36,5 @@ def parse_shared(text: str) -> SharedFilter:
 
 
 def read_filter(text: str) -> TopicFilter:
-    """Return the topic filter that a subscription with this filter reads."""
+    """Return the topic filter of a subscription, without the ``$share/<name>/`` of a shared one."""
     return parse_shared(text).topic_filter if is_shared(text) else TopicFilter(text)

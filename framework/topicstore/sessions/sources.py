@@ -1,7 +1,8 @@
 """The sources of a subscription's messages.
 
-A `Source` reads on from its place, and returns the writes that store the place. The place moves as messages are taken;
-`Source.settled` is called when it was stored, `Source.rewind` when that failed: then the messages are read again.
+A `Source` is a cursor: it reads messages after its place, and returns the writes that store the place. Reading moves
+the place. The caller calls `Source.settled` after the place was stored, or `Source.rewind` if storing it failed; then
+the messages are read again.
 """
 
 from __future__ import annotations
@@ -30,35 +31,34 @@ from .records import VERSION, Era, Keys, SubscriptionRecord, put
 __all__ = ["FeedSource", "Live", "Source", "Union", "closing"]
 
 Live = tuple[int, list[int], int, Message, SubscribeOptions]
-"""A message stored nowhere: its publisher's shard, by shard the highest position that was visible when it was published
-(what is up to there in its publisher's shard is delivered before it), its time, the message, and the options at that
-time."""
+"""A message that is not stored: its publisher's shard; the watermarks, by shard, when it was published; its time; the
+message; the options at that time. Stored messages of its publisher's shard up to the watermark are delivered first."""
 
 
 class Source(ABC):
     """The messages of one subscription of a session. Used under the dispatcher's lock.
 
-    It calls ``ready``, an argument of its constructor, when there may be something to read after there was nothing.
+    A source calls ``ready``, an argument of its constructor, when it may have messages to read after it had none.
     """
 
     __slots__ = ()
 
     topic_filter: TopicFilter
     limited: bool
-    """Whether some of its messages need a packet id, so that it is read only while the session has room."""
+    """Whether some of its messages need a packet id, so that it is read only while the window has room."""
     cost = 1
-    """The part of its session's turn that a `read` takes."""
+    """The number of reads for which one `read` counts in a session's turn."""
 
     @abstractmethod
     def read(self, limit: int, now: int) -> Portion | None:
         """Return at most ``limit`` of the next messages; None if there are none now.
 
-        A portion may be empty though more follows. ``now`` is in microseconds since the epoch. After an error, what
-        could not be read counts as nothing until `try_again`: otherwise its session would never come to rest.
+        A portion may be empty though more messages follow. ``now`` is in microseconds since the epoch. After an error,
+        the shard that failed is not read until `try_again`, so that its session doesn't retry in a loop.
         """
 
     def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
-        """Return the portion that was read last with those messages only that the client may be sent.
+        """Return the portion that was read last, with only the messages that ``answers`` allows.
 
         The others count as delivered.
         """
@@ -70,27 +70,27 @@ class Source(ABC):
 
     @abstractmethod
     def settled(self) -> None:
-        """Note that the messages read since are handed out, and `writes` committed."""
+        """Make the place final: the messages read since are handed out, and `writes` are committed."""
 
     @abstractmethod
     def rewind(self) -> None:
-        """Go back to the last `settled`: the messages read since were not handed out, and are read again."""
+        """Return to the place of the last `settled`, so that the messages read since are read again."""
 
     @abstractmethod
     def close(self) -> None:
-        """End reading: the source is not used any more."""
+        """Stop reading. The source must not be used afterwards."""
 
     @property
     def urgent(self) -> bool:
-        """Whether `writes` are to be committed at once, even if there is nothing to hand out with them."""
+        """Whether `writes` must be committed at once, even if no message is handed out with them."""
         return False
 
     @abstractmethod
     def try_again(self) -> None:
-        """Let `read` try again after an error that it raised."""
+        """Read again the shards whose `read` raised an error."""
 
     def parts(self) -> list[Source]:
-        """Return the sources that `read` reads for: itself, and those whose places it moves, if these are others."""
+        """Return the sources whose places `read` moves, including this one."""
         return [self]
 
 
@@ -98,27 +98,27 @@ class Union(Protocol):
     """Subscriptions of one session that overlap and are read together (`topicstore.sessions.overlapping`)."""
 
     def wake(self, source: FeedSource) -> None:
-        """Note that one of them has something to read."""
+        """Record that one of the subscriptions has messages to read."""
 
     def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
-        """Take messages stored nowhere that one of them matches."""
+        """Queue messages that are not stored and match one of the subscriptions."""
 
     def counts_for(self, source: FeedSource, message: Message) -> bool:
-        """Say whether a dropped message stored nowhere counts as one that this one of them missed. Needs no lock."""
+        """Return whether a dropped message counts as missed by this one of the subscriptions. Needs no lock."""
 
     def forget_live(self, source: FeedSource) -> None:
-        """Forget that waiting messages stored nowhere match this one."""
+        """Don't deliver the queued messages, which are not stored, for this subscription."""
 
     def leave(self, source: FeedSource) -> None:
-        """Go on without this one."""
+        """Remove a subscription."""
 
 
 class FeedSource(Source):
-    """The messages of a filter, straight from the streams, shard by shard in the order of positions.
+    """The stored messages of a filter, shard by shard in the order of positions, and matching messages not stored.
 
-    A change of options begins an era: messages up to the positions at that moment are delivered by the earlier options.
-    Messages stored nowhere are taken only if they, or the options, are of QoS 0; they are delivered after the messages
-    that were stored when they were published.
+    An era is the range of positions for which the same options hold: after a change of options, messages up to the
+    watermarks at that time are delivered by the earlier options. Messages that are not stored are delivered only if
+    they, or the options, are of QoS 0, and after the messages that were stored before their publication.
     """
 
     __slots__ = (
@@ -160,32 +160,32 @@ class FeedSource(Source):
         self._keys = keys
         self._ready = ready
         self._union: Union | None = None
-        """The overlapping subscriptions that it is read with, each message once; None if it is read alone."""
+        """The overlapping subscriptions with which it is read, each message once; None if it is read alone."""
         self._channel: Channel = channels.channel_locked(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
         self._ended = False
-        """Whether a shard came to the end of an era."""
+        """Whether the place in a shard has reached the end of an era."""
         self._behind: dict[int, None] = {}
-        """The shards in which there may be something to read."""
+        """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
         self._live: LiveMessages[Live] | None = None
-        """The waiting messages that are stored nowhere; None if the subscription takes none."""
+        """The queued messages that are not stored; None if there were none yet."""
         self.held = False
-        """Whether it waits until the subscription's retained messages are handed out."""
+        """Whether reading waits until the subscription's retained messages are handed out."""
         self.eras = eras
 
     # --- its place ---
 
     @property
     def places(self) -> list[int]:
-        """Return by shard the position up to which everything was read."""
+        """By shard, the position up to which all messages were read."""
         return self._places
 
     def start(self, places: list[int]) -> None:
-        """Move the place to these positions, by shard, wherever it is."""
+        """Move the place to these positions, by shard, forwards or backwards."""
         self._places = list(places)
         self._settled = self._settled or list(places)
         self._moved = True
@@ -221,7 +221,7 @@ class FeedSource(Source):
         self.eras = self._held()
 
     def restart(self, options: SubscribeOptions, places: list[int]) -> None:
-        """Begin after these positions, by shard, with only these options."""
+        """Read on after these positions, by shard, and replace all options."""
         self.eras = (Era(options),)
         self.start(places)
 
@@ -231,17 +231,17 @@ class FeedSource(Source):
         self.rewind()
 
     def record(self, eras: tuple[Era, ...] | None = None) -> SubscriptionRecord:
-        """Return the record of the subscription, without its place, with these eras or by default its own."""
+        """Return the record of the subscription, without its place. ``eras``: by default the current ones."""
         return SubscriptionRecord(VERSION, self.topic_filter.text, self.eras if eras is None else eras)
 
     def unread(self) -> list[int]:
-        """Return the shards in which there may be something to read."""
+        """Return the shards that may have messages to read, including those whose read failed."""
         return [*self._behind, *self._failing]
 
-    # --- with others that overlap ---
+    # --- overlapping subscriptions ---
 
     def join(self, union: Union) -> list[Live]:
-        """Let the union read from now on; return the waiting messages that are stored nowhere."""
+        """Leave reading to the union; return the queued messages that are not stored."""
         self._union, self._ready = union, union.wake
         live, self._live = list(self._live or ()), None
         return live
@@ -252,28 +252,28 @@ class FeedSource(Source):
         return self._moved
 
     def behind(self, shard: int) -> bool:
-        """Say whether there may be something to read in a shard, as far as it was noted."""
+        """Return whether a shard is known to have possible messages to read."""
         return shard in self._behind
 
     def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
-        """Return those messages at some positions of a shard that the subscription gets after its place."""
+        """Return, of the messages at some positions of a shard, those that the subscription has still to deliver."""
         after = self._places[shard]
         found = self._channel.feed.fetch(shard, [position for position in positions if position > after])
         return {position: message for position, message in found.items() if not self._is_own(message)}
 
     def quiet(self, shard: int) -> bool:
-        """Say whether no matching message after its place was announced, and so none that is visible by now."""
+        """Return whether no matching message after its place was announced, so that no visible one exists either."""
         return shard not in self._behind and self._channel.feed.quiet_after(shard, self._places[shard])
 
     # --- as `Follower` ---
 
     def wake(self, shard: int) -> None:
-        """Note that there may be something to read in a shard."""
+        """Record that a shard may have messages to read."""
         self._behind[shard] = None
         self._ready(self)
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
-        """Take messages stored nowhere that were published at ``now``."""
+        """Queue messages that are not stored and were published at ``now``."""
         if self._union is not None:
             self._union.take_live(self, messages, marks, now)
             return
@@ -281,16 +281,16 @@ class FeedSource(Source):
             self._live = LiveMessages(_payload_size)
         shard_of, options = self._channels.shard_of, self.options
         every, own = options.qos == 0, self._keys.client_id if options.no_local else None
-        for message in messages:  # as `gets` says
+        for message in messages:  # the condition of `gets`, inlined
             if (every or message.qos == 0) and message.client_id != own:
                 self._live.append((shard_of(message.client_id), marks, now, message, options))
         self.count_missed(sum(1 for _ in self._live.drop()))
         self._ready(self)
 
     def miss_live(self, messages: list[Message]) -> None:
-        """Count those of messages stored nowhere that it would have taken. Needs no lock.
+        """Count the messages, not stored and dropped, that `take_live` would have queued. Needs no lock.
 
-        A message that overlapping subscriptions would have taken once counts for one of them.
+        A message that overlapping subscriptions would have delivered once counts for one of them.
         """
         gets = self.gets if self._union is None else partial(self._union.counts_for, self)
         self.count_missed(sum(map(gets, messages)))
@@ -302,15 +302,15 @@ class FeedSource(Source):
             self._channels.missed += count
 
     def takes(self, message: Message) -> bool:
-        """Say whether a message that is stored nowhere is delivered here, as one of QoS 0, if its client may get it."""
+        """Return whether a message that is not stored is delivered at QoS 0, leaving ``no_local`` aside."""
         return message.qos == 0 or self.options.qos == 0
 
     def gets(self, message: Message) -> bool:
-        """Say whether a message that is stored nowhere is delivered here."""
+        """Return whether a message that is not stored is delivered."""
         return self.takes(message) and not self._is_own(message)
 
     def _is_own(self, message: Message) -> bool:
-        """Say whether a message is kept from the client because it has published it itself."""
+        """Return whether ``no_local`` excludes a message because the client itself published it."""
         return self.options.no_local and message.client_id == self._keys.client_id
 
     def _wake_all(self) -> None:
@@ -320,11 +320,11 @@ class FeedSource(Source):
     # --- reading ---
 
     def hold(self) -> None:
-        """Read nothing until `release`: retained messages come first."""
+        """Stop reading until `release`, because retained messages come first."""
         self.held = True
 
     def release(self) -> None:
-        """Go on reading."""
+        """Read again after `hold`."""
         self.held = False
         self._ready(self)
 
@@ -342,14 +342,14 @@ class FeedSource(Source):
         return self._read(next(iter(self._behind)), limit, now, None)
 
     def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
-        """Read on in a shard, to the end of its current era or to ``bound``; a scan holds no lock of sessions."""
+        """Read the next messages of a shard, to the end of its era or ``bound``. Scans without the sessions' lock."""
         era = self.era(shard)
         if self._channel.feed.in_memory(shard, self._places[shard]):
             run = self.run(shard, limit)
         else:
             passed = self._channel.passed
             run = self._channels.entrance.released(lambda: self.run(shard, limit))
-            if passed != self._channel.passed:  # it was not among those that were woken, for it did not wait yet
+            if passed != self._channel.passed:  # waiting followers were woken meanwhile, and this one was not waiting
                 run = attrs.evolve(run, caught_up=False)
         end, stop = run.position, run.rows.stop
         if bound is not None or era.until is not None:
@@ -359,25 +359,25 @@ class FeedSource(Source):
         return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
 
     def era(self, shard: int) -> Era:
-        """Return the era in which the next messages of a shard are."""
+        """Return the era to which the next messages of a shard belong."""
         if len(self._eras) == 1:
             return self._eras[0]
         after = self._places[shard]
         return next(era for era in self._eras if era.until is None or after < era.until[shard])
 
     def run(self, shard: int, limit: int) -> Run:
-        """Return at most ``limit`` of a shard's next messages, from which `advance` moves on. Raises errors."""
+        """Return at most ``limit`` of a shard's next messages, for `advance`. Raises the errors of reading."""
         try:
             return self._channel.feed.read(shard, self._places[shard], limit)
         except TopicstoreError:
             self._behind.pop(shard, None)
-            self._failing[shard] = None  # the other shards go on
+            self._failing[shard] = None  # other shards are not affected
             raise
 
     def advance(self, shard: int, run: Run, era: Era, end: int) -> None:
-        """Move on over what `run` returned, at most up to ``end``, which is not after the end of the era."""
+        """Move the place past the messages that `run` returned, at most to ``end``, which is within the era."""
         end = max(end, self._places[shard])
-        if run.dropped:  # perhaps told before: a run may be read again from the same place
+        if run.dropped:  # perhaps reported before: a run may be read again from the same place
             self.dropped += tuple(number for number in run.dropped if number not in self.dropped)
         self._places[shard] = min(run.position, end)
         self._moved = True
@@ -389,7 +389,7 @@ class FeedSource(Source):
             self._behind[shard] = None  # after the other shards
 
     def _read_live(self, live: LiveMessages[Live], limit: int, now: int) -> Portion:
-        """Take messages stored nowhere that came under the same options, once all stored before them are read."""
+        """Take queued messages with the same options, as far as all messages stored before them were read."""
         messages: list[Message] = []
         expiry: list[int | None] = []
         options = live.first[4]
@@ -422,7 +422,7 @@ class FeedSource(Source):
         return [record, place] if self.limited else [record]
 
     def writes(self) -> list[StateWrite]:
-        """Return the writes that store the place, if it has moved and is stored at all."""
+        """Return the writes that store the place, if it has moved; none at QoS 0, whose place is not stored."""
         if not (self._moved and self.limited):
             return []
         writes = [put(self._keys.place(self.number), (VERSION, self._places))]
@@ -431,7 +431,7 @@ class FeedSource(Source):
         return writes
 
     def _held(self) -> tuple[Era, ...]:
-        """Return the eras that at least one shard has not left."""
+        """Return the eras whose end the place has not reached in every shard."""
         return tuple(
             era
             for era in self.eras
@@ -439,7 +439,7 @@ class FeedSource(Source):
         )
 
     def settled(self) -> None:
-        """Note that the messages read since are handed out, and the place stored."""
+        """Make the place final, and drop the eras that ended before it."""
         if self._live is not None:
             self._live.settled()
         if self._moved:
@@ -450,7 +450,7 @@ class FeedSource(Source):
                 self._ended = False
 
     def rewind(self) -> None:
-        """Go back to the last `settled`: the messages read since are read again."""
+        """Return to the place of the last `settled`, so that the messages read since are read again."""
         if self._live is not None and self._live.rewind():
             self._ready(self)
         if self._moved:
@@ -470,7 +470,10 @@ def _payload_size(live: Live) -> int:
 
 
 def closing(sources: Sequence[Source], uncount: Callable[[str], object] | None) -> Iterator[None]:
-    """Close sources of an ended session, and yield after each; ``uncount``: called with the filters of packet ids."""
+    """Close sources of an ended session, and yield after each.
+
+    ``uncount``: called with the filter of each subscription of QoS 1 or 2.
+    """
     for source in sources:
         if uncount is not None and source.limited and isinstance(source, FeedSource):
             uncount(source.topic_filter.text)

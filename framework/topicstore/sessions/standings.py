@@ -1,4 +1,4 @@
-"""The standing of subscriptions: copied under the dispatcher's lock, so that lag can be counted without it."""
+"""`Standing`: the places of a subscription, copied under the dispatcher's lock to compute the lag without the lock."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .sources import FeedSource
 __all__ = ["Standing", "StoredStandings", "standings"]
 
 _READ = (1 << 64) - 1
-"""The place in a shard in which nothing is unread."""
+"""A place above every position, used for a shard without unread messages."""
 
 
 class StoredStandings(Protocol):
-    """Where stored sessions stand: `SessionState`, or what was read of it at once."""
+    """The subscriptions and places of stored sessions: `SessionState`, or a copy read in one scan."""
 
     states: Sequence[ShardState]
 
@@ -48,16 +48,16 @@ class Standing:
     """The filter and places of a subscription, from which its lag is counted."""
 
     topic_filter: TopicFilter
-    """The filter that it reads."""
+    """The filter, of a shared subscription without ``$share/<name>/``."""
     places: Sequence[int]
-    """By shard, the position up to which everything was delivered."""
+    """By shard, the position up to which all messages were delivered."""
     wanted: Wanted | None = None
     """Selects the messages after its places that are still to be delivered; None: all of them."""
     returned: Sequence[tuple[int, Positions]] = ()
-    """Shards, and positions there, of messages before its places that are to be delivered again to somebody."""
+    """By shard, the positions of messages before its places that wait for another member of the group."""
 
     def lag(self, counter: LagCounter) -> Lag:
-        """Return how far the subscription lags behind. Raises the errors of reading."""
+        """Return the lag of the subscription. Raises the errors of reading."""
         lag = counter.lag(self.topic_filter, self.places, self.wanted)
         for shard, positions in self.returned:
             there = counter.readable(self.topic_filter, shard, positions)
@@ -66,13 +66,13 @@ class Standing:
         return lag
 
     def most_seconds(self, counter: LagCounter) -> float:
-        """Return the seconds by which the subscription lags behind at most. Reads nothing."""
+        """Return an upper bound of the lag in seconds. Reads no messages."""
         returned = [counter.seconds_from(int(positions[0])) for _, positions in self.returned if len(positions)]
         return max([counter.most_seconds(self.places), *returned])
 
 
 def standings(states: StoredStandings, groups: Groups, client_id: str, live: LiveSession | None) -> dict[str, Standing]:
-    """Return, by filter, the standings of a session's subscriptions. Under the dispatcher's lock.
+    """Return, by filter, the standings of a session's subscriptions. The caller holds the dispatcher's lock.
 
     live: the session, if it is connected here; otherwise the stored session is used.
     """
@@ -85,7 +85,7 @@ def standings(states: StoredStandings, groups: Groups, client_id: str, live: Liv
             if is_shared(record.topic_filter):
                 shared.append(record.topic_filter)
             else:
-                place = places.get(number, [_READ] * len(states.states))  # at QoS 0 no messages wait for it
+                place = places.get(number, [_READ] * len(states.states))  # at QoS 0 it has no place and no lag
                 found[record.topic_filter] = _of_place(
                     TopicFilter(record.topic_filter), place, record.eras[-1].options, client_id
                 )
@@ -107,7 +107,7 @@ def _of_place(topic_filter: TopicFilter, places: Sequence[int], options: Subscri
 
 def _of_group(group: Group | None, text: str, shards: int) -> Standing:
     """Return the standing of a shared subscription as a whole, not of one member."""
-    if group is None:  # a crash came before its first member was enlisted
+    if group is None:  # a crash occurred before its first member was enlisted
         return Standing(read_filter(text), [_READ] * shards)
     places = group.unread_places()
 

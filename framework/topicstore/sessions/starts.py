@@ -1,4 +1,4 @@
-"""Where a subscription begins: from now on, at a time, or after a place."""
+"""The start of a subscription: now, at a time, or after a place."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ START_PROPERTY = "topicstore-start"
 """The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
 
 Start = Time | Mapping[int, int] | None
-"""Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning;
-one after the newest message, also in the future, is from now on. A `topicstore.Place`, or by shard the position after
-which to begin; shards that are left out begin at 0. Or text: ``now``, which is from now on, ``beginning``, a time as
-`Database.replay` takes it, or a place as text, with the database's id, or without it as in
-``0:3481600000000,1:3481600002048``."""
+"""The start of a subscription. None: only messages published from now on. A time, inclusive, in a form that
+`Database.replay` accepts; 0: the beginning; a time after the newest message, also in the future, means from now on. A
+`topicstore.Place`, or by shard the position after which to begin; shards that are left out begin at 0. Or text:
+``now``, ``beginning``, a time that `Database.replay` accepts, or a place as text, with the database's id, or without it
+as in ``0:3481600000000,1:3481600002048``."""
 
 _PLACE = re.compile(r"[0-9a-f]{32}(-[0-9a-f]+)+")
 _POSITIONS = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
 
 
 def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time], int]) -> list[int]:
-    """Return, by shard, the position up to which a subscription with this start has nothing to deliver.
+    """Return, by shard, the position after which a subscription with this start begins.
 
-    Raises `InvalidArgumentError`, `WrongDatabaseError` for a place of another database, and `PlaceAheadError` for one
-    in what this database has lost.
+    Raises `InvalidArgumentError`, `WrongDatabaseError` for a place of another database, and `PlaceAheadError` for a
+    place after the end of a shard, whose messages this database has lost.
 
     marks:   the shards' watermarks.
-    instant: returns a time as microseconds since the epoch.
+    instant: converts a time to microseconds since the epoch.
     """
     if isinstance(start, str):
         start = _parsed(start.strip())
@@ -51,9 +51,10 @@ def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time]
 
 
 def reached(places: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Return stored places, by shard, at most the ends of the shards; warn if some shards have lost what was read.
+    """Return stored places, by shard, limited to the ends of the shards; warn if a place lies after a shard's end.
 
-    No caller can be asked where to begin instead. The warning names no session, so that it is shown once.
+    Then the shard has lost messages. No error is raised, because no caller could choose another place. The warning
+    names no session, so that Python shows it once.
     """
     ahead = [shard for shard, (place, end) in enumerate(zip(places, ends, strict=True)) if place > end]
     if ahead:
@@ -68,7 +69,7 @@ def reached(places: Sequence[int], ends: Sequence[int]) -> list[int]:
 
 
 def _parsed(text: str) -> Start:
-    """Return the start that a word or the text of a place stands for; return other text unchanged."""
+    """Parse ``now``, ``beginning`` or a place; return other text unchanged."""
     if text == "now":
         return None
     if text == "beginning":

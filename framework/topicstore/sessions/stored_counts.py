@@ -1,4 +1,4 @@
-"""`StoredCounts`: how many sessions are stored, in all and of each user, and how many there may be."""
+"""`StoredCounts`: the numbers of stored sessions, in all and of each user, and their limits."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def _check(_instance: StoredBounds, attribute: attrs.Attribute[int | None], valu
 
 @attrs.define
 class StoredBounds:
-    """How many sessions may be stored. Both may be set at any time, in any thread, and are not stored.
+    """The largest numbers of stored sessions. May be set at any time, in any thread; not stored.
 
-    A session that would be one more can't be opened, with a `QuotaExceededError`; those that are stored can. Sessions
-    that are kept in memory don't count. Raises `InvalidArgumentError` for anything but a number from 1, or None.
+    Opening a new session above a limit raises `QuotaExceededError`; stored sessions can still be opened. Sessions that
+    are kept in memory don't count. Raises `InvalidArgumentError` for a value other than None or a positive integer.
     """
 
     in_all: int | None = attrs.field(default=None, validator=_check)
-    """Sessions of all clients; None: any number."""
+    """The limit for all clients together; None: no limit."""
     each_user: int | None = attrs.field(default=None, validator=_check)
-    """Sessions of each user, as `Sessions.open` was told; those without a user count together. None: any number."""
+    """The limit for each ``user`` of `Sessions.open`; sessions without a user count together. None: no limit."""
 
 
 class StoredCounts:
     """Counts the stored sessions of one open database. Used under the dispatcher's lock.
 
-    users: yields the user of each stored session. It is called when a bound is first looked at.
+    users: yields the user of each stored session. Called when a limit is first checked.
     """
 
     def __init__(self, users: Callable[[], Iterable[str]]) -> None:
         self.bounds = StoredBounds()
         self._users = users
         self._counts: Counter[str] | None = None
-        """By user, or None as long as nothing was counted."""
+        """The number of sessions by user; None before the first count."""
         self._total = 0
 
     def check(self, user: str) -> None:
@@ -60,7 +60,7 @@ class StoredCounts:
             raise QuotaExceededError(f"{self._counts[user]:,} sessions of {whose} are stored, of {bounds.each_user:,}")
 
     def add(self, user: str, change: int) -> None:
-        """Count one more or less."""
+        """Add ``change``, 1 or -1, to the number of a user's sessions."""
         if self._counts is not None:
             self._counts[user] += change
             self._total += change

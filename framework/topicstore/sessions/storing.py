@@ -1,7 +1,7 @@
-"""A session that was kept in memory is stored from now on.
+"""Storing a session that was kept in memory until then.
 
-Members of a shared subscription have to be stored: what one of them was given and did not acknowledge goes to another
-member when it ends, also if it ends because the process dies.
+Members of a shared subscription must be stored. When a member ends, also because the process dies, the messages that it
+received but did not acknowledge go to another member.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["store"]
 
 
 def store(context: SessionContext, session: LiveSession) -> None:
-    """Store a session with all that it has, with one commit, unless it is stored already. Raises errors of writing.
+    """Store a session and all its state with one commit, unless it is stored already. Raises the errors of writing.
 
-    It keeps its expiry interval of 0. So nothing about it changes for its client.
+    The expiry interval stays 0, so that nothing changes for the client.
     """
     if session.stored:
         return

@@ -1,4 +1,4 @@
-"""Making, changing, ending and resuming the subscriptions of a session. Used under the dispatcher's lock."""
+"""Making, changing, ending and resuming subscriptions. Unless stated, the caller holds the dispatcher's lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .storing import store
 __all__ = ["begin_resuming", "resume", "resume_rows", "status_of", "subscribe_rows", "unsubscribe_rows"]
 
 _READ = 20
-"""Number of stored subscriptions that are read in the time in which one is followed."""
+"""Number of stored subscriptions that are read in the time that starting one of them takes."""
 
 _Asked = tuple[LiveSession, TopicFilter, SubscribeOptions]
 """A subscription to make or to change: the session, the filter and the options."""
@@ -36,7 +36,7 @@ _Asked = tuple[LiveSession, TopicFilter, SubscribeOptions]
 
 @attrs.frozen
 class _Change:
-    """A subscription that is being made or changed: what to write, and what to do when it is written or can't be."""
+    """A subscription that is being made or changed: its writes, and the calls after their commit or their failure."""
 
     created: bool
     writes: Sequence[StateWrite]
@@ -52,7 +52,7 @@ def subscribe_rows(
     *,
     partial: bool,
 ) -> list[SubscribeResult | TopicstoreError]:
-    """Subscribe, after checking everything that can be checked before; see `Sessions.subscribe`. Takes the lock."""
+    """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
     refused: Refused = {}
     asked: dict[int, _Asked] = {}
     for row, (live, (text, options)) in enumerate(zip(lives, wanted, strict=True)):
@@ -79,12 +79,12 @@ def subscribe_rows(
 def _subscribe(
     context: SessionContext, asked: Mapping[int, _Asked], start: Start, *, partial: bool
 ) -> dict[int, SubscribeResult | TopicstoreError]:
-    """Subscribe, or change the options of subscriptions, given by row; say by row which it was, or what failed.
+    """Make or change the subscriptions of the given rows; return by row the result, or the error.
 
-    Without ``partial`` the first error is raised; one that comes before the commit lets nothing change. A filter that
-    occurs again for a session is changed after those before it, by another commit.
+    Without ``partial`` the first error is raised; an error before the commit changes nothing. If a filter occurs again
+    for the same session, the later row is applied by a separate commit.
     """
-    context.dispatcher.listen_locked()  # earlier messages are for existing sources, by the options until now
+    context.dispatcher.listen_locked()  # earlier messages go to the existing subscriptions, by their old options
     outcome: dict[int, SubscribeResult | TopicstoreError] = {}
     left = dict(asked)
     while left:
@@ -109,7 +109,7 @@ def _subscribe_once(
 ) -> None:
     """Make or change subscriptions that all differ, with one commit for each shard."""
     changes: dict[int, _Change] = {}
-    any_retained = len(asked) == 1 or context.entrance.released(context.retained.any)  # one look for all, or its own
+    any_retained = len(asked) == 1 or context.entrance.released(context.retained.any)  # one check for all rows
     asked = _stored_members(context, asked, outcome, partial=partial)
     try:
         for row, (session, topic_filter, options) in asked.items():
@@ -146,9 +146,9 @@ def _stored_members(
     *,
     partial: bool,
 ) -> Mapping[int, _Asked]:
-    """Store the sessions that are kept in memory and ask for a shared subscription; return the rows that can go on.
+    """Store the in-memory sessions that request a shared subscription; return the rows of which this didn't fail.
 
-    It comes before anything is prepared: a subscription is prepared to be stored or to be kept in memory.
+    Called before `_prepare`, which depends on whether a session is stored.
     """
     failed: dict[int, TopicstoreError] = {}
     for row, (session, topic_filter, _) in asked.items():
@@ -184,9 +184,9 @@ def _prepare(
 def unsubscribe_rows(
     context: SessionContext, lives: Sequence[LiveSession], filters: Sequence[str], *, partial: bool
 ) -> list[bool | TopicstoreError]:
-    """End subscriptions with one commit for each shard; say by row whether there was one. Takes the lock.
+    """End subscriptions with one commit for each shard; return by row whether there was one. Takes the lock.
 
-    Without ``partial`` the first error is raised, after the subscriptions of the sessions that didn't fail have ended.
+    Without ``partial`` the first error is raised, after the subscriptions of all other sessions have ended.
     """
     refused: Refused = {}
 
@@ -213,7 +213,7 @@ def unsubscribe_rows(
 def _end(
     context: SessionContext, ending: Mapping[LiveSession, Mapping[str, FeedSource | SharedSource]]
 ) -> dict[LiveSession, TopicstoreError]:
-    """End subscriptions, by session and filter; return the errors of the sessions of which none has ended."""
+    """End subscriptions, by session and filter; return the errors of the sessions whose subscriptions all remain."""
     writes: dict[LiveSession, list[StateWrite]] = {}
     errors: dict[LiveSession, TopicstoreError] = {}
     for session, sources in ending.items():
@@ -221,7 +221,7 @@ def _end(
         try:
             for source in sources.values():
                 if isinstance(source, SharedSource):
-                    source.group.save()  # stores its places, before they are removed here
+                    source.group.save()  # the group takes over the member's places, which are removed below
         except TopicstoreError as failure:
             errors[session] = failure
         else:
@@ -238,7 +238,7 @@ def _end(
 def _forget(
     context: SessionContext, session: LiveSession, topic_filter: str, source: FeedSource | SharedSource
 ) -> None:
-    """Follow a subscription no longer, once its end is committed."""
+    """Stop reading a subscription, after its end was committed."""
     session.sources.pop(topic_filter)
     for gone in (source, session.retained.pop(source.number, None)):
         if gone is not None:
@@ -299,7 +299,7 @@ def _change(
         source.change(options, marks)
 
     def undo() -> None:
-        if session.ended is None:  # otherwise its sources are closed
+        if session.ended is None:  # the sources of an ended session are closed
             source.undo(eras)
 
     def changed() -> None:
@@ -359,9 +359,9 @@ def _stored(
     retained: bool,
     replays: bool,
 ) -> _Change:
-    """Return the change that stores a subscription, and that its retained messages are to be sent if there are any.
+    """Return the change that stores a subscription and, if retained messages match, starts sending them.
 
-    ``replays``: whether it begins in the past.
+    ``replays``: whether the subscription begins in the past.
     """
     sending = None
     if retained and context.entrance.released(lambda: context.retained.may_match(source.topic_filter)):
@@ -378,7 +378,7 @@ def _stored(
 
 
 def _send(session: LiveSession, sending: RetainedSource) -> None:
-    """Send retained messages, in place of those of the same subscription that are being sent."""
+    """Start sending retained messages, replacing an unfinished sending of the same subscription."""
     session.forget(session.retained.get(sending.number, sending))
     session.retained[sending.number] = sending
     sending.begin()
@@ -386,14 +386,14 @@ def _send(session: LiveSession, sending: RetainedSource) -> None:
 
 
 def begin_resuming(context: SessionContext, session: LiveSession) -> None:
-    """Leave it to `resume` to follow the stored subscriptions of a session, which delivers nothing until then."""
+    """Prepare a session for `resume`, which loads its stored subscriptions. Until then it delivers nothing."""
     session.resuming = _resuming(context, session)
 
 
 def resume(session: LiveSession, limit: int | None = None) -> int:
-    """Follow about ``limit`` of the stored subscriptions that are left, None: all; return how many that was.
+    """Load about ``limit`` of the remaining stored subscriptions, None: all of them; return the number loaded.
 
-    After an error the session can't be resumed any more.
+    After an error, the session can't be resumed any more.
     """
     done = 0
     while session.resuming is not None and (limit is None or done < limit):
@@ -402,7 +402,7 @@ def resume(session: LiveSession, limit: int | None = None) -> int:
 
 
 def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: int) -> list[bool | TopicstoreError]:
-    """Follow about ``limit`` more of the subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
+    """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
     refused: Refused = {}
 
     def claimed() -> list[bool | TopicstoreError]:
@@ -422,7 +422,7 @@ def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: in
 
 
 def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
-    """Follow the stored subscriptions, and yield after each; yield how many of them would have taken as long."""
+    """Load the stored subscriptions, and yield after each step its cost, in loaded subscriptions."""
     states, marks = context.states, context.dispatcher.hub.watermarks()
     ends = context.dispatcher.hub.last_positions()
     stored = states.followed(session.client_id)
@@ -444,7 +444,7 @@ def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
             session.sources[text] = source
             session.merge_overlapping(source)
             if sent is not None:
-                context.retained.may_match(source.topic_filter)  # it fails if they can't be read, and is repeated
+                context.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
                 _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=sent))
         yield 1
     session.resuming = None

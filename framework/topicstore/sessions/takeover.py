@@ -1,6 +1,6 @@
-"""`Connections`: the sessions whose clients are connected, and how an older object of one is taken over.
+"""`Connections`: the connected sessions, and the takeover of a session by a newer connection.
 
-There is one `Session` object for a client id at most. When the client connects again, here or in another process that
+There is at most one `Session` object for a client id. When the client connects again, here or in another process that
 opened the database after this one crashed, the older object ends, and its owner is notified (MQTT 5, section 3.1.4).
 """
 
@@ -22,17 +22,17 @@ __all__ = ["Connections"]
 class Connections:
     """The connected sessions of one open database, by client id.
 
-    Changed under the dispatcher's lock. Looking up a client needs none: the dictionaries change in one step.
+    Changed under the dispatcher's lock. Look-ups need no lock, because changes of the dictionaries are atomic.
     """
 
     def __init__(self, entrance: Entrance, ended: Callable[[LiveSession], None]) -> None:
-        """``ended`` is called with each session object that has ended."""
+        """Create without sessions. ``ended`` is called with each session that has ended."""
         self._entrance = entrance
         self._ended = ended
         self.live: dict[str, LiveSession] = {}
-        """The internals of the sessions."""
+        """The internal objects of the sessions."""
         self.sessions: dict[str, Session] = {}
-        """The objects that programs hold."""
+        """The public objects of the sessions."""
 
     def add(self, live: LiveSession, session: Session) -> None:
         """Add a session that was opened."""
@@ -40,16 +40,16 @@ class Connections:
         self.sessions[live.client_id] = session
 
     def stuck_since(self, client_id: str) -> int | None:
-        """Return since when a connected session has been held back, or its window full; None if it is neither."""
+        """Return the time since which a session has been held back or its window full; None if it is neither."""
         live = self.live.get(client_id)
         if live is None:
             return None
         return live.stuck_since if live.held_since is None else live.held_since
 
     def over(self, live: LiveSession, why: Ended, *, told: bool) -> None:
-        """End a session object, and remove it; ``told``: call ``on_end``, because its owner didn't end it.
+        """End a session object, and remove it. ``told``: call ``on_end``, because the owner didn't end the session.
 
-        It is called by this thread once it has given up the lock.
+        This thread calls ``on_end`` after it has released the lock.
         """
         session = None
         if self.live.get(live.client_id) is live:

@@ -1,7 +1,6 @@
-"""`Timers`: wills, the expiry of sessions, keep-alives, checkpoints, and sessions that a crash left open.
+"""`Timers`: wills, the expiry of sessions, keep alives, checkpoints, and the recovery of sessions left open by a crash.
 
-All of this is done by `Timers.tick`, at the time that it is given, which never jumps
-(`topicstore.sessions.session_clock`).
+`Timers.tick` does this work, by the session clock, which never jumps (`topicstore.sessions.session_clock`).
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from .wills import Wills, disconnected
 __all__ = ["Timers"]
 
 _CHUNK = 1_000
-"""Number of sessions left open by a crash that one tick recovers in each shard, and of timers that it fires there."""
+"""The most sessions that one tick recovers in each shard after a crash, and the most timers that it fires there."""
 _AGAIN = 1_000_000
-"""Microseconds after which what failed is tried again."""
+"""Microseconds before a retry after an error."""
 
 
 @attrs.define
 class _LeftOpen:
-    """The sessions of one shard that may have been left open and that were not looked at yet."""
+    """The sessions of one shard that a crash may have left open, still to be checked."""
 
     clients: Iterator[str]
     due: int = 0
-    """The time at which to go on."""
+    """The time of the next step."""
     failed: bool = False
-    """Whether some could not be recovered, so that all are looked at again."""
+    """Whether the recovery of a session failed, so that all are checked again."""
 
 
 class Timers:
@@ -70,9 +69,9 @@ class Timers:
         """Whether sources of ended sessions are left to close."""
 
     def tick(self, now: int) -> float:
-        """Do everything that is due at ``now``; return after how many seconds to call again.
+        """Do all work that is due at ``now``; return the number of seconds after which to call again.
 
-        When everything was tried, raises the errors as `topicstore.runtime.closing.do_all` does.
+        Errors are raised after all work was tried, as by `topicstore.runtime.closing.do_all`.
         """
         until = self.deadline()
         self._dispatcher.hear_locked()
@@ -122,32 +121,32 @@ class Timers:
                     self._silences.watch(session, now + _AGAIN)
 
     def deadline(self) -> float:
-        """Return the time, of `time.monotonic`, from which on what is due is left to the next call."""
+        """Return the time of `time.monotonic` after which due work is left for the next call."""
         return time.monotonic() + self._pace.longest_tick
 
-    # --- what a crash, or a failure, left open ---
+    # --- sessions that a crash or a failure left open ---
 
     def recover_later(self, client_ids: Iterable[str]) -> None:
-        """Have the connections of sessions that are stored as open, and have no object, count as lost at a later tick.
+        """At a later tick, end the connections of sessions that are stored as open but are not connected.
 
-        All that are stored as open in their shards are looked at.
+        All sessions that are stored as open in the shards of these client ids are checked.
         """
         for shard in set(map(self._states.shard_of, client_ids)):
             left = self._left_open[shard]
             if left is None:
                 self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
-            else:  # it may have passed by these
+            else:  # its scan may be past these sessions
                 left.failed = True
 
     def _recover(self, shard: int, now: int) -> None:
-        """Recover sessions that were left open: their connections count as lost now.
+        """End the connections of sessions that were left open, as lost now.
 
-        A failure doesn't hold up the others; it is tried again later.
+        An error in one session doesn't hold up the others; the session is tried again later.
         """
         left = self._left_open[shard]
         if left is None or left.due > now:
             return
-        ended = True  # also if the next can't be read: then all are looked at again
+        ended = True  # also if reading fails; then all sessions are checked again
         try:
             clients = list(islice(left.clients, _CHUNK))
             ended = len(clients) < _CHUNK
@@ -184,7 +183,7 @@ class Timers:
     # --- stored timers ---
 
     def expect(self, found: Found) -> None:
-        """Note the timers of a session that was stored."""
+        """Schedule the timers of a session that was stored."""
         shard = self._states.shard_of(found.client_id)
         for due in (found.record.expires, found.record.will_due):
             if due != NEVER:
@@ -198,9 +197,9 @@ class Timers:
         raise_all(self.run(shard, now, until), "failed")
 
     def run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
-        """Fire the stored timers of a shard that are due, at least one but none after `deadline`, and find the next.
+        """Fire the due timers of a shard, at least one but none after time ``until``, and schedule the next.
 
-        Returns the errors of timers; `tick` raises them, and tries again. Raises the errors of reading timers.
+        Returns the errors of timers, which `tick` raises and retries. Raises the errors of reading timers.
         """
         following = self._next_timer[shard]
         if following is None or following > now:
@@ -213,7 +212,7 @@ class Timers:
             raise
 
     def _run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
-        """Fire a bounded number of timers, behind those that the call before ended with."""
+        """Fire at most `_CHUNK` timers, beginning after the last timer of a previous call that was cut short."""
         failures: list[TopicstoreError] = []
         passed, self._passed[shard] = self._passed[shard], None
         timers = (timer for timer in self._states.timers(shard) if passed is None or timer > passed)
@@ -223,14 +222,14 @@ class Timers:
                 self._expect_at(shard, timer.time)
                 break
             if fired == _CHUNK or (fired and time.monotonic() >= until):
-                self._passed[shard] = last  # else so many failing timers would keep the others from their turn
+                self._passed[shard] = last  # otherwise many failing timers would starve later ones
                 if len(failures) < fired:
                     self._expect_at(shard, timer.time)
                 break
             last = timer
             try:
                 self._fire(shard, timer)
-            except TopicstoreError as failure:  # the others go on
+            except TopicstoreError as failure:  # other timers are not affected
                 failures.append(failure)
         if failures or passed is not None:
             self._expect_at(shard, now + _AGAIN)
@@ -247,7 +246,7 @@ class Timers:
             self._wills.publish(found)
 
     def remove(self, found: Found) -> None:
-        """End a session: publish a pending will, and remove its records, unless it was opened in the meantime."""
+        """End a session: publish a pending will, and remove its records, unless it was opened meanwhile."""
         if found.record.will_due != NEVER or (found.record.connected and found.record.will_delay != NEVER):
             found = self._wills.publish(found)
         records = [record for _, record in self._states.subscriptions(found.client_id)]

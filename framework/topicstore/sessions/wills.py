@@ -1,7 +1,7 @@
 """Wills: messages that are published when a client's connection is lost, after a delay, or with the session's end.
 
-A will is a keyed message (`topicstore.storage.keyed_messages`) in the shard of its session, whose record holds the
-delay and, once it is known, the time at which the will is published (MQTT 5, sections 3.1.2.5 and 3.1.3.2.2).
+A will is a keyed message (`topicstore.storage.keyed_messages`) in the shard of its session. The session's record holds
+the delay and, after the connection has ended, the time of publication (MQTT 5, sections 3.1.2.5 and 3.1.3.2.2).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Wills:
         self._publish = publish
 
     def store(self, shard: int, wills: Sequence[tuple[str, Message]], writes: list[StateWrite]) -> None:
-        """Commit writes of sessions of one shard together with wills, which are given with their client ids.
+        """Commit writes of sessions of one shard together with wills, given as pairs of client id and message.
 
-        The index of an `InvalidMessageError` is that of a will.
+        The index of an `InvalidMessageError` counts the wills.
         """
         keys = [Keys(client_id).will for client_id, _ in wills]
         messages = [message for _, message in wills]
         store_under(self._storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes})
 
     def publish(self, found: Found) -> Found:
-        """Publish the will of a session, and record that in the same write; return the changed session."""
+        """Publish the will of a session, and update its record in the same write; return the changed session."""
         client_id, shard = found.client_id, self._states.shard_of(found.client_id)
         after = encode_session(client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
         writes = [*self._states.change(client_id, found, after), FrameworkWrite(will_key(Keys(client_id)), None)]
@@ -52,7 +52,10 @@ class Wills:
 
 
 def disconnected(record: SessionRecord, now: int, interval: int, *, will: bool) -> SessionRecord:
-    """Return the record of a session whose connection ends now; its will is due after its delay or when it ends."""
+    """Return the record of a session whose connection ends at ``now``.
+
+    The will is due after its delay, or when the session ends if that is sooner.
+    """
     due = NEVER
     if will and record.will_delay != NEVER:
         due = now + (record.will_delay if interval == NEVER else min(record.will_delay, interval))

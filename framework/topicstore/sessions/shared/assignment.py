@@ -11,9 +11,9 @@ M = TypeVar("M")
 
 
 def moves(owners: Sequence[M | None], members: Iterable[M], total: dict[M, int]) -> list[tuple[int, M]]:
-    """Return slices of a shard with new owners, so that the numbers of the members differ by one at most.
+    """Return the slices of a shard to reassign, with their new owners, to balance the members within one slice.
 
-    As few slices as possible are moved. Slices that are left over go first to the members that have fewer in all shards
+    As few slices as possible are moved. Remainder slices go first to the members with the fewest slices in all shards
     so far (``total``, which is updated).
     """
     held: dict[M, list[int]] = {member: [] for member in members}

@@ -1,4 +1,4 @@
-"""`SharedSubscriptions`: the shared subscriptions of a database, as a program sees them."""
+"""`SharedSubscriptions`: the public interface to the shared subscriptions of a database."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["SharedSubscriptions"]
 
 
 class SharedSubscriptions:
-    """The shared subscriptions of one open database, as returned by `Sessions.groups`. Iterating is sorted by filter.
+    """The shared subscriptions of one open database: the attribute `Sessions.groups`. Iterated in order of filters.
 
-    All methods may be called from any thread.
+    All methods are thread-safe.
     """
 
     def __init__(self, groups: Groups, entered: Around) -> None:
         self._groups = groups
         self._entered = entered
-        """Returns what a function returns under the sessions' lock, and raises if the database is closed."""
+        """Calls a function under the sessions' lock; raises if the database is closed."""
 
     def __iter__(self) -> Iterator[GroupInfo]:
-        """Iterate over all shared subscriptions as of now, with their members, connected or not."""
+        """Iterate over a snapshot of all shared subscriptions, with their members, connected or not."""
         return iter(self._entered(self._groups.infos))
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class SharedSubscriptions:
 
     @property
     def slow_after(self) -> float:
-        """Seconds for which a member's window may be full before its share goes to others with room; may be set."""
+        """Seconds for which a member's window may be full before its share goes to other members; may be set."""
         return self._groups.slow_after
 
     @slow_after.setter
@@ -51,7 +51,7 @@ class SharedSubscriptions:
 
     @property
     def handover_after(self) -> float | None:
-        """Seconds for which a member may be away before others get its messages in flight at QoS 1; None: no limit.
+        """Seconds after a disconnect before other members get a member's messages in flight at QoS 1; None: never.
 
         May be set.
         """

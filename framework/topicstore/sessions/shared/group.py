@@ -1,8 +1,8 @@
-"""`Group`: the members of one shared subscription, and the division of its messages among them.
+"""`Group`: the members of one shared subscription, and the assignment of its messages to them.
 
-There is one object in the process for each group: it leases slices to the connected members, takes them back when a
-member goes away or is slow, and looks ahead for members that have read everything, so that a message wakes only its own
-member. Used under the dispatcher's lock.
+A process has one object for each group. The group leases slices to the connected members, and revokes them when a
+member disconnects or is slow. For members that have read all messages, it reads new messages itself, so that a message
+wakes only the member that it is for. Used under the dispatcher's lock.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .slices import ABOVE_ALL, SLICES, Places, Slices, pack_places, slices_of_lo
 __all__ = ["ROWS", "Group", "Loan", "Member", "Membership"]
 
 ROWS = 4_096
-"""Number of rows that are searched at once for those of a member."""
+"""Number of rows in which the messages of a member are searched at once."""
 
 _MICROSECONDS = 1_000_000
 _TOGETHER = 4_096
-"""Number of messages up to which those that the same members refused are kept as one record."""
+"""Size, in messages, up to which messages that the same members refused are merged into one record."""
 
 
 class Member(Protocol):
@@ -48,27 +48,27 @@ class Member(Protocol):
     number: int
     """The number of the subscription in its session."""
     mine: Slices
-    """By shard, the slices that it has. Changed by the group."""
+    """By shard, the slices leased to it. Changed by the group."""
     loans: list[Loan]
-    """The returned messages that it has. Changed by the group."""
+    """The returned messages that it delivers. Changed by the group."""
     slow: bool
-    """Whether its window has been full for long: it gets nothing while another has room. Changed by the group."""
+    """Whether its window has been full for long; then other members get its slices. Changed by the group."""
     drafting: bool
-    """Whether a draft of it is not committed yet, so that nothing can be taken from it."""
+    """Whether it has an uncommitted draft, so that no slice can be revoked."""
 
     def wake(self, shard: int) -> None:
-        """Note that there may be something to read in a shard."""
+        """Handle the event that a shard may have messages to read."""
 
     def lend(self, loan: Loan) -> None:
-        """Deliver messages that came back to the group."""
+        """Deliver messages that were returned to the group."""
 
     def forget(self, shard: int) -> None:
-        """Note that it has nothing left of a shard."""
+        """Handle the event that no slice of a shard is left."""
 
 
 @attrs.define(eq=False)
 class Loan:
-    """Messages that came back to a group, and are delivered by one member at a time."""
+    """Messages that were returned to a group by one member, and are delivered by another, one member at a time."""
 
     shard: int
     positions: Positions
@@ -82,7 +82,7 @@ class Loan:
 
     @property
     def first(self) -> int:
-        """The first position, which identifies them."""
+        """The first position, which identifies the loan."""
         return int(self.positions[0])
 
     @property
@@ -102,24 +102,24 @@ class Membership:
     number: int
     """The number of the subscription in its session."""
     since: int | None
-    """The time since which it has been away, or was found to be; None: it is connected."""
+    """The time of its disconnect, or of loading the group if it was disconnected then; None: it is connected."""
     handed_back: bool = False
-    """Whether the messages that it had in flight when it went away were taken back."""
+    """Whether its messages in flight were taken back after the disconnect."""
     told: int = 0
-    """How many of the group's dropped generations were noted before it was last disconnected."""
+    """The number of entries of `Group.dropped` at its last disconnect."""
 
 
 class _Move(NamedTuple):
-    """A slice that is to be moved to another member."""
+    """A slice to reassign."""
 
     shard: int
     number: int
     owner: Member
-    """The member that is to have it."""
+    """The new owner."""
 
 
 class Group:
-    """One group, with the states of all shards. ``changed`` is called with it when `update` has something to do."""
+    """One group, with the states of all shards. ``changed`` is called with the group when `update` is necessary."""
 
     def __init__(
         self,
@@ -136,21 +136,21 @@ class Group:
         """The members by client id, connected or not."""
         self.connected: dict[Member, None] = {}
         self.places: Places = np.zeros((len(states), SLICES), np.uint64)
-        """By shard and slice, the position up to which everything was read."""
+        """By shard and slice, the position up to which all messages were read."""
         self.settled: Places = self.places.copy()
-        """By shard and slice, the position up to which everything was delivered, from which a moved slice goes on."""
+        """By shard and slice, the position up to which all messages were delivered, after which a new owner begins."""
         self.loans: list[Loan] = []
         self.dropped: tuple[int, ...] = ()
         self.handed = False
-        """Whether there is something to `take_back`."""
+        """Whether there are handed-back messages for `take_back`."""
         self._refusals: dict[tuple[int, int], Member] = {}
-        """By shard and first position, the member that may not be sent messages that were handed back."""
+        """By shard and first position of handed-back messages, the member whose ``allow`` refused them."""
         self._parted = False
-        """Whether there are messages that no member has and another may be sent."""
+        """Whether refused messages were removed from a loan and wait for another member."""
         self.unsaved = False
-        """Whether its record lacks a change on which other writes depend."""
+        """Whether `save` must be called before slices or loans get new owners."""
         self.ahead = False
-        """Whether its record lacks moves of places without deliveries."""
+        """Whether places moved past messages of other slices without being saved."""
         self._channels = channels
         self._filters = filters
         self._states = states
@@ -159,18 +159,18 @@ class Group:
         self._channel: Channel | None = None
         self._owners: list[list[Member | None]] = [[None] * SLICES for _ in states]
         self._gone: set[str] = set()
-        """The clients that are no longer members but are still stored as such."""
+        """The client ids of former members whose membership records are still stored."""
         self._resting: list[dict[Member, None]] = [{} for _ in states]
-        """By shard, the resting members: those that have read everything."""
+        """By shard, the resting members, which have read all their messages."""
         self._heads: Slices = np.zeros(self.places.shape, np.bool_)
         """The slices of the resting members."""
         self._seen = [0] * len(states)
-        """By shard, the position up to which was searched for messages for the resting members."""
+        """By shard, the position up to which the group has read for the resting members."""
 
     # --- members ---
 
     def enlist(self, client_id: str, number: int) -> None:
-        """Make a session a member. This is committed on return."""
+        """Make a session a member. The membership is durable on return."""
         known = self.members.get(client_id)
         if known is None or known.number != number:
             member = put(self.keys.member(client_id), MemberRecord(VERSION, number))
@@ -185,7 +185,7 @@ class Group:
         self.unsaved = True
 
     def attach(self, member: Member) -> None:
-        """Give a connected member its share."""
+        """Add a connected member, and lease slices to it."""
         before = self.members.get(member.client_id)
         self.members[member.client_id] = Membership(member.number, None, told=before.told if before else 0)
         if self._channel is None:
@@ -195,7 +195,7 @@ class Group:
         self._changed(self)
 
     def detach(self, member: Member) -> None:
-        """Take the share of a member that is no longer connected; others go on from where it delivered."""
+        """Revoke the slices and loans of a disconnected member; other members continue after its deliveries."""
         if member not in self.connected:
             return
         del self.connected[member]
@@ -218,26 +218,26 @@ class Group:
             self._filters.absent_locked(self.filter.text)
         self._changed(self)
 
-    # --- who gets what ---
+    # --- assignment ---
 
     def update(self) -> None:
-        """Take back what was handed back, save unsaved changes, and lease the slices in equal shares.
+        """Take back handed-back messages, save unsaved changes, and lease the slices in equal shares.
 
-        May be called again if it raises.
+        May be called again after an error.
         """
         if self.handed:
             self.take_back()
         quick = [member for member in self.connected if not member.slow]
         members = quick or list(self.connected)
         planned = self._planned(members) if members else []
-        if not quick or any(member.drafting for member in self.connected):  # then nothing is taken from any member
+        if not quick or any(member.drafting for member in self.connected):  # then only free slices are leased
             planned = [move for move in planned if self._owners[move.shard][move.number] is None]
         else:
             self._take_from_slow()
         for move in planned:
             self._take(move.shard, move.number)
         if self.unsaved:
-            self.save()  # before other members begin
+            self.save()  # before the new owners read
         for move in planned:
             self._give(move.shard, move.number, move.owner)
         for loan in self.loans if members else ():
@@ -246,7 +246,7 @@ class Group:
         self._parted = False
 
     def _lend(self, loan: Loan, members: Sequence[Member]) -> None:
-        """Have one of these members deliver what came back or, if it is not for their clients, another that may."""
+        """Assign a loan to one of these members or, if all of them refused it, to another connected member."""
         may = [member for member in members if member not in loan.refused_by]
         may = may or [member for member in self.connected if member not in loan.refused_by]
         if may:
@@ -254,13 +254,13 @@ class Group:
             loan.owner.lend(loan)
 
     def note_refused(self, member: Member, refused: Sequence[tuple[int, Positions]]) -> None:
-        """Note messages that a member has handed back because its client may not be sent them."""
+        """Record messages that a member has handed back because its ``allow`` refused them."""
         for shard, positions in refused:
             self._refusals[shard, int(positions[0])] = member
             self.handed = True
 
     def part(self, loan: Loan, refused: Positions, member: Member) -> None:
-        """Part messages from a loan, because the client of its member may not be sent them. Committed on return."""
+        """Split off the messages of a loan that the member's ``allow`` refused, for others. Durable on return."""
         left = loan.positions[~np.isin(loan.positions, refused)]
         key = self.keys.returned_at(loan.shard, loan.first)
         writes: dict[bytes, StateWrite] = {key: FrameworkWrite(key, None)}
@@ -275,7 +275,7 @@ class Group:
             member.loans.remove(loan)
 
     def reconsider(self, member: Member) -> None:
-        """Offer a member again what its client might not be sent: that may have changed."""
+        """Offer a member the messages again that its ``allow`` refused, because ``allow`` was replaced."""
         self._forget_refusals(member)
         self._changed(self)
 
@@ -301,21 +301,21 @@ class Group:
                 self.unsaved = True
 
     def _take(self, shard: int, number: int) -> None:
-        """Take a slice from the member that has it."""
+        """Revoke a slice from its owner."""
         owner = self._owners[shard][number]
         if owner is None:
             return
         self._owners[shard][number] = None
         owner.mine[shard, number] = False
         self._heads[shard, number] = False
-        self.settled[shard, number] = self.places[shard, number]  # nothing in between was handed out
+        self.settled[shard, number] = self.places[shard, number]  # equal, or no message was handed out in between
         self.unsaved = True
         if not owner.mine[shard].any():
             self._resting[shard].pop(owner, None)
             owner.forget(shard)
 
     def _give(self, shard: int, number: int, member: Member) -> None:
-        self._rouse(shard, member)  # without this slice, which it has not read
+        self._rouse(shard, member)  # before the new slice, which the member has not read
         self._owners[shard][number] = member
         member.mine[shard, number] = True
         member.wake(shard)
@@ -328,7 +328,7 @@ class Group:
         row[which] = np.maximum(row[which], np.uint64(place))
 
     def settle(self, member: Member) -> None:
-        """Note that the messages that a member read are handed out, and its places stored."""
+        """Make a member's places final: its messages are handed out, and its places are stored."""
         self.settled[member.mine] = self.places[member.mine]
         for loan in member.loans:
             loan.settled = loan.place
@@ -347,13 +347,13 @@ class Group:
                 self._rouse(shard, member)
 
     def note_dropped(self, generations: tuple[int, ...]) -> None:
-        """Note dropped generations that may not have been read completely."""
+        """Record dropped generations that may not have been read completely."""
         self.dropped += tuple(number for number in generations if number not in self.dropped)
 
-    # --- looking ahead for members that have read everything ---
+    # --- reading for resting members ---
 
     def rest(self, member: Member, shard: int) -> None:
-        """Let a member rest that has read all visible messages of a shard: `wake` finds new ones."""
+        """Make a member rest that has read all visible messages of a shard; `wake` finds new messages for it."""
         resting = self._resting[shard]
         if not resting:
             self._seen[shard] = max(self._seen[shard], int(self.places[shard][member.mine[shard]].min()))
@@ -363,12 +363,12 @@ class Group:
             self._channel.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
-        """Wake the members that new messages of a shard are for, and move the others past them."""
+        """Wake the resting members that own new messages of a shard, and move the places of the others past these."""
         resting = self._resting[shard]
         while resting:
             try:
                 run = self.feed.read(shard, self._seen[shard], ROWS)
-            except TopicstoreError:  # each of them will meet the error, and report it
+            except TopicstoreError:  # each member will get and report the error when it reads
                 for member in list(resting):
                     self._rouse(shard, member)
                     member.wake(shard)
@@ -388,10 +388,10 @@ class Group:
         """Do nothing: all of the group's messages are stored, and `wake` finds them."""
 
     def miss_live(self, messages: list[Message]) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing, because all of the group's messages are stored."""
 
     def _concerned(self, shard: int, run: Run) -> list[Member]:
-        """Return the resting members that a run has messages for."""
+        """Return the resting members for which a run has messages."""
         if not len(run):
             return []
         slices = slices_of_locked(run.stretch)[run.rows]
@@ -401,7 +401,7 @@ class Group:
         return [member for member in owners if member is not None and member in self._resting[shard]]
 
     def _pass_by(self, shard: int, place: int) -> None:
-        """Note that there is nothing for the resting members up to a position."""
+        """Move the places of resting members to a position before which they have no messages."""
         places, settled = self.places[shard], self.settled[shard]
         heads = self._heads[shard] & (places == settled)
         places[heads] = settled[heads] = np.maximum(places[heads], np.uint64(place))
@@ -419,13 +419,13 @@ class Group:
         return put(self.keys.group, GroupRecord(VERSION, places))
 
     def save(self) -> None:
-        """Commit all places, the removal of members, and which returned messages are left."""
+        """Commit all places, the removal of members, and the returned messages that are left."""
         writes = [self._record(), *(FrameworkWrite(self.keys.member(client_id), None) for client_id in self._gone)]
         cut = [
             (loan, loan.behind(loan.settled))
             for loan in self.loans
             if loan.settled >= loan.first and not (loan.owner is not None and loan.owner.drafting)
-        ]  # the draft's place in a loan is stored under its first position
+        ]  # not of a drafting member: its draft stores the loan's place under the loan's first position
         writes += [FrameworkWrite(self.keys.returned_at(loan.shard, loan.first), None) for loan, _ in cut]
         writes += [self._returned(loan.shard, left) for loan, left in cut if len(left)]
         self._home.write(writes)
@@ -443,10 +443,9 @@ class Group:
         return put(self.keys.returned_at(shard, int(positions[0])), returned(positions))
 
     def take_back(self) -> None:
-        """Take the messages that members handed back. Committed on return; may be called again if it raises.
+        """Move handed-back messages to the group's records. Durable on return; may be called again after an error.
 
-        Their keys differ from those of all other returned messages, because `save` was called before they were handed
-        back.
+        `save` was called before the messages were handed back, so their keys differ from those of other returned ones.
         """
         for state in self._states:
             handed = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.handed)]
@@ -458,7 +457,7 @@ class Group:
         self.handed = False
 
     def _keep(self, shard: int, handed: Positions, refused_by: Member | None) -> None:
-        """Keep messages that were handed back, unless they are kept since a write that followed has failed."""
+        """Store handed-back messages as returned, except those that an earlier call, which then failed, stored."""
         for loan in self.loans:
             if loan.shard == shard:
                 handed = handed[~np.isin(handed, loan.positions)]
@@ -468,7 +467,7 @@ class Group:
     def _add(
         self, shard: int, positions: Positions, refused_by: frozenset[Member], writes: dict[bytes, StateWrite]
     ) -> None:
-        """Commit messages that came back, with other writes, by key; they join others that the same members refused."""
+        """Commit returned messages together with ``writes`` (by key); merge messages that the same members refused."""
         like = (
             loan
             for loan in self.loans
@@ -487,7 +486,7 @@ class Group:
             self.loans.append(Loan(shard, positions, refused_by=refused_by))
 
     def load_returned(self, taken: dict[tuple[int, int], int]) -> None:
-        """Load the returned messages; ``taken``: by shard and first position, up to where they were taken."""
+        """Load the returned messages; ``taken``: by shard and first position, the place that a member stored."""
         self.loans = []
         for key, value in self._home.scan(self.keys.returned):
             shard, positions = messages_of(key, decode(key, value, Returned))
@@ -503,10 +502,10 @@ class Group:
         doomed = [FrameworkWrite(key, None) for prefix in prefixes for key, _ in self._home.scan(prefix)]
         self._home.write([FrameworkWrite(self.keys.group, None), *doomed])
 
-    # --- time, and looking ---
+    # --- time, and inspecting ---
 
     def look_after_slow(self, now: int, slow_after: float, stuck_since: Callable[[str], int | None]) -> None:
-        """Find the slow members: those whose windows have been full for that many seconds.
+        """Mark as slow the members whose windows have been full for ``slow_after`` seconds.
 
         stuck_since: returns, for a client id, the time since which its window has been full, or None if it isn't.
         """
@@ -520,7 +519,7 @@ class Group:
             self._changed(self)
 
     def away(self, now: int, handover_after: float) -> list[str]:
-        """Return the clients that have been away for that many seconds and have not handed back their messages."""
+        """Return the clients disconnected for ``handover_after`` seconds whose messages were not taken back yet."""
         return [
             client_id
             for client_id, member in self.members.items()
@@ -530,5 +529,5 @@ class Group:
         ]
 
     def unread_places(self) -> Places:
-        """Return by shard and slice the position up to which everything was read, `ABOVE_ALL` if nothing is unread."""
+        """Return, by shard and slice, the position up to which all was read; `ABOVE_ALL` if no message is unread."""
         return np.where(self._heads, ABOVE_ALL, self.places)

@@ -28,19 +28,19 @@ from .source import SharedSource
 __all__ = ["Groups"]
 
 _MARK = b"$share/"
-"""Bytes that occur in the flights of shared subscriptions, and perhaps in others."""
+"""Bytes that occur in every stored flight of a shared subscription, and possibly in other flights."""
 _SAVE_INTERVAL = 15_000_000
-"""Microseconds after which a group's progress of looking ahead is saved."""
+"""Microseconds after which places that moved without deliveries are saved."""
 
 
 class Groups:
-    """The groups of one open database, each loaded when it is needed. Used under the dispatcher's lock."""
+    """The groups (shared subscriptions) of one open database, loaded on demand. Used under the dispatcher's lock."""
 
     def __init__(self, states: SessionState, channels: Channels, filters: DurableFilters) -> None:
         self.slow_after = 5.0
-        """Seconds for which a member's window may be full before its slices go to others with room."""
+        """Seconds for which a member's window may be full before its slices go to other members."""
         self.handover_after: float | None = 60.0
-        """Seconds for which a member may be away before others get its messages in flight at QoS 1; None: no limit."""
+        """Seconds after a disconnect before other members get a member's messages in flight at QoS 1; None: never."""
         self._states = states
         self._channels = channels
         self._filters = filters
@@ -93,7 +93,7 @@ class Groups:
         return group
 
     def _is_member(self, client_id: str, number: int, text: str) -> bool:
-        """Return whether the session has stored the subscription: a crash may have come before that."""
+        """Return whether the session has the subscription stored; a crash may have occurred before that."""
         found = self._states.find(client_id)
         key = self._states.keys_of(client_id).subscription(number)
         stored = self._state_of(client_id).get(key)
@@ -126,15 +126,15 @@ class Groups:
     ) -> SharedSource:
         """Make the session of these keys a member, and create the group if there is none.
 
-        The member begins with `Group.attach`.
+        The member gets messages after `Group.attach`.
 
-        ready: called with the member when it may have something to read after it had nothing.
-        start: by shard, the position after which the group begins, if it is new.
+        ready: called with the member when it may have messages to read after it had none.
+        start: by shard, the position after which a new group begins.
         """
         group = self.find(text)
         if group is None or not group.members:
             if group is not None:
-                group.remove()  # removes what was written before the failure
+                group.remove()  # a group without members is left after a failed removal
                 self._stale.pop(group, None)
             group = self._new(text)
             for shard, place in enumerate(start):
@@ -144,12 +144,12 @@ class Groups:
         return SharedSource(group, keys, number, options, ready)
 
     def leave(self, group: Group, client_id: str) -> None:
-        """Remove a session from its group; that it has no subscription any more is stored already."""
+        """Remove a session from its group, after the end of its subscription was stored."""
         group.dismiss(client_id)
         self._changed(group)
 
     def _changed(self, group: Group) -> None:
-        """Update a group, or try again at the next tick."""
+        """Update a group; after an error, the next tick tries again."""
         self._stale.pop(group, None)
         try:
             if group.members:
@@ -162,13 +162,13 @@ class Groups:
         if any(member.drafting for member in group.connected):
             self._stale[group] = None
 
-    # --- sessions that end, or stay away ---
+    # --- sessions that end, or stay disconnected ---
 
     def ending(self, found: Found, records: Iterable[SubscriptionRecord]) -> Found | None:
-        """Take the messages that go back to groups from a session that is to be removed; return the changed session.
+        """Take back messages for groups from a session that is about to be removed; return the changed session.
 
-        Returns None if the session has changed since it was found. Raises the errors of reading and writing; it may be
-        called again.
+        Returns None if the session has changed since it was read. Raises the errors of reading and writing; may be
+        called again after an error.
         """
         client_id = found.client_id
         shared = {record.topic_filter for record in records if is_shared(record.topic_filter)}
@@ -177,12 +177,12 @@ class Groups:
             shared |= {flight.topic_filter for flight in window.resend if is_shared(flight.topic_filter)}
         groups = {text: group for text in shared if (group := self.find(text)) is not None}
         for group in groups.values():
-            group.save()  # the places in the session's own records are removed with it
+            group.save()  # the session's own records of places are about to be removed
         writes = [] if window is None else _handed_back(client_id, window, groups)
         if not writes:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
-        mark = put(Keys(client_id).live, (VERSION,))  # so that it is removed even after a crash
+        mark = put(Keys(client_id).live, (VERSION,))  # so that recovery after a crash removes the session
         try:
             guard = msgspec.structs.replace(ending.guard, expect=found.stored)
             self._states.write_for(client_id, [guard, mark, *writes])
@@ -201,11 +201,11 @@ class Groups:
                 self.leave(group, client_id)
 
     def _hand_back(self, group: Group, client_id: str) -> None:
-        """Take the messages in flight at QoS 1 of a member that stays away."""
+        """Take back the messages in flight at QoS 1 of a member that stays disconnected."""
         found, window, member = self._states.find(client_id), self._window(client_id), group.members[client_id]
         writes = [] if window is None else _handed_back(client_id, window, (group.filter.text,))
         if found is not None and writes:
-            group.save()  # so its own places can go; what they say of returned messages would be out of date
+            group.save()  # so that the member's own places, which would be outdated, can be removed
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
             self._states.write_for(client_id, [found.guard, places, *writes])
             group.handed = True
@@ -213,7 +213,7 @@ class Groups:
         self._changed(group)
 
     def _window(self, client_id: str) -> InflightWindow | None:
-        """Return a session's messages in flight, or None if none of them are of shared subscriptions."""
+        """Return a session's messages in flight, or None if no message is of a shared subscription."""
         if any(_MARK in value for _, value in self._states.flights(client_id)):
             return self._states.window(client_id)
         return None
@@ -221,7 +221,7 @@ class Groups:
     # --- time ---
 
     def tick(self, now: int, stuck_since: Callable[[str], int | None]) -> None:
-        """Handle slow members and members that stay away, try failed updates again, and save places.
+        """Handle slow members and members that stay disconnected, retry failed updates, and save places.
 
         stuck_since: returns, for a client id, the time since which a connected session's window has been full, or None.
         """
@@ -252,7 +252,7 @@ class Groups:
                 group.unsaved = True
                 self._changed(group)
 
-    # --- looking ---
+    # --- inspecting ---
 
     def infos(self) -> list[GroupInfo]:
         """Return the descriptions of all groups, sorted by filter."""
@@ -280,7 +280,7 @@ def _member_info(client_id: str, member: Member | None) -> GroupMember:
 
 
 def _handed_back(client_id: str, window: InflightWindow, texts: Collection[str]) -> list[StateWrite]:
-    """Return the writes that move messages of QoS 1 of these groups from a session to keys of their own."""
+    """Return the writes that move messages of QoS 1 of these groups from a session to handed-back keys."""
     keys = Keys(client_id)
     writes = []
     for flight in window.resend:

@@ -6,15 +6,15 @@ In the shard that its hash selects (as that of a client id does)::
 
     "gr" group                            the group: `GroupRecord`
     "gm" group 00 client                  a member, named as in the keys of its session: `MemberRecord`
-    "go" group 00 shard:4 position:8      messages that came back to the group, under the first position: `Returned`
+    "go" group 00 shard:4 position:8      messages returned to the group, under the first position: `Returned`
 
 In the shard of a member's client id::
 
     "sg" client 00 number:4               its places: `LeaseRecord`; written with its deliveries
     "gh" group 00 shard:4 position:8      messages that it handed back and its group has not taken: `Returned`
 
-A message is in flight, handed back, or returned in one place at most, so its position identifies the messages that
-begin with it. The assignment of topics to slices is part of the format (`topicstore.sessions.shared.slices`).
+A message is in at most one record of messages in flight, handed back or returned. So the first position identifies such
+a record. The assignment of topics to slices is part of the format (`topicstore.sessions.shared.slices`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     places: PackedPlaces
-    """The places of all slices. That of a leased slice is the higher one of this and its member's."""
+    """The places of all slices. The place of a leased slice is the higher of this one and that in the `LeaseRecord`."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -67,7 +67,7 @@ class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The slices and returned messages that a member was leased."""
+    """The slices and returned messages that are leased to a member."""
 
     version: int
     places: PackedPlaces
@@ -77,7 +77,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True):
-    """Messages of one shard that are to be delivered again."""
+    """Messages of one shard to be delivered to another member."""
 
     version: int
     first: int
@@ -138,7 +138,7 @@ def messages_of(key: bytes, record: Returned) -> tuple[int, Positions]:
 
 
 def returned(positions: Positions) -> Returned:
-    """Return the record of messages that came back."""
+    """Return the record of messages that are handed back or returned."""
     return Returned(VERSION, *pack_positions(np.asarray(positions, np.uint64)))
 
 

@@ -1,6 +1,6 @@
-"""Slices of a group's messages: the assignment of topics to slices, and the places in them.
+"""Slices of a group's messages: the assignment of topics to slices, and the places of slices.
 
-The slice of a topic is xxh64 of its UTF-8, modulo 64; that is part of the stored format.
+The slice of a topic is the xxh64 hash of its UTF-8 bytes, modulo 64; this function is part of the stored format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLICES = 64
 """Number of slices in each shard."""
 
 Places = npt.NDArray[np.uint64]
-"""By shard and slice, the position up to which everything is read."""
+"""By shard and slice, the position up to which all messages were read."""
 Slices = npt.NDArray[np.bool_]
 """A selection of the slices of a shard or, with one more dimension, of all shards."""
 
@@ -34,7 +34,7 @@ def slice_of(topic: str) -> int:
 
 
 def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
-    """Return the slice of each row, which is computed once for all readers of the stretch."""
+    """Return the slice of each row, computed once for all readers of the stretch."""
     traits = Traits.of(stretch)
     if traits.slices is None:
         topics = to_list(stretch.batch.topics)
@@ -47,7 +47,7 @@ def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
 
 
 def pack_places(places: Places, which: Slices) -> PackedPlaces:
-    """Return the places of some slices as they are stored."""
+    """Return the places of some slices in stored form."""
     return tuple(_pack(row, some) for row, some in zip(places, which, strict=True))
 
 
@@ -56,7 +56,7 @@ def _pack(places: npt.NDArray[np.uint64], some: Slices) -> tuple[tuple[int, int]
 
 
 def raise_places(places: Places, packed: PackedPlaces) -> None:
-    """Raise places to those that were stored, where these are higher."""
+    """Set each place to the stored one if that is higher."""
     for row, pairs in zip(places, packed, strict=True):
         for bits, place in pairs:
             some = _slices(bits)

@@ -1,4 +1,4 @@
-"""`SharedSource`: the source of one member's part of a group's messages."""
+"""`SharedSource`: the source of the messages of a shared subscription that are assigned to one member."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["SharedSource"]
 
 
 class SharedSource(Source):
-    """A member of a group: the messages of the slices that it was leased, and messages that came back to the group.
+    """A member of a group: the messages of the slices leased to it, and messages returned to the group.
 
-    The group decides which slices those are, and may change them between two calls of a session. All of the group's
-    messages are stored, so it reads from the streams at QoS 0 too.
+    The group leases and revokes slices between two calls of a session. All of the group's messages are stored, so the
+    member reads from the streams also at QoS 0.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class SharedSource(Source):
     )
 
     cost = 64
-    """Part of a turn that a `read` takes: only few of the rows that it reads may be its own."""
+    """The number of reads for which one `read` counts: perhaps only few of the rows that it reads are its own."""
     missed = 0
     """Always 0, because all of the group's messages are stored."""
 
@@ -68,24 +68,24 @@ class SharedSource(Source):
         self.topic_filter = TopicFilter(group.filter.text)
         self.change(options)
         self.mine: Slices = np.zeros(group.places.shape, np.bool_)
-        """By shard, the slices that it has. Changed by the group."""
+        """By shard, the slices leased to this member. Changed by the group."""
         self.loans: list[Loan] = []
-        """The returned messages that it has. Changed by the group."""
+        """The returned messages that this member delivers. Changed by the group."""
         self.slow = False
-        """Whether its window has been full for long, so that it gets nothing while another has room."""
+        """Whether the window has been full for long, so that other members get the slices."""
         self.drafting = False
-        """Whether a draft of it is not committed yet, so that nothing can be taken from it."""
+        """Whether there is an uncommitted draft, so that no slice can be revoked."""
         self._behind: dict[int, None] = {}
-        """The shards in which there may be something to read."""
+        """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
         self._loans_fail = False
-        """Whether messages that came back could not be read: newer ones wait for them."""
+        """Whether returned messages could not be read; then newer messages wait for them."""
         self._moved = False
         self._lent: tuple[Loan, int] | None = None
-        """The loan that was read last, and from where; None if the streams were."""
+        """The loan of the last read, and its place before; None if the last read was from the streams."""
         self._refused: list[tuple[int, Positions]] = []
-        """Messages of the streams, by shard, that its client may not be sent, until they are committed."""
+        """Shards and positions of messages of the streams that ``allow`` refused, until they are committed."""
 
     def change(self, options: SubscribeOptions) -> None:
         """Change the options by which messages are delivered from now on."""
@@ -100,17 +100,17 @@ class SharedSource(Source):
         return self._keys.client_id
 
     def wake(self, shard: int) -> None:
-        """Note that there may be something to read in a shard."""
+        """Record that a shard may have messages to read."""
         self._behind[shard] = None
         self._ready(self)
 
     def lend(self, loan: Loan) -> None:
-        """Deliver messages that came back to the group."""
+        """Deliver messages that were returned to the group."""
         self.loans.append(loan)
         self._ready(self)
 
     def forget(self, shard: int) -> None:
-        """Note that it has nothing left of a shard."""
+        """Stop reading a shard, of which no slice is left."""
         self._behind.pop(shard, None)
         self._failing.pop(shard, None)
 
@@ -128,7 +128,7 @@ class SharedSource(Source):
         return None
 
     def _read(self, shard: int, limit: int, now: int) -> Portion:
-        """Read on in a shard, after the lowest place of its slices."""
+        """Read a shard after the lowest place of this member's slices."""
         group = self.group
         self._lent = None
         places = group.places[shard]
@@ -136,7 +136,7 @@ class SharedSource(Source):
         try:
             run = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
         except TopicstoreError:
-            self._failing[shard] = None  # the other shards go on
+            self._failing[shard] = None  # other shards are not affected
             raise
         group.note_dropped(run.dropped)
         rows = self._rows(run, shard, places)
@@ -155,7 +155,7 @@ class SharedSource(Source):
         return portion
 
     def _rows(self, run: Run, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Return the rows of the run's stretch that are in its own slices, and after their places."""
+        """Return the rows of the run's stretch that are in this member's slices, and after their places."""
         if not len(run):
             return np.empty(0, np.intp)
         behind = np.where(self.mine[shard], places, ABOVE_ALL)
@@ -164,7 +164,7 @@ class SharedSource(Source):
         return rows
 
     def _read_loan(self, loan: Loan, limit: int, now: int) -> Portion:
-        """Read messages that came back; those that can't be read any more or have expired are left out."""
+        """Read messages of a loan; messages that were deleted or have expired are left out."""
         before = loan.place
         positions = loan.behind(before)[:limit]
         try:
@@ -184,7 +184,7 @@ class SharedSource(Source):
                 expiry.append(left)
         self.drafting |= bool(kept)
         if not kept and loan.settled == before:
-            loan.settled = loan.place  # nothing was handed out in between
+            loan.settled = loan.place  # no message was handed out in between
         options = self.options
         return Portion(
             self.topic_filter.text,
@@ -199,10 +199,10 @@ class SharedSource(Source):
         )
 
     def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
-        """Return the portion that was read last with those messages only that the client may be sent.
+        """Return the portion that was read last, with only the messages that ``answers`` allows.
 
-        The others go back to the group, for another member: those of the streams when the portion is committed. What
-        was lent is parted from the loan at once, and the rest of it is read again.
+        Refused messages go back to the group, for another member: messages of the streams when the portion is
+        committed; messages of a loan at once, and the rest of the loan is read again.
         """
         if all(answers) or portion.positions is None:
             return portion
@@ -216,7 +216,7 @@ class SharedSource(Source):
         return Portion(self.topic_filter.text, portion.shard, self.options, (), 0, None)
 
     def try_again(self) -> None:
-        """Read again the shards that failed, and messages that came back."""
+        """Read again the shards and loans that failed."""
         self._loans_fail = False
         self._behind.update(self._failing)
         self._failing.clear()
@@ -241,7 +241,7 @@ class SharedSource(Source):
         return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, lent)), *handed]
 
     def settled(self) -> None:
-        """Note that the messages read since are handed out, and the places stored."""
+        """Make the places final: the messages read since are handed out, and the places are stored."""
         if self._moved:
             self._moved = self.drafting = False
             refused, self._refused = self._refused, []
@@ -249,7 +249,7 @@ class SharedSource(Source):
             self.group.settle(self)
 
     def rewind(self) -> None:
-        """Go back to the last `settled`: the messages read since are read again."""
+        """Return to the places of the last `settled`, so that the messages read since are read again."""
         if self._moved:
             self._moved = self.drafting = False
             self._refused = []
@@ -259,23 +259,23 @@ class SharedSource(Source):
             self._ready(self)
 
     def close(self) -> None:
-        """Give everything back to the group."""
+        """Return all slices and loans to the group."""
         self.group.detach(self)
 
-    # --- looking ---
+    # --- inspecting ---
 
     @property
     def places(self) -> list[int]:
-        """Return by shard the position up to which its own messages were read; 0 if it has nothing there."""
+        """By shard, the position up to which this member's messages were read; 0 for a shard without its slices."""
         own = np.where(self.mine, self.group.places, ABOVE_ALL).min(axis=1)
         return [0 if place == ABOVE_ALL else int(place) for place in own]
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """Return the generations that were dropped before the group had read them, of which it was not told before."""
+        """The generations that were dropped, since this member's last disconnect, before the group had read them."""
         membership = self.group.members.get(self.client_id)
         return self.group.dropped[membership.told if membership else 0 :]
 
     def unread(self) -> list[int]:
-        """Return the shards in which there may be something to read."""
+        """Return the shards that may have messages to read, including those whose read failed."""
         return [*self._behind, *self._failing]
