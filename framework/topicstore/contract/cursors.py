@@ -45,7 +45,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @cached_property
     def filter(self) -> TopicFilter:
-        """The parsed topic filter; parsed once for a cursor and all that `advance` makes of it."""
+        """The parsed topic filter. It is parsed once for a cursor and all cursors that `advance` derives from it."""
         return TopicFilter(self.topic_filter)
 
     def advance(self, place: bytes) -> Self:
