@@ -59,7 +59,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Cursor:
-        """Return the cursor that `to_bytes` returned ``data`` for. Raises `InvalidCursorError` for any other bytes."""
+        """Decode the bytes that `to_bytes` returns for a cursor. Raises `InvalidCursorError` for any other bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidCursorError(f"a cursor is bytes, not {type(data).__name__}")
         data = bytes(data)
