@@ -103,8 +103,8 @@ class TallyTables:
     def add(self, generation: int, before: int, last: int, tally: Tally) -> None:
         """Store the tally of the range (``before``, ``last``], which no table counts yet, in one engine write.
 
-        The caller must hold `rewrite_lock` since before it counted. The write includes the merges that become due.
-        Nothing is written if the generation was dropped or archived.
+        The caller must hold `rewrite_lock`, and must have held it while it counted. The write includes the merges that
+        become due. Nothing is written if the generation was dropped.
         """
         new = TallyRange(before=before, last=last, level=0, messages=tally.count, parts=0)
         ranges, fresh = sorted([*self.ranges(generation), new], key=_begin), {new: tally}
