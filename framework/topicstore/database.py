@@ -1,9 +1,7 @@
-"""`Database`: the public face of a store. `topicstore.opening` makes one.
+"""`Database`, the main public class, which `topicstore.opening` creates, and `DatabaseInfo`, its statistics.
 
-It composes the parts and documents them; the packages `storage`, `pubsub`, `lifecycle`, `queues` and `sessions`
-implement them.
-
-The result of `Database.info`.
+`Database` documents the public operations and forwards them; the packages `storage`, `pubsub`, `lifecycle`, `queues`
+and `sessions` implement them.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class DatabaseInfo:
-    """Figures of a database at one moment."""
+    """Statistics of a database, as returned by `Database.info`."""
 
     path: str
     id: str
@@ -95,28 +93,30 @@ class DatabaseInfo:
     live_bytes: int
     disk_bytes: int
     compaction_failure: str | None
-    """Why background compaction failed the last time; None if it did not."""
+    """The error of the last run of background compaction; None if the run succeeded."""
     counting_failure: str | None
-    """Why counting in the background failed the last time; None if it did not."""
+    """The error of the last run of background counting (see `Database.topics`); None if the run succeeded."""
     visibility_failure: str | None
-    """Why waiting for stored messages to become visible failed the last time; None if it did not."""
+    """The last error of the thread that waits for stored messages to become visible; None if there is none."""
     retained_failure: str | None
-    """Why removing expired retained messages failed the last time; None if it did not."""
+    """The error of the last removal of expired retained messages; None if the removal succeeded."""
     ballast_failure: str | None
-    """Why no disk space could be reserved for the case of a full disk; None if it could, or none is needed."""
+    """Why no disk space could be reserved for the case of a full disk; None if it was reserved or isn't needed."""
     notes_failure: str | None
-    """Why it could not be noted what is on disk, so that a loss might go unnoticed; None if it could."""
+    """Why the last fsynced writes could not be recorded, so that a later loss might go undetected; None if they were
+    recorded."""
     retention: RetentionSettings
     retention_failure: str | None
-    """Why background retention failed the last time; None if it did not."""
+    """The error of the last run of background retention; None if the run succeeded."""
     clock_ahead: float
-    """Seconds by which the clock has jumped ahead since the opening; retention doesn't count them as passed."""
+    """Seconds by which the clock has jumped ahead since the database was opened. Retention ignores these seconds when
+    it computes the age of messages."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
 
     @property
     def total(self) -> ShardCounters:
-        """Return the shards' counters, added up."""
+        """The sum of the shards' counters."""
         rows = [attrs.astuple(shard.counters) for shard in self.shards]
         return ShardCounters(*(sum(column) for column in zip(*rows, strict=True)))
 
@@ -129,7 +129,7 @@ def database_info(
     expiry: RetainedExpiry,
     hub: Hub | None,
 ) -> DatabaseInfo:
-    """Return the figures of a database. Cheap: reads no messages."""
+    """Return the statistics of a database. This is cheap: it reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
     shards = [shard_info(shard) for shard in storage.shards]
     return DatabaseInfo(
@@ -165,28 +165,29 @@ _INTERNAL = frozenset(("storage",))
 
 
 class Database:
-    """An open database. Made by `topicstore.open`; close it, or use it as a context manager.
+    """An open database, created by `topicstore.open`. Close it, or use it as a context manager.
 
-    One that is open when the interpreter exits is closed then. All methods may be called from any thread. Times are
-    microseconds since the epoch, datetimes with a time zone, negative timedeltas, which lie before now, or texts: ISO
-    8601 (by default in UTC), ``now``, ``-2h``, ``-1d12h``, ``@`` with seconds. ``start`` is inclusive, ``until``
-    exclusive; both are compared with positions, unless a method says otherwise.
+    A database that is still open when the interpreter exits is closed at that point. All methods are thread-safe.
+
+    Times are microseconds since the epoch, datetimes with a time zone, negative timedeltas relative to now, or strings:
+    ISO 8601 (by default in UTC), ``now``, ``-2h``, ``-1d12h``, or ``@`` followed by seconds since the epoch. ``start``
+    is inclusive, ``until`` exclusive; unless a method says otherwise, both are compared with the messages' positions.
     """
 
     def __init__(self, storage: Storage, queues: Queues, *, auto_compact: bool) -> None:
         self.storage = storage
-        """The shards, called through their hooks. Internal to the framework."""
+        """The shards and the plugin hooks around them. Internal to the framework."""
         self.path = storage.path
         self.manifest = storage.manifest
         self.id = storage.id
         """Sixteen bytes that identify the database: the same in all its copies and in every cursor."""
         self.plugins = storage.plugins
         self.queues = queues
-        """The durable, bounded queues. They are closed with the database, and don't keep it open."""
+        """The durable, bounded queues. Closing the database closes them; they hold no reference to the database."""
         self.archives = Archives(storage)
-        """The generations that are exported as Parquet."""
+        """The generations that were exported to Parquet files."""
         self.retention = Retention(storage, remove_expired)
-        """The limits on the age of messages and on the bytes that they take."""
+        """The limits on the age and total size of stored messages."""
         self._compaction: CompactionScheduler | None = None
         self._counting: CountingScheduler | None = None
         self._retained_expiry = RetainedExpiry(storage)
@@ -194,7 +195,8 @@ class Database:
         self._sessions: Sessions | None = None
         self._rules: PersistenceRules | None = None
         self._beginning = ProcessLock()
-        """Held while one of the attributes below is made. Guards them; reading one needs no lock."""
+        """Held while `_writers` changes, and while an attribute such as `_made_hub` is created on first use. Reading
+        these attributes needs no lock."""
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closing = Closing("database")
         storage.on_close(queues.close)
@@ -209,37 +211,42 @@ class Database:
     # --- storing ---
 
     def store(self, messages: Messages, *, state: Mapping[int, Sequence[StateWrite]] | None = None) -> StoreResult:
-        """Store messages: all or none in each shard, and none at all if one of them is invalid.
+        """Store messages atomically in each shard; store nothing if any message is invalid.
 
-        ``messages`` are `Message` objects, a `MessageBatch`, or anything that exports Arrow data with the columns of
-        `topicstore.SCHEMA`: batches, tables and readers of PyArrow, frames of Polars and pandas, relations of DuckDB. A
-        stream is first read to its end, as one batch in memory; store a larger one batch by batch.
+        ``messages`` are `Message` objects, a `MessageBatch`, or any object that exports Arrow data with the columns of
+        `topicstore.SCHEMA`: batches, tables and readers of PyArrow, frames of Polars and pandas, relations of DuckDB.
+        An Arrow stream is read to its end into one batch in memory before anything is stored. Store streams that don't
+        fit into memory batch by batch.
 
-        ``state`` holds state writes by shard number; those of each shard are committed in one engine write with its
-        messages.
+        ``state`` holds state writes by shard number. Those of each shard are committed in the same atomic engine write
+        as the shard's messages.
 
         When the call returns, the messages are as durable as the database's ``durability`` says, and every replay that
-        begins later returns them. Cursors see them too, but in a layout with epochs only once the epoch has ended
-        (`topicstore.contract.layout.Slab.epoch`).
+        begins later returns them. Cursors return them too; in a layout with epochs
+        (`topicstore.contract.layout.Slab.epoch`), only after the epoch has ended.
 
         Raises `InvalidMessageError` naming the invalid message (or its subclasses `LateMessageError` and
         `TimestampAheadError`), `StateConflictError`, `StorageFullError`, `ShardReadOnlyError`, and `NestedCallError` if
-        it is called within another call of the same thread that is writing, as in a signal handler. If the engine fails
-        in one shard, the shards with lower numbers have committed their part.
+        a signal handler or destructor calls it while the same thread is already writing. If the engine fails in one
+        shard, the shards with lower numbers have already committed their part.
         """
-        self.storage.check_may_write()  # before messages are taken out of a cursor
+        self.storage.check_may_write()  # before the source is consumed, which may not be readable twice
         return self.storage.write(MessageBatch.of(messages), state or {})
 
     def publish(self, messages: Messages, *, state: Mapping[int, Sequence[StateWrite]] | None = None) -> PublishResult:
-        """Publish messages: store those selected as below, and deliver the others to current subscribers only.
+        """Deliver messages to the current subscribers whose filters match, and store those that must be durable.
 
-        A message is stored if its publisher asks for it (`topicstore.pubsub.publishing.PERSIST`), if one of the
-        rules in `persistence` matches, or if a durable subscription does (for QoS 0, see `Sessions.store_qos0`); it is
-        stored once, however many of these apply. Subscribers whose filters match get it in any case. A message with
-        ``retain`` becomes its topic's retained message, stored or not; one with an empty payload clears it (MQTT 5,
-        section 3.3.1.3). Stored messages are committed as by `store`, together with ``state`` and the retained messages
-        of the same shard, before any message is delivered; there is no order between stored messages and others. A
-        retained message is kept in the shard of its topic. Raises the errors of `store`; then none was delivered.
+        A message is stored, once, if any of these holds: its publisher requests it
+        (`topicstore.pubsub.publishing.PERSIST`), a rule in `persistence` matches, or a durable subscription matches
+        (for QoS 0, see `Sessions.store_qos0`).
+
+        A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
+        stored otherwise. A message with ``retain`` and an empty payload clears the retained message (MQTT 5, section
+        3.3.1.3).
+
+        Messages are stored as by `store`, together with ``state`` and the retained messages of the same shard, before
+        any message is delivered. Subscribers may receive stored and not stored messages in any relative order. Raises
+        the errors of `store`; in that case no message is delivered.
         """
         self.storage.check_may_write()
         return publish(
@@ -254,7 +261,7 @@ class Database:
 
     @property
     def persistence(self) -> PersistenceRules:
-        """The rules by which published messages are stored."""
+        """The rules that decide by topic which published messages are stored."""
         with self._beginning:
             if self._rules is None:
                 from .pubsub.persistence_rules import PersistenceRules
@@ -263,16 +270,20 @@ class Database:
             return self._rules
 
     def retained(self, topic_filter: str, *, after: str | None = None, limit: int | None = None) -> list[Message]:
-        """Return the retained messages whose topics match and that have not expired, in order of topics.
+        """Return the retained messages whose topics match and that have not expired, in ascending order of topics.
 
-        ``limit`` is the most to return, at least 1; ``after`` a topic before and at which nothing is returned. With the
-        last topic of a page as ``after``, the next call returns the next page; one that isn't full is the last. Takes
-        no lock; each page is as it is stored then. Raises `InvalidFilterError`, `InvalidArgumentError`.
+        ``limit`` is the maximum number of messages, at least 1. ``after`` is a topic: only greater topics are returned.
+        To read page by page, pass the last topic of a page as ``after``; a page with fewer than ``limit`` messages is
+        the last. The call takes no lock, so pages may reflect different moments. Raises `InvalidFilterError` and
+        `InvalidArgumentError`.
         """
         return retained(self.storage, topic_filter, self.clock(), after, limit)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> Writer:
-        """Return a buffered writer. ``flush_interval`` is a timedelta or seconds."""
+        """Return a writer that buffers messages and stores them in batches.
+
+        It stores its buffer at ``max_items`` messages, or ``flush_interval`` (a timedelta or seconds) after the first.
+        """
         with self._beginning:
             self.storage.check_may_write()
             writer = Writer(self.storage, max_items, flush_interval)
@@ -280,26 +291,26 @@ class Database:
             return writer
 
     def shard_of(self, client_id: str) -> int:
-        """Return the number of the shard that a publisher's messages go to."""
+        """Return the number of the shard that stores the messages of the publisher ``client_id``."""
         return self.storage.shard_of(client_id)
 
     def state(self, shard: int) -> ShardState:
-        """Return the state keyspace of a shard, which holds small values next to the messages."""
+        """Return the key-value state of a shard: small values that can be committed atomically with its messages."""
         return self.storage.state(shard)
 
     def flush(self) -> None:
-        """Wait until everything stored so far is on disk, whatever the durability."""
+        """Fsync everything stored so far, whatever the database's ``durability``; return when it is on disk."""
         self.storage.flush()
 
     def recover(self) -> list[int]:
-        """Open the shards again that take no writes since one failed; return the numbers of those that do again.
+        """Reopen the shards that became read-only after a failed write; return the numbers of those that take writes.
 
-        Call it when the cause has gone, such as a full disk. Subscriptions, sessions and replays go on, and reads wait
-        meanwhile. Everything acknowledged is there, and the failed write is there as a whole, with a `RuntimeWarning`,
-        or not at all.
+        Call it after the cause, such as a full disk, has been removed. Subscriptions, sessions and replays continue;
+        reads wait until the shard is open again. Afterwards, a shard has all acknowledged writes. The failed write is
+        either present as a whole, which a `RuntimeWarning` reports, or absent.
 
-        Raises the errors of `open`, several as an `ExceptionGroup`, as long as the cause is there, and may be called
-        again; the shards can be read as before. If the backend isn't persistent it raises `ShardReadOnlyError`.
+        While the cause persists, it raises the errors of `open` (several as an `ExceptionGroup`); the shards stay
+        readable and the call may be repeated. Raises `ShardReadOnlyError` if the backend isn't persistent.
         """
         return self.storage.recover()
 
@@ -308,7 +319,7 @@ class Database:
     def streams(self, topic_filter: str, start: Time = 0) -> list[Stream]:
         """Return the streams that may hold matching messages at or after ``start``.
 
-        Later calls may return more: new topics and generations bring new streams.
+        Later calls may return more streams, because new topics and generations create new ones.
         """
         self.storage.check_open()
         return self.storage.streams(TopicFilter(topic_filter), self._instant(start))
@@ -333,12 +344,13 @@ class Database:
     ) -> ReadResult:
         """Fetch the next batch of a cursor: at most ``limit`` messages, in the stream's order.
 
-        Messages from ``until`` on are left. After ``timeout``, a timedelta or seconds, it returns what it has, and
-        the cursor has moved on all the same. An empty batch is not the end; ``end_of_stream`` is.
+        Messages at or after ``until`` are not returned. After ``timeout`` (a timedelta or seconds), the call returns
+        the messages found so far, and the returned cursor has advanced past everything that was examined. An empty
+        batch doesn't mean that the stream has ended; ``end_of_stream`` does.
 
         Raises `GenerationDroppedError`, `WrongDatabaseError`, `InvalidCursorError`, `CorruptionError`, and
-        `PlaceAheadError` for a cursor after everything that the database has. A database that is only read, beside a
-        possible writer, returns nothing instead, because there may be more than it sees.
+        `PlaceAheadError` for a cursor that lies after all stored messages. A database opened with ``mode="r"`` returns
+        an empty batch for such a cursor, because another process may have written messages that it doesn't see yet.
         """
         self.storage.check_place(cursor)
         return self.storage.read(
@@ -362,23 +374,25 @@ class Database:
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call, at most ``limit`` of them.
 
-        ``start`` and ``until`` are compared with the times of positions. Where those go by the messages' own times
-        (``timestamps="message"``), each message is judged by its own, exactly. With ``by="timestamp"`` it always is, in
-        whatever order messages were stored: every stored message is found. Stretches of about 65,000 consecutive
-        messages that are known to hold none are skipped.
+        ``start`` and ``until`` are compared with the times of positions. If positions follow the messages' own
+        timestamps (``timestamps="message"``), each message's timestamp is compared exactly. With ``by="timestamp"`` the
+        timestamps are compared in every database, and every matching message is found, in whatever order messages were
+        stored. Runs of about 65,000 consecutive messages whose recorded time spans lie outside the range are skipped.
 
-        They come in order of positions, which is the order of time, and at equal positions in order of shards. With
-        ``reverse`` that order is reversed: the newest comes first, and hardly any message older than the last of
-        ``limit`` is read. With ``order="any"`` only each publisher's messages of each topic come in the order stored.
-        This makes long replays faster: merging four shards takes 1.2 to 3 times as long, and merging the hundreds of
-        streams of `wildcard_optimized` and `skipstream` 1.5 to 12 times. With one stream, nothing is gained.
-        With ``order="timestamp"`` they are sorted by their own times; all of them are read first, and held in memory,
-        or with ``limit`` about twice as many as that.
+        ``order="time"``: ascending positions, which is the order of time; equal positions in order of shards. With
+            ``reverse`` the order is reversed: the newest message comes first, and hardly any message older than the
+            last of ``limit`` is read.
+        ``order="any"``: only the messages of each publisher and topic keep their order. This makes long replays faster:
+            in order of time, merging four shards takes 1.2 to 3 times as long, and merging the hundreds of streams of
+            `wildcard_optimized` and `skipstream` 1.5 to 12 times. With a single stream there is no difference.
+        ``order="timestamp"``: ascending timestamps. All matching messages are read and held in memory before the first
+            is returned; with ``limit``, about twice that many are held.
 
-        ``batch_size`` messages are fetched at a time, and held in memory; in order of time up to 64 of every stream, if
-        that is more; with ``reverse`` four batches; and what a layout decodes at once (`block`: the rest of a merged
-        segment for each shard and generation, up to some 50 MB). Messages deleted meanwhile may be missing; if a
-        generation that is still to be read is dropped, `GenerationDroppedError` is raised.
+        Messages are fetched in batches of ``batch_size`` and held in memory. In order of time, up to 64 messages of
+        every stream are held if that is more; with ``reverse``, four batches. A layout may decode more at once
+        (`block`: the rest of a merged segment for each shard and generation, up to some 50 MB). Messages that are
+        deleted during the replay may be missing. Raises `GenerationDroppedError` if a generation is dropped before it
+        was read.
         """
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
@@ -400,8 +414,8 @@ class Database:
         """Return the messages of a `replay` as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.
 
         With ``ids`` the schema is `topicstore.SCHEMA_WITH_IDS`. pandas, Polars, DuckDB and `store` of another database
-        accept the reader as it is; batches are fetched as it is read. Reading in Python raises the same errors as
-        `replay`; through Arrow's C stream interface they appear as Arrow's own errors.
+        accept the reader directly; batches are fetched on demand. Reading in Python raises the same errors as `replay`;
+        consumers of Arrow's C stream interface see Arrow's own errors instead.
         """
         import pyarrow as pa
 
@@ -451,30 +465,30 @@ class Database:
     def _until(self, when: Time | None) -> int | None:
         return None if when is None else self._instant(when)
 
-    # --- what is in it ---
+    # --- contents ---
 
     def topics(self, topic_filter: str = "#") -> list[TopicTally]:
-        """Return, in order of topics, every matching topic that has messages: their number, bytes, first and last time.
+        """Return the message count, bytes, and first and last time of each matching topic, in ascending order.
 
-        The counts are exact, as of the call, and count the messages as they are stored, beneath plugins. They are kept
-        in memory from the first call on: a later one reads what was stored since. Most messages were counted in the
-        background or by `compact`: then only about 65,000 in each shard are read, however long ago the last call was.
-        Topics that begin with ``$``, which only filters that begin with ``$`` match (MQTT 5, section 4.7.2), are
-        counted by reading.
+        The counts are exact at the time of the call. They count messages in their stored form, without the changes that
+        plugins make to messages when they are read.
+
+        Counts are kept in memory after the first call; a later call reads only the messages stored since. Messages that
+        were counted in the background or by `compact` are not read again, which leaves about 65,000 per shard to read.
+        The messages of topics that begin with ``$`` are always counted by reading them; only filters that begin with
+        ``$`` match these topics (MQTT 5, section 4.7.2).
         """
         return contents.topics(self.storage, TopicFilter(topic_filter))
 
     def clients(self, topic_filter: str = "#") -> list[ClientTally]:
-        """Return, in order, every client id that has messages of matching topics, counted as by `topics`."""
+        """Return, in ascending order, each client id that published to matching topics, counted as by `topics`."""
         return contents.clients(self.storage, TopicFilter(topic_filter))
 
     def latest(self, topic_filter: str = "#") -> list[Message]:
-        """Return the last message of each topic that matches, in order of topics: that of the highest position.
+        """Return the last stored message (the highest position) of each matching topic, in ascending order of topics.
 
-        That is the one that was stored last. Of a device that sends late it may be older, by its own timestamp, than
-        what came before it.
-
-        Counts as `topics` does, and then reads hardly more than these messages.
+        If a device sends messages late, this message may have an older timestamp than messages stored before it. The
+        call counts as `topics` does, and reads few messages besides those that it returns.
         """
         return contents.latest(self.storage, TopicFilter(topic_filter))
 
@@ -482,8 +496,8 @@ class Database:
 
     @property
     def _hub(self) -> Hub:
-        """The hub through which subscriptions follow the messages that are stored."""
-        self.storage.check_may_write()  # a reader isn't notified of what is stored
+        """The hub that notifies subscriptions of newly stored messages, created on first use."""
+        self.storage.check_may_write()  # a database opened with mode="r" isn't notified of new messages
         with self._beginning:
             if self._made_hub is None:
                 from .pubsub.hub import Hub
@@ -502,18 +516,20 @@ class Database:
         batch_size: int = BATCH_SIZE,
         on_dropped: OnDropped = "warn",
     ) -> Subscription:
-        """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
+        """Subscribe to a filter: first the stored messages from ``start`` on, then new ones, none lost or repeated.
 
-        start:      a time (0 for the beginning; one after the newest message, also in the future, is from now on), a
-                    `Place` of this database, positions by shard, or None: from now on.
-        window:     how many messages may be delivered and not acknowledged (`Subscription.acknowledge`); None: any.
-        batch_size: the most messages of a batch.
-        on_dropped: what iterating does if generations are dropped unread: "warn", "raise", or a function that is called
-                    with their numbers. `fetch` returns them in `SubscriptionBatch.dropped`.
+        start:      a time (0 for the beginning; a time after the newest message, even in the future, is from now on),
+                    a `Place` of this database, positions by shard, or None (from now on).
+        window:     the maximum number of messages in flight, that is, delivered but not acknowledged
+                    (`Subscription.acknowledge`); None for no limit.
+        batch_size: the maximum number of messages in a batch.
+        on_dropped: the reaction of the iterator to generations that were dropped before they were read: "warn",
+                    "raise", or a function that is called with their numbers. `fetch` returns these numbers in
+                    `SubscriptionBatch.dropped`.
 
-        Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`,
-        `WrongDatabaseError` for a place of another database, and `PlaceAheadError` for a place after everything that
-        this one has, as after it was restored from an older copy.
+        The messages of each shard come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`,
+        `WrongDatabaseError` for a place of another database, and `PlaceAheadError` for a place after all stored
+        messages, which happens after a restore from an older copy.
         """
         from .pubsub.subscription import Subscription
 
@@ -522,10 +538,9 @@ class Database:
 
     @property
     def sessions(self) -> Sessions:
-        """The durable sessions of the database (`topicstore.sessions`).
+        """The durable MQTT sessions of the database (`topicstore.sessions`).
 
-        In a database that is only read they are as of the first access to this attribute, and can be looked at but not
-        changed.
+        A database opened with ``mode="r"`` returns new, read-only objects at each access.
         """
         from .sessions import Sessions
         from .sessions.database_parts import DatabaseParts
@@ -542,14 +557,14 @@ class Database:
 
     @property
     def read_only(self) -> bool:
-        """Whether the database was opened with ``mode="r"``, so that it can't be written."""
+        """Whether the database was opened with ``mode="r"``, and so takes no writes."""
         return self.storage.mode is not None
 
     def refresh(self) -> None:
-        """See what was stored since the database was opened with ``mode="r"``, or last refreshed.
+        """In a database opened with ``mode="r"``, make everything visible that another process has stored.
 
-        Cursors and replays that have begun go on. A database opened for writing sees everything anyway. Raises the
-        errors of `open`; then nothing has changed.
+        Cursors and running replays stay valid. In a database opened for writing the call has no effect. Raises the
+        errors of `open`; in that case the database shows the same messages as before the call.
         """
         self.storage.refresh()
 
@@ -560,13 +575,13 @@ class Database:
     # --- removing ---
 
     def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None, *, by: By = "position") -> int:
-        """Delete the matching messages stored before the call, and return how many there were.
+        """Delete the matching messages stored before the call, and return their number.
 
-        ``start``, ``until`` and ``by`` are those of `replay`, which returns the same messages. They are deleted in
-        chunks, concurrently with readers and writers: not atomically, but if a call is interrupted, another one deletes
-        the rest. ``by="timestamp"`` reads what matches, and writes once for each run of messages that go. Batches
-        fetched after it hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for
-        archived messages.
+        ``start``, ``until`` and ``by`` select the same messages as in `replay`. They are deleted in chunks,
+        concurrently with readers and writers. The call is not atomic; if it is interrupted, call it again to delete the
+        rest. ``by="timestamp"`` reads the matching messages, and writes once for each consecutive run to delete.
+        Batches fetched after the call contain no deleted message, and cursors stay valid. Raises `GenerationError`, and
+        deletes nothing, if matching messages are archived.
         """
         self.storage.check_may_write()
         return delete(self.storage, self._request(topic_filter, start, until, by, "any", BATCH_SIZE))
@@ -576,9 +591,9 @@ class Database:
     def add_generation(self, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
         """Seal the current generation of every shard and begin a new one; return its number.
 
-        The new generation has ``layout`` (by default that of the current one) with ``options`` (by default those of the
-        last generation with this layout, else the layout's defaults). If the call is interrupted between shards, the
-        next open completes it. Raises `UnknownPluginError`, `IncompatibleError`, `InvalidOptionError`.
+        The new generation has ``layout`` (by default that of the current generation) with ``options`` (by default those
+        of the last generation with this layout, else the layout's defaults). If the call is interrupted between shards,
+        opening the database completes it. Raises `UnknownPluginError`, `IncompatibleError`, `InvalidOptionError`.
         """
         return generations.add_generation(self.storage, layout, options)
 
@@ -587,67 +602,72 @@ class Database:
         return generations.generation_infos(self.storage)
 
     def drop_generation(self, generation: int) -> bool:
-        """Drop a sealed generation with all its messages; return False if it was dropped before.
+        """Drop a sealed generation with all its messages; return False if it was already dropped.
 
-        Its messages are invisible at once and for good. They are removed before the call returns or, if it is
-        interrupted, at the next open; if the backend ``reclaims_disk``, their disk space is free then. The files of an
-        archived generation stay. Raises `GenerationError` for the current generation and for one that never existed.
+        Its messages become invisible immediately and permanently. They are removed from disk before the call returns
+        or, if the call is interrupted, when the database is opened again. Backends with the capability
+        ``reclaims_disk`` free the disk space at that point. The exported files of an archived generation are kept.
+        Raises `GenerationError` for the current generation and for a number that never existed.
         """
         return generations.drop_generation(self.storage, generation)
 
-    # --- care ---
+    # --- maintenance ---
 
     def compact(self, *, stop: Callable[[], bool] = never) -> CompactReport:
-        """Merge everything stored before the call, if the layout merges, and return a report.
+        """Compact everything stored before the call, if the layout supports compaction, and return a report.
 
-        Merged messages take fewer bytes, and a narrow filter reads a small part of them. Replays of everything and of
-        the last minutes become slower, because a whole segment has to be sorted for them. A layout that merges does so
-        completely; if the backend ``reclaims_disk``, obsolete data is then gone from the disk. Readers, cursors,
-        writers and the order of messages are unaffected, and a crash loses nothing, because each step is one atomic
-        write. The call also counts, for `topics`, the messages that were not counted yet. Without it, both happen in
-        the background as far as it pays (``auto_compact``).
+        Compacted messages take fewer bytes, and a narrow filter reads a small part of them. Replays of everything and
+        of the last minutes become slower, because a whole segment has to be sorted for them. With a backend that
+        ``reclaims_disk``, obsolete data is removed from the disk before the call returns.
 
-        ``stop`` is called before each step; once it returns True, the rest is left as it is.
+        Readers, cursors, writers and the order of messages are not affected. Each step is one atomic write, so a crash
+        loses nothing. The call also counts the messages that `topics` would otherwise have to read. With
+        ``auto_compact``, both also happen in the background, but only where the gain is worth the work.
+
+        ``stop`` is called before each step; when it returns True, the remaining steps are skipped.
         """
         return compact(self.storage, stop)
 
     def learned_topics(self, generation: int | None = None) -> dict[tuple[int, int], list[TopicNode]]:
-        """Return the topic structure that each (shard, generation) has learned, of all generations or of one.
+        """Return the tree of topics that the layout has learned, by (shard, generation), of one or all generations.
 
-        Parents come before children. Layouts that learn nothing are left out.
+        Parents come before children. Generations whose layout learns no structure are omitted.
         """
         return reports.learned_topics(self.storage, generation)
 
     def sql(self, statement: str, parameters: Sequence[Any] = ()) -> pa.Table:
         """Run a read-only SQL statement over the messages of all shards, and return its result.
 
-        This is for layouts that keep messages as rows, which document their tables: `table`, on DuckDB, has `messages`.
-        Its column ``time`` is the time of the position, ``timestamp`` the message's own:
-        ``SELECT payload FROM messages WHERE "timestamp" >= '2025-06-01 12:00:00+00'``. It reads the messages stored at
-        this moment, as they are stored: plugins that change messages on their way in and out are not applied.
-        Generations of other layouts and archived ones are left out, with a warning. Raises `InvalidArgumentError` for a
-        statement that is wrong or writes, `UnsupportedError` if no generation can be queried with SQL.
+        Only layouts that store messages as rows support this, and document their tables. The layout `table`, on DuckDB,
+        has the table `messages`. Its column ``time`` is the time of the position, ``timestamp`` that of the message:
+        ``SELECT payload FROM messages WHERE "timestamp" >= '2025-06-01 12:00:00+00'``.
+
+        The statement reads messages in their stored form: plugins that transform messages are not applied. Generations
+        with other layouts and archived generations are left out, with a warning. Raises `InvalidArgumentError` for a
+        statement that is wrong or that writes, and `UnsupportedError` if no generation can be queried with SQL.
         """
         return sql(self.storage, statement, parameters)
 
     def checkpoint(self, path: str | Path) -> None:
-        """Write a copy of the database, as of now, into the new directory ``path``.
+        """Write a consistent copy of the database into the new directory ``path``.
 
-        Writers wait only while a snapshot is taken. The copy is consistent over all shards, has all queues, each as
-        of a moment during the call, and is a database of its own with the same id (so cursors are valid in
-        both). Archived generations stay in their export, which both read; if its path was recorded as relative, the
-        copy resolves it from its own directory, and a warning says so if that is another place. Raises
-        `UnsupportedError` where the backend lacks ``checkpoint``, `NotADatabaseError` if ``path`` exists.
+        All shards are copied as of one moment, and each queue as of some moment during the call. Writers wait only
+        while the snapshot is taken. The copy is an independent database with the same id, so cursors are valid in both.
+
+        Archived generations are not copied: both databases read the same exported files. If the path of an export was
+        recorded as relative, the copy resolves it from its own directory; a warning reports if that is another place.
+        Raises `UnsupportedError` if the backend lacks the capability ``checkpoint``, and `NotADatabaseError` if
+        ``path`` exists.
         """
         checkpoints.checkpoint(self.storage, check_path(path), self.queues.write_copies)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> reports.VerifyReport:
-        """Read everything, check checksums, indexes and counts, and report the damage.
+        """Read everything stored, check checksums, indexes and counts, and return a report of the damage.
 
-        This includes queues, the manifest, the exports of archived generations, and the state: the values that
-        sessions, retained messages, rules and retention keep there are decoded. Values that programs, imports or Spark
-        keep in the state are read but not decoded; whether records are consistent with each other is not checked.
-        ``progress`` is called with the number of messages read so far.
+        This covers the messages, the queues, the manifest, the exports of archived generations, and the state. The
+        state records of sessions, retained messages, rules and retention are decoded; those of applications, imports
+        and Spark are only read. Consistency between state records is not checked. ``progress`` is called with the
+        number of messages read so far.
         """
         report = reports.verify(self.storage, state_decoders(), progress)
         return attrs.evolve(report, damages=[*report.damages, *self.queues.damages()])
@@ -657,18 +677,18 @@ class Database:
         expiry, hub = self._retained_expiry, self._made_hub
         return database_info(self.storage, self.retention, self._compaction, self._counting, expiry, hub)
 
-    # --- the end ---
+    # --- closing ---
 
     def close(self) -> None:
-        """Store the messages that its writers hold, close the database and release its lock. May be called twice.
+        """Flush the buffered writers, close the database and release its lock. This is idempotent.
 
-        Everything is closed even if some of it fails; then the errors are raised, several of them as an
-        `ExceptionGroup`. If the call is interrupted, as by Ctrl-C, the next call finishes it.
+        All parts are closed even if some of them fail; the errors are raised afterwards, several as an
+        `ExceptionGroup`. If the call is interrupted, for example by Ctrl-C, the next call finishes it.
 
-        It may also be called by a signal handler or other code that runs within another call of the same thread. That
-        call can't be waited for: `close` then returns before the database is closed, which happens in another thread as
-        soon as the other call has ended or raised `DatabaseClosedError`. The next `close`, and the end of the ``with``
-        block or of the interpreter, waits for this and raises the errors.
+        A signal handler or destructor may call `close` while the same thread is inside another call of the database. It
+        can't wait for that call, and so returns at once; another thread closes the database after the interrupted call
+        has returned or raised `DatabaseClosedError`. The next `close`, the end of the ``with`` block, or the exit of
+        the interpreter waits for that thread and raises its errors.
         """
         if self.storage.inherited:
             return
@@ -699,7 +719,7 @@ class Database:
 
 
 def state_decoders() -> Decoders:
-    """Return the decoders of all state but that of queues, which are databases of their own (`queues.record`)."""
+    """Return the decoders of all state records but those of queues, which are separate databases (`queues.record`)."""
     from .lifecycle import expiry, retention
     from .pubsub import persistence_rules
     from .sessions import records, session_clock

@@ -1,4 +1,4 @@
-"""Digests of messages by topic, which show whether a replay returned what was stored.
+"""Digests of messages by topic, which verify that a replay returned exactly the stored messages.
 
 The hashes of a topic's messages are chained: a message that is lost, duplicated, changed or out of order changes the
 hash of its topic. Topics are independent of each other, so a replay may return them in any order.
@@ -24,13 +24,14 @@ _MASK = (1 << 64) - 1
 
 @attrs.frozen(kw_only=True)
 class Differences:
-    """The differences between a source and what was stored of it."""
+    """The differences between the messages of a source and the stored messages."""
 
     lost: int
+    """The number of messages of the source that are not stored."""
     doubled: int
-    """The number of messages that came twice, or that the source doesn't have."""
+    """The number of stored messages beyond those of the source: duplicates, or messages that the source lacks."""
     changed: list[str]
-    """The topics with as many messages as in the source, but others, or in another order."""
+    """The topics with the right number of messages, but with other contents or in another order."""
 
     @property
     def none(self) -> bool:
@@ -39,9 +40,9 @@ class Differences:
 
 
 class TopicDigests:
-    """The number of messages of each topic, and the hash of all their fields in their order.
+    """The number of messages of each topic, and a chained hash of all their fields.
 
-    Without ``times``, timestamps are left out of the hashes: a database sets those that messages don't have.
+    Without ``times``, timestamps are left out of the hashes, because a database sets timestamps that were None.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class TopicDigests:
         self._times = times
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Add the next messages."""
+        """Add messages, which follow those added before."""
         counts, hashes, times = self.counts, self.hashes, self._times
         for m in messages:
             topic = m.topic
@@ -67,7 +68,7 @@ class TopicDigests:
         return sum(self.counts.values())
 
     def digest(self) -> int:
-        """Return one hash of all topics, whatever order they came in."""
+        """Return one 64-bit hash of all topics, which doesn't depend on the order of topics."""
         return sum(_hash(topic.encode(), chain) for topic, chain in self.hashes.items()) & _MASK
 
     def matching(self, topic_filter: str) -> TopicDigests:
@@ -78,7 +79,7 @@ class TopicDigests:
         )
 
     def differences(self, stored: TopicDigests) -> Differences:
-        """Compare a source with its stored messages."""
+        """Return the differences between these digests, of a source, and those of the stored messages."""
         mine, theirs = self.counts, stored.counts
         return Differences(
             lost=sum(max(0, count - theirs.get(topic, 0)) for topic, count in mine.items()),

@@ -1,4 +1,4 @@
-"""`open`: a database, assembled from its storage and its features."""
+"""`open`, which opens or creates a database, and variants of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["open", "open_lazily"]
 Mode: TypeAlias = Literal["a", "x", "r+", "r"]
 
 
-def open(  # noqa: A001 - the name people know from every other store
+def open(  # noqa: A001 - the usual name in other libraries
     path: str | Path,
     mode: Mode = "a",
     *,
@@ -61,56 +61,58 @@ def open(  # noqa: A001 - the name people know from every other store
     clock: Callable[[], int] = now,
     monotonic: Callable[[], int] | None = None,
 ) -> Database:
-    """Open the database in the directory ``path``, by default creating it where there is none.
+    """Open the database in the directory ``path``; by default, create it if it doesn't exist.
 
-    At creation the arguments count; later everything comes from the manifest, and an argument
-    that contradicts it raises `ManifestMismatchError`.
+    The arguments from ``backend`` to ``plugins`` are recorded in the database's manifest when it is created. At later
+    openings they may be omitted; one that contradicts the manifest raises `ManifestMismatchError`.
 
-    mode:       ``"a"`` (default): write it, and create it where there is none. ``"x"``: create it; one that is there
-                raises `NotADatabaseError`. ``"r+"``: write one that is there; none raises `DatabaseNotFoundError`.
-                ``"r"``: only read one that is there, as it is at this moment or at the last `Database.refresh`, and
-                change nothing of it. Backends with ``concurrent_readers`` (``rocksdb``) do so while another process
-                writes it, without a lock; with the others no process may have it open to write.
+    mode:       ``"a"`` (default): open for writing, creating the database if it doesn't exist. ``"x"``: create; raises
+                `NotADatabaseError` if it exists. ``"r+"``: open for writing; raises `DatabaseNotFoundError` if it
+                doesn't exist. ``"r"``: open for reading, and change nothing on disk; shows the database as of the
+                opening or the last `Database.refresh`. Backends with the capability ``concurrent_readers``
+                (``rocksdb``) read without a lock while another process writes; with other backends, no process may
+                have the database open for writing at the same time.
     backend:    name of an installed backend; default ``"rocksdb"``.
     layout:     name of an installed layout; default ``"block"``.
-    shards:     1 to 4,096; messages go to a shard by their client id; default 1.
-    durability: ``"commit"`` (default): stored messages survive the process's death.
-                ``"sync"``: they are on disk, and survive power loss.
-    timestamps: ``"commit"`` (default): positions, and so time ranges, go by the time of storing.
-                ``"message"``: by the messages' own times.
-    late:       with ``timestamps="message"``, what a message older than its shard's last does:
-                ``"raise"`` (default) `LateMessageError`, or ``"lift"`` it to the next position.
-    max_skew:   with ``timestamps="message"``, how far a message's own time may lie ahead of the clock: a timedelta, or
-                seconds; default 60.
-    plugins:    names of plugins that wrap the data path, outermost first. Recorded at creation;
-                later ones named here join for this opening only.
-    options:    ``{"rocksdb": {...}, "block": {...}}``. The backend's may differ at every opening,
-                the layout's are kept with each generation.
-    auto_compact: merge what was stored in the background, when it is quiet, and count it (`Database.compact`);
+    shards:     number of shards, 1 to 4,096; the client id of a message decides its shard; default 1.
+    durability: ``"commit"`` (default): stored messages survive the death of the process.
+                ``"sync"``: each write is fsynced, so stored messages survive power loss.
+    timestamps: ``"commit"`` (default): positions, and so time ranges, follow the time of storing.
+                ``"message"``: they follow the messages' own timestamps.
+    late:       with ``timestamps="message"``, the treatment of a message older than the last one of its shard:
+                ``"raise"`` (default) raises `LateMessageError`; ``"lift"`` gives it the next free position.
+    max_skew:   with ``timestamps="message"``, the maximum by which a message's timestamp may be ahead of the clock: a
+                timedelta or seconds; default 60.
+    plugins:    names of plugins that wrap the data path, outermost first. Names that are added at a later opening
+                apply to that opening only.
+    options:    options by name of the plugin: ``{"rocksdb": {...}, "block": {...}}``. A backend's options may differ
+                at every opening; a layout's options are stored with each generation.
+    auto_compact: whether to compact and count messages in the background (`Database.compact`) while few are stored;
                 may differ at every opening.
-    recovery:   what happens if a shard can't be read as it was stored. ``"strict"`` (default): truncate the log of the
-                engine at the first write that a power failure left missing or damaged, with a `RuntimeWarning` if a
-                later write is readable; if a write is missing that was known to be on disk, raise `DataLossError` or
-                `CorruptionError` and change nothing. ``"point_in_time"``: open the shard as it was before the first
-                write that is missing or damaged. ``"salvage"``: the same, and then store again, at their positions,
-                the later messages that are completely readable; a warning counts those and the others. State,
-                sessions, retained messages, deletes and generations stay as they were before the damage, so a session
-                may deliver again what was salvaged. What the last two leave out is lost for good, even if they are
-                interrupted: copy the directory before.
-    permissions: those of the directory where it is made, less the umask; by default others than its owner can't
-                enter it, and read nothing. Directories that are there keep theirs; queues and checkpoints get the same.
-    allow_ancient: accept times, of messages and to read from, in the first two months of 1970. They are refused by
-                default, because they are probably seconds or milliseconds. May differ at every opening.
-    clock:      returns the present as microseconds since the epoch.
-    monotonic:  returns microseconds that have passed since some moment; all durations go by it, so that the
-                clock may jump. By default the machine's, or with a ``clock`` of your own that one.
+    recovery:   how to open a shard with missing or damaged writes. ``"strict"`` (default): truncate the engine's log at
+                the first write that a power failure left missing or damaged, with a `RuntimeWarning` if a later write
+                is readable; raise `DataLossError` or `CorruptionError`, and change nothing, if a missing write was
+                known to be on disk. ``"point_in_time"``: open the shard as it was before the first missing or damaged
+                write. ``"salvage"``: the same, and then store the later messages that are completely readable again,
+                at their positions; a warning reports how many were and were not. State, sessions, retained messages,
+                deletes and generations stay as they were before the damage, so a session may deliver salvaged messages
+                again. ``"point_in_time"`` and ``"salvage"`` discard the rest for good, even if the call is
+                interrupted: copy the directory first.
+    permissions: mode bits of the directory when it is created, less the umask; by default only its owner has access.
+                Existing directories keep theirs; queues and checkpoints get the same.
+    allow_ancient: whether to accept times in the first two months of 1970, in messages and as arguments. By default
+                they are refused, because they are probably seconds or milliseconds. May differ at every opening.
+    clock:      function that returns the current time in microseconds since the epoch.
+    monotonic:  function that returns microseconds since an arbitrary moment and never jumps; all durations are measured
+                with it. The default is the machine's monotonic clock, or ``clock`` if that is given.
 
-    A database belongs to the process that opened it. A forked child can't use it, and with ``rocksdb`` or ``leveldb``
-    it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
-    ``forkserver``. Where the C library is not glibc, end a child of a process that uses ``rocksdb`` by `os._exit`.
+    A database belongs to the process that opened it. A forked child can't use it. With ``rocksdb`` or ``leveldb``, the
+    child of a process that has opened a database can't open another one (`ForkedProcessError`): start the child with
+    ``spawn`` or ``forkserver``. If the C library is not glibc, a forked child of a process that uses ``rocksdb`` must
+    end with `os._exit`.
 
-    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `FileSystemError` where the directory can't be
-    used, `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`,
+    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `FileSystemError` if the directory can't be used,
+    `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`,
     `BackendUnavailableError`, `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`,
     `CorruptionError`.
     """
@@ -147,7 +149,7 @@ def open(  # noqa: A001 - the name people know from every other store
 
 
 def open_lazily(path: Path) -> Storage:
-    """Open the shards of a database read-only, each when it is first used. Raises the errors of `open`."""
+    """Open a database read-only, with each shard opened on first use. Raises the errors of `open`."""
     manifest = existing_manifest(check_path(path))
     settings = OpenSettings(
         open_archive=open_archive, options=manifest.options, plugins=manifest.plugins, read_only=True, lazily=True
@@ -177,7 +179,10 @@ def _open_or_create(path: Path, wanted: dict[str, Any], settings: OpenSettings, 
 
 
 def _open_queue(of: Manifest, settings: OpenSettings, path: Path, *, read_only: bool = False) -> Storage:
-    """Open or create the database of a queue, with the owner's layout if that shows messages at once and in order."""
+    """Open or create the database of a queue; use its owner's layout if that has ``position_order``, else the default.
+
+    Without that capability messages become visible late and out of order.
+    """
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     settings = attrs.evolve(

@@ -1,8 +1,8 @@
-"""Finding, loading and naming plugins.
+"""Discovery and loading of plugins.
 
-One registry per process knows every installed plugin; listing them imports no engine. A plugin that can't be loaded is
-recorded with the reason, and doesn't affect the others. Each open database has a pluggy manager of its own, with only
-the plugins it asked for.
+The process has one `Registry` of all installed plugins; listing them imports no engine. A plugin that can't be loaded
+is recorded with the reason, and doesn't affect the others. Each open database has a separate pluggy manager with only
+the plugins that it was opened with.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _DISABLED = f"disabled by {DISABLE}"
 _PREFIX = "TOPICSTORE_"
 """Prefix of the names of environment variables, of topicstore and of plugins."""
 _SETTINGS = "TOPICSTORE__"
-"""Prefix of those that are settings of a server, which reads them all and knows what each of them means."""
+"""Prefix of the variables that are settings of a server. The server checks these itself."""
 
 S = TypeVar("S")
 
 
 @attrs.frozen(kw_only=True)
 class FailedPlugin:
-    """An installed plugin that can't be used, and why."""
+    """An installed plugin that can't be used, with the reason."""
 
     name: str
     distribution: str
@@ -78,7 +78,7 @@ class PluginPair:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The capabilities that either of them declares."""
+        """The capabilities that the backend or the layout declares."""
         return self.backend.capabilities | self.layout.capabilities
 
     def why_refused(self) -> str | None:
@@ -90,17 +90,17 @@ class PluginPair:
         return None
 
     def why_absent(self) -> str | None:
-        """Return why one of them can't be loaded here, or None if both can."""
+        """Return why the backend or the layout can't be loaded in this environment, or None if both can."""
         return why_absent(self.backend) or why_absent(self.layout)
 
     @property
     def works(self) -> bool:
-        """Whether a database of the two can be opened here."""
+        """Whether a database with this backend and layout can be opened in this environment."""
         return self.why_refused() is None and self.why_absent() is None
 
 
 class Registry:
-    """The plugins of this process, what they provide, and which of them failed."""
+    """The plugins of this process, their specifications, and the plugins that failed to load."""
 
     def __init__(self, entries: Iterable[importlib.metadata.EntryPoint], disabled: Iterable[str] = ()) -> None:
         self.failed: list[FailedPlugin] = []
@@ -153,7 +153,7 @@ class Registry:
                 kind = type(spec).__name__.removesuffix("Spec").lower()
                 raise PluginError(f"the {kind} name {spec.name!r} is taken by {owner!r}")
 
-    # --- asking ---
+    # --- lookups ---
 
     def backends(self) -> dict[str, BackendSpec]:
         """Return all backends by name."""
@@ -189,19 +189,19 @@ class Registry:
         return self._find(self.log_stores(), scheme, "log store")
 
     def make_layout(self, backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
-        """Return a layout with its options, if it can run on the backend."""
+        """Return a layout object with these options. Raises `IncompatibleError` if it can't run on the backend."""
         spec = self.layout(name)
         check_pair(backend, spec)
         target: type[Layout] = load_target(spec)
         return target(make_options(name, target.Options, options))
 
     def full_options(self, layout: str, values: Mapping[str, Any]) -> Any:
-        """Return all options of a layout including defaults, so that equivalent options compare as equal."""
+        """Return all options of a layout including defaults, so that equivalent options compare equal."""
         target: type[Layout] = load_target(self.layout(layout))
         return make_options(layout, target.Options, values)
 
     def wrapper(self, name: str) -> Any:
-        """Return the plugin object behind an entry point's name. Raises `UnknownPluginError`."""
+        """Return the plugin object of an entry point's name. Raises `UnknownPluginError`."""
         return self._find(self.plugins, name, "plugin")
 
     def _find(self, table: dict[str, S], name: str, kind: str) -> S:
@@ -214,7 +214,10 @@ class Registry:
 
 
 def _builtin_first(entry: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
-    """Return a sort key by which the owner of a contested name doesn't depend on the order of installation."""
+    """Return a sort key that puts topicstore's own plugins first, and then orders by distribution and name.
+
+    The plugin that gets a name claimed by two plugins then doesn't depend on the order of installation.
+    """
     return _distribution(entry) != "topicstore", _distribution(entry), entry.name
 
 
@@ -263,10 +266,10 @@ def _specs_of(plugin: Any, manager: pluggy.PluginManager) -> list[PluginSpec]:
 
 @functools.cache
 def registry() -> Registry:
-    """Return the process's registry, made at the first call from the installed entry points.
+    """Return the process's registry, which the first call creates from the installed entry points.
 
-    Warns of environment variables that nothing reads, and of names of plugins to disable that aren't installed. A
-    server's settings are not among them.
+    Warns about environment variables with topicstore's prefix that no plugin reads, except settings of a server, and
+    about names in `DISABLE` that aren't installed.
     """
     disabled = [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
     entries = importlib.metadata.entry_points(group=GROUP)
@@ -285,7 +288,10 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def data_path(wrappers: Iterable[tuple[str, Any]], implementation: Any) -> pluggy.PluginManager:
-    """Return a database's own manager: the implementation, and the wrappers, outermost first."""
+    """Return a pluggy manager for one database, with the implementation of the hooks and its wrappers, outermost first.
+
+    Raises `PluginError` for a wrapper that implements a data-path hook without ``hookimpl(wrapper=True)``.
+    """
     manager = _manager()
     manager.register(implementation, "topicstore")
     for name, plugin in reversed(list(wrappers)):
@@ -300,7 +306,8 @@ def data_path(wrappers: Iterable[tuple[str, Any]], implementation: Any) -> plugg
 def load_target(spec: PluginSpec) -> type[Any]:
     """Import and return the class that a spec names.
 
-    Raises `BackendUnavailableError`, with the pip command, if what it needs is not installed.
+    Raises `BackendUnavailableError`, with the pip command, if a required module is missing or the import fails, and
+    `PluginError` if the class doesn't implement the contract.
     """
     kind, expected = _kind(spec)
     missing = missing_modules(spec)
@@ -310,7 +317,7 @@ def load_target(spec: PluginSpec) -> type[Any]:
     module, _, name = spec.target.partition(":")
     try:
         target = getattr(importlib.import_module(module), name)
-    except Exception as error:  # any error while the module is imported is the plugin's
+    except Exception as error:  # importing a plugin may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise BackendUnavailableError(f"{kind} {spec.name!r} can't be loaded ({reason}){hint}") from error
     if not (isinstance(target, type) and issubclass(target, expected)):
@@ -323,7 +330,7 @@ def load_target(spec: PluginSpec) -> type[Any]:
 
 
 def why_absent(spec: PluginSpec) -> str | None:
-    """Return why `load_target` can't load a plugin here, or None if it can."""
+    """Return why `load_target` can't load a plugin in this environment, or None if it can."""
     try:
         load_target(spec)
     except (BackendUnavailableError, PluginError) as reason:
@@ -332,7 +339,7 @@ def why_absent(spec: PluginSpec) -> str | None:
 
 
 def _kind(spec: PluginSpec) -> tuple[str, type[Backend | Layout | LogStore]]:
-    """Return what a spec's target is called, and the class that it must be one of."""
+    """Return the name of the kind of plugin that a spec describes, and the base class that its target must have."""
     if isinstance(spec, LayoutSpec):
         return "layout", Layout
     if isinstance(spec, LogStoreSpec):
@@ -341,7 +348,7 @@ def _kind(spec: PluginSpec) -> tuple[str, type[Backend | Layout | LogStore]]:
 
 
 def missing_modules(spec: PluginSpec) -> list[str]:
-    """Return the modules that a spec needs and that are not installed. Imports none of them."""
+    """Return the modules that a spec needs and that are not installed, without importing any."""
     return [name for name in spec.needs if not _installed(name)]
 
 
@@ -353,7 +360,7 @@ def _installed(module: str) -> bool:
 
 
 def check_pair(backend: BackendSpec, layout: LayoutSpec) -> None:
-    """Raise `IncompatibleError` if the layout requires what the backend doesn't declare."""
+    """Raise `IncompatibleError` if the layout requires a capability that the backend doesn't declare."""
     missing = layout.requires - backend.capabilities
     if missing:
         raise IncompatibleError(

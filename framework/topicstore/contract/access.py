@@ -13,19 +13,19 @@ Action = Literal["publish", "subscribe"]
 
 @attrs.frozen(kw_only=True)
 class Credentials:
-    """What a client that connects says of itself, and what is known of its connection."""
+    """The credentials of a connecting client, and properties of its connection."""
 
     client_id: str
-    """The client id, also where the server has assigned it."""
+    """The client id, chosen by the client or assigned by the server."""
     user_name: str | None
     password: bytes | None = attrs.field(repr=False)
-    """The password as it was sent. It must not be logged or kept."""
+    """The password in the form in which it was sent. Hooks must not log or store it."""
     certificate_name: str | None
-    """The common name of the client's certificate, which was verified; None without one."""
+    """The common name of the client's verified certificate; None without a certificate."""
     address: str
     """The client's address and port."""
     loopback: bool
-    """Whether the client is on this machine."""
+    """Whether the client connects from the server's machine."""
     listener: str
     """The name of the listener to which it connected."""
 
@@ -39,20 +39,20 @@ class AuthenticationRequest:
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """A client that wants to do something."""
+    """A client, and the action for which it needs authorization."""
 
     user: str | None
-    """The name by which it was authenticated; None for an anonymous client."""
+    """The user name under which the client was authenticated; None for an anonymous client."""
     client_id: str
     action: Action
     topic: str
-    """The topic to publish to, or the filter to subscribe to; of a shared subscription the filter without its group.
+    """The topic to publish to, or the filter to subscribe to; for a shared subscription, the filter without its group.
 
-    Before a client is sent messages of a topic, it is asked whether the client may subscribe to just that topic."""
+    Before the server delivers messages of a topic to a client, it asks for "subscribe" with just that topic."""
 
 
 @attrs.define(kw_only=True)
 class AuthorizationRequest:
-    """A request to say what some clients may do."""
+    """A request to authorize some actions of clients."""
 
     questions: tuple[Question, ...]

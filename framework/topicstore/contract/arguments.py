@@ -1,4 +1,4 @@
-"""Arguments that many methods take: their checks, lengths of time, and the mark of a setting that isn't to change."""
+"""Checks of common arguments, durations, and `KEEP`, the value of a setting that is left unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["KEEP", "Keep", "check_count", "check_length", "check_path", "check_w
 
 
 _LONGEST = 10**10
-"""The longest length of time that is accepted, in seconds: 317 years. A longer one is a mistake, or overflows the
-integers that times are stored in."""
+"""The exclusive upper bound of durations in seconds, 317 years. A longer one is a mistake, or overflows the
+integers in which times are stored."""
 _LARGEST = (1 << 64) - 1
 """The largest number that can be stored."""
 
@@ -32,21 +32,21 @@ class Keep(enum.Enum):
 
 
 KEEP: Final = Keep.KEEP
-"""The value of a setting that isn't to change: the default wherever settings are changed. None removes a limit."""
+"""The default of arguments that change settings: the setting keeps its value. None, in contrast, removes a limit."""
 
 
 def given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are to change: those that aren't `KEEP`."""
+    """Return the settings whose value isn't `KEEP`."""
     return {name: value for name, value in settings.items() if value is not KEEP}
 
 
 def seconds(length: timedelta | float | None) -> Any:
-    """Return a length of time in seconds; any other value is returned unchanged."""
+    """Return a timedelta in seconds; any other value is returned unchanged."""
     return length.total_seconds() if isinstance(length, timedelta) else length
 
 
 def check_length(name: str, length: object) -> float:
-    """Return a length of time in seconds. Raises `InvalidArgumentError` if it is negative or not a length of time."""
+    """Return a duration in seconds. Raises `InvalidArgumentError` if it is negative, too long or not a duration."""
     found = seconds(length) if isinstance(length, timedelta) else length
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < _LONGEST:
         raise InvalidArgumentError(f"{name} is a timedelta or a number of seconds, not {length!r}")
@@ -68,5 +68,5 @@ def check_within(name: str, value: object, least: int, most: int) -> None:
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path. Raises `InvalidArgumentError` if it has a NUL or isn't UTF-8; engines can't open such paths."""
+    """Return a path as a `Path`. Raises `InvalidArgumentError` for NUL or invalid UTF-8, which engines can't open."""
     return Path(check_utf8(os.fspath(path), "path", InvalidArgumentError))

@@ -1,7 +1,4 @@
-"""The published Arrow schema, and the conversion of batches to and from it.
-
-Spark, DuckDB, pandas and Polars see these columns.
-"""
+"""The published Arrow schema of messages, for Spark, DuckDB, pandas and Polars, and the conversion of batches."""
 
 from __future__ import annotations
 
@@ -64,14 +61,14 @@ _COLUMNS = {
     "properties": "properties",
 }
 _WORTH_IT = 4
-"""A shared list of texts is turned into Arrow if it has at most this many times the rows of a column."""
+"""The maximum ratio of a shared list's texts to a column's rows for which the whole list is converted to Arrow."""
 _KEPT_BYTES = 1 << 20
-"""Constant columns of up to about this many bytes are kept for the next batch."""
+"""The maximum size, in bytes, of a constant column that is cached for the next batch."""
 _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "retain": False, "properties": None}
 
 
 def record_batch(columns: Mapping[str, Column | None], rows: int, *, ids: bool = False) -> pa.RecordBatch:
-    """Return the columns of a `MessageBatch`, by name, as a record batch; with ``ids``, with shard and position too."""
+    """Return a record batch of the columns of a `MessageBatch`, given by name; with ``ids``, add shard and position."""
     if ids and rows and (columns["positions"] is None or columns["shards"] is None):
         raise InvalidMessageError("messages have ids once they are stored")
     fields = _FIELDS_WITH_IDS if ids else _FIELDS
@@ -95,7 +92,7 @@ def _array(column: Column | None, kind: pa.DataType, convert: _Convert, rows: in
 
 
 def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    """Return a constant array. Those of the few common values are kept, because most columns of most batches repeat."""
+    """Return a constant array; small ones are cached, because the same constants recur in most batches."""
     if isinstance(value, Properties):
         return pa.repeat(pa.scalar(_plain(value), kind), rows)
     if isinstance(value, (str, bytes)) and len(value) * rows > _KEPT_BYTES:
@@ -139,7 +136,7 @@ _arrow_texts: weakref.WeakKeyDictionary[Texts, tuple[int, pa.Array]] = weakref.W
 
 
 def _texts(column: Column, kind: pa.DataType, rows: int) -> pa.Array:
-    """Take texts from an Arrow array of the whole shared list, which is made again only when the list has grown."""
+    """Return a column of texts, taken from a cached Arrow array of the shared list that is renewed when it grows."""
     if not isinstance(column, Coded):
         return pa.array(to_list(column), kind)
     if column.array is not None:
@@ -174,7 +171,7 @@ _FIELDS = _FIELDS_WITH_IDS[: len(SCHEMA)]
 
 
 def binary_size(array: pa.Array) -> int:
-    """Return the bytes of all values of a binary array together."""
+    """Return the total size of all values of a binary array, in bytes."""
     return int(pc.sum(pc.binary_length(array)).as_py() or 0)
 
 
@@ -185,16 +182,15 @@ def _plain(properties: Properties) -> dict[str, Any]:
 
 
 def whole(messages: Any) -> list[pa.RecordBatch]:
-    """Return an Arrow table, batch or stream as the fewest batches that Arrow can make of it.
+    """Return the rows of an Arrow table, batch or stream in as few batches as possible, mostly one.
 
-    An error about a message then names its row in the whole.
-
-    Raises `InvalidMessageError` for an Arrow array that has no columns.
+    Errors about a message can then name the row in the whole input. Raises `InvalidMessageError` for Arrow data without
+    columns.
     """
     if isinstance(messages, pa.RecordBatch):
         return [messages]
     if isinstance(messages, pa.RecordBatchReader):
-        table = messages.read_all()  # not through the C interface, which would change the errors that it raises
+        table = messages.read_all()  # not through the C interface, which would replace the reader's errors by its own
     else:
         try:
             table = pa.table(messages)
@@ -205,11 +201,11 @@ def whole(messages: Any) -> list[pa.RecordBatch]:
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
-    """Return the columns of a RecordBatch under the names of a `MessageBatch`, checked.
+    """Return the checked columns of a RecordBatch, by their names in a `MessageBatch`.
 
     ``topic`` and ``payload`` are required, the others default as in `Message`. ``shard`` and
-    ``position`` are ignored, so that messages that were read can be stored elsewhere. Any other
-    column, a null in a column that has none, or a type that can't be cast raises `InvalidMessageError`.
+    ``position`` are ignored, so that messages read from one database can be stored in another. Any other
+    column, a null in a column that isn't nullable, or a type that can't be cast raises `InvalidMessageError`.
     """
     names = batch.schema.names
     _check_names("column", names, SCHEMA_WITH_IDS.names)
@@ -244,7 +240,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _check_names(what: str, names: list[str], known: list[str]) -> None:
-    """Raise `InvalidMessageError` unless all names are known and none comes twice."""
+    """Raise `InvalidMessageError` unless all names are known and distinct."""
     unknown, twice = sorted(set(names) - set(known)), sorted({name for name in names if names.count(name) > 1})
     if unknown:
         raise InvalidMessageError(
@@ -255,7 +251,7 @@ def _check_names(what: str, names: list[str], known: list[str]) -> None:
 
 
 def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
-    """Put the fields of a struct in the order of the schema, which the cast of older versions of Arrow requires."""
+    """Reorder the fields of a struct as in the schema, because casts in older versions of Arrow require that."""
     for inner in array.type:
         if (pa.types.is_list(inner.type) or pa.types.is_large_list(inner.type)) and pa.types.is_struct(
             inner.type.value_type
@@ -275,8 +271,8 @@ def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
 def _checked(array: pa.Array, field: pa.Field) -> Column:
     """Check a column and return it.
 
-    Where its distinct values are enough to check it, the column stays in Arrow and no object is made for each row.
-    If one of them is bad, all rows are checked, to name the row.
+    Where a few values suffice for the check, the column stays in Arrow, without a Python object for each row. If one of
+    these values is invalid, all rows are checked to find the row for the error.
     """
     check = CHECKS[_COLUMNS[field.name]]
     if len(array) == 0:
@@ -316,7 +312,7 @@ def _coded(array: pa.Array, check: Callable[[list[Any]], Column]) -> Column:
 
 
 def _telling(array: pa.Array, field: pa.Field) -> list[Any]:
-    """Return values that are valid only if all values of the column are, and all equal only if those are."""
+    """Return a few values that are valid only if the whole column is, and all equal only if the column is constant."""
     if field.name == "payload":
         longest = pc.max(pc.binary_length(array)).as_py()
         return [b"", b" "] if longest <= MAX_PAYLOAD else array.to_pylist()

@@ -1,4 +1,4 @@
-"""`MessageBatch`: many messages as columns, the form in which topicstore handles them."""
+"""`MessageBatch`: many messages as columns, the form in which topicstore processes messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MessageBatch:
         self.shards = shards
         self._payload_bytes = payload_bytes
 
-    # --- making one ---
+    # --- creating batches ---
 
     @classmethod
     def empty(cls) -> MessageBatch:
@@ -74,10 +74,10 @@ class MessageBatch:
 
     @classmethod
     def of(cls, messages: Messages) -> MessageBatch:
-        """Return a checked batch of messages that are given as objects, as a batch or as Arrow data.
+        """Return a checked batch of messages, which may be given as objects, as a batch or as Arrow data.
 
         An Arrow stream is read to its end. Raises `InvalidMessageError`, `InvalidArgumentError` for an argument
-        that isn't messages, and any error of reading them.
+        of another type, and the errors of reading the stream.
         """
         if isinstance(messages, MessageBatch):
             return messages.checked()  # its constructor checks nothing
@@ -93,9 +93,10 @@ class MessageBatch:
 
     @classmethod
     def from_messages(cls, messages: Iterable[Message]) -> MessageBatch:
-        """Check messages and turn them into columns.
+        """Check messages and convert them to columns.
 
-        Raises `InvalidMessageError`, which names the first bad message of the first field that has one.
+        Fields are checked one after the other. Raises `InvalidMessageError` for the first message with an invalid
+        value.
         """
         rows = messages if isinstance(messages, list) else list(messages)
         if not rows:
@@ -131,7 +132,7 @@ class MessageBatch:
     def replace(self, **columns: Column) -> MessageBatch:
         """Return a batch with some columns replaced; the new ones are checked.
 
-        Names are those of `FIELDS`. A plugin that transforms messages uses it like this:
+        The names of columns are those in `FIELDS`. Example, in a plugin that encrypts payloads:
         ``request.batch = request.batch.replace(payloads=[seal(p) for p in request.batch.payloads])``.
         """
         new: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
@@ -148,7 +149,7 @@ class MessageBatch:
         return self.replace(**{name: getattr(self, name) for name in FIELDS})
 
     def placed(self, positions: Positions, timestamps: Column, shard: int) -> MessageBatch:
-        """Return the same messages with the positions and times that a shard gave them."""
+        """Return the same messages with the positions and timestamps that a shard assigned."""
         return MessageBatch(
             self.topics,
             self.payloads,
@@ -180,11 +181,11 @@ class MessageBatch:
             shards=concat(shards) if shards else None,
         )
 
-    # --- looking at it ---
+    # --- reading batches ---
 
     @property
     def stored(self) -> bool:
-        """Whether the messages are stored, so that they have positions."""
+        """Whether the messages are stored, and therefore have positions."""
         return self._positions is not None
 
     @property
@@ -213,7 +214,7 @@ class MessageBatch:
         return self._picked(lambda column: window(column, start, stop))
 
     def take(self, rows: Indices) -> MessageBatch:
-        """Return the rows with these indices, in their order."""
+        """Return the rows with these indices, in the order of the indices."""
         return self._picked(lambda column: take(column, rows))
 
     def _picked(self, pick: Callable[[Column], Column]) -> MessageBatch:
@@ -224,7 +225,7 @@ class MessageBatch:
         )
 
     def to_messages(self) -> list[Message]:
-        """Return `Message` objects."""
+        """Return the messages as `Message` objects."""
         return list(
             map(
                 Message,
@@ -254,7 +255,7 @@ class MessageBatch:
         return record_batch({**columns, "positions": self._positions, "shards": self.shards}, len(self), ids=ids)
 
     def payload_bytes(self) -> int:
-        """Return the size of all payloads together, in bytes. It is added up once, mostly when they are checked."""
+        """Return the total size of the payloads in bytes. It is computed once, mostly when the payloads are checked."""
         if self._payload_bytes is None:
             self._payload_bytes = _size(self.payloads)
         return self._payload_bytes

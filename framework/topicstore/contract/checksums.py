@@ -1,4 +1,4 @@
-"""Small stored values with a checksum, so that reading a damaged one is an error.
+"""Checksums of small stored values, so that reading a damaged value raises an error.
 
 Stored form: the first four bytes of the xxh3 digest (64 bits, big-endian) of the key, of a byte
 that is the key's length modulo 256, and of the value; then the value. The key is included so that a value which an
@@ -34,7 +34,7 @@ def add_checksums(keys: Iterable[bytes], value: bytes) -> list[bytes]:
 
 
 def strip_checksum(key: bytes, stored: bytes) -> bytes:
-    """Return the value that was stored under ``key``. Raises `CorruptionError` for anything else."""
+    """Return the value stored under ``key``, without its checksum. Raises `CorruptionError` if that is wrong."""
     value = stored[_SIZE:]
     if len(stored) < _SIZE or stored[:_SIZE] != _digest(key, value):
         raise CorruptionError("the checksum is wrong")

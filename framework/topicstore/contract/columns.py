@@ -1,8 +1,8 @@
-"""Columns of a message batch, each in the form that costs least.
+"""The forms of a message batch's columns, and conversions between them.
 
 A column is a `Constant` (one value for all rows), a list, a NumPy array, a pyarrow array,
-`Coded` (numbers that point into a shared list of texts) or a `LazyColumn`. Code that makes a batch keeps the form
-that it has; code that needs another one converts the whole column at once with the functions of this module.
+`Coded` (dictionary encoding: indices into a shared list of texts) or a `LazyColumn`. The code that creates a batch
+chooses the cheapest form; code that needs another form converts the whole column with a function of this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 T = TypeVar("T")
 S = TypeVar("S", bound=np.generic)
 _SORTED_FROM = 4
-"""If a list has at least this many times as many texts as a column has rows, those in use are found by sorting."""
+"""If a list has more than this many times as many texts as a column has rows, sorting finds the texts in use."""
 Indices = npt.NDArray[np.intp]
 
 
@@ -67,14 +67,14 @@ class Constant(Sequence[T], Generic[T]):
 
 
 class Texts:
-    """A list of texts that `Coded` columns share. It only grows; entries that aren't known yet are None."""
+    """A list of texts that `Coded` columns share. Entries that are set never change; unset entries are None."""
 
     __slots__ = ("__weakref__", "count", "values")
 
     def __init__(self, values: npt.NDArray[np.object_]) -> None:
         self.values = values
         self.count = 0
-        """The number of entries set so far. Code that derives something from the list sees by it that the list grew."""
+        """The number of entries set so far. Code that caches a form of the list detects by it that the list grew."""
 
     @classmethod
     def of(cls, values: list[str]) -> Texts:
@@ -84,7 +84,7 @@ class Texts:
         return texts
 
     def set(self, number: int, text: str) -> None:
-        """Set an entry that was None; the list grows to hold it."""
+        """Set an unset entry; the list grows if necessary."""
         if number >= len(self.values):
             room = np.full(max(number + 1, 2 * len(self.values)), None, dtype=object)
             room[: len(self.values)] = self.values
@@ -94,9 +94,9 @@ class Texts:
 
 
 class Coded:
-    """A column of texts, each kept as its number in ``texts``.
+    """A dictionary-encoded column of texts: each row is an index into ``texts``.
 
-    ``array`` is the Arrow array that the column was made from, or None.
+    ``array`` is the Arrow array from which the column was created, or None.
     """
 
     __slots__ = ("array", "codes", "texts")
@@ -123,7 +123,7 @@ class Coded:
         return texts
 
     def mapped(self, values_of: Callable[[list[str]], Any]) -> npt.NDArray[Any]:
-        """Return a value for each row. ``values_of`` is called with the distinct texts, and returns their values."""
+        """Return a value for each row; ``values_of`` maps the list of distinct texts to an array of values."""
         if len(self.texts.values) > _SORTED_FROM * len(self.codes):
             used, places = np.unique(self.codes, return_inverse=True)
             values: npt.NDArray[Any] = values_of(self.texts.values[used].tolist())[places]
@@ -137,7 +137,7 @@ class Coded:
 
 
 class LazyColumn(ABC):
-    """A column in a form of its own, which becomes Python objects or Arrow only when asked to."""
+    """The base class of columns that are converted to Python objects or Arrow on demand."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -148,7 +148,7 @@ class LazyColumn(ABC):
 
     @abstractmethod
     def toarrow(self) -> Any:
-        """Return a pyarrow array of the type that the published schema has for the column."""
+        """Return a pyarrow array of the column's type in `topicstore.SCHEMA`."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.tolist())
@@ -158,7 +158,7 @@ class LazyColumn(ABC):
 
 
 class ArrowColumn(LazyColumn):
-    """A pyarrow array of the published schema's type that becomes Python objects only when asked to."""
+    """A pyarrow array of the published schema's type that is converted to Python objects on demand."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -221,7 +221,7 @@ def to_list(column: Column) -> list[Any]:
         return [column.value] * column.length
     if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
-    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # as of a batch made by hand
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # such as a tuple
 
 
 def to_integers(column: Column) -> npt.NDArray[np.int64]:

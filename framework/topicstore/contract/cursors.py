@@ -45,7 +45,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @cached_property
     def filter(self) -> TopicFilter:
-        """The parsed topic filter; parsed once for a cursor and all that `advance` makes of it."""
+        """The parsed topic filter. It is parsed once for a cursor and all cursors that `advance` derives from it."""
         return TopicFilter(self.topic_filter)
 
     def advance(self, place: bytes) -> Self:
@@ -59,7 +59,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Cursor:
-        """Return the cursor that `to_bytes` returned ``data`` for. Raises `InvalidCursorError` for any other bytes."""
+        """Decode the bytes that `to_bytes` returns for a cursor. Raises `InvalidCursorError` for any other bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidCursorError(f"a cursor is bytes, not {type(data).__name__}")
         data = bytes(data)

@@ -1,4 +1,4 @@
-"""Calls on file descriptors. The operating system's errors name no file there, so these functions add its path."""
+"""Calls on file descriptors that add the file's path to an `OSError`, which otherwise names no file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 __all__ = ["lock_file", "naming", "take_closed_streams"]
 
 _CANNOT_LOCK = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
-"""The errors of file systems that have no locks."""
+"""Error numbers with which file systems without support for locks fail."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an `OSError` of the block the path of a file, if it names none."""
+    """Add the path of a file to an `OSError` that the block raises without a file name."""
     try:
         yield
     except OSError as bad:
@@ -27,10 +27,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def lock_file(file: int, how: int, path: Path) -> None:
-    """Lock an open file or directory with ``flock``, in the way that ``how`` says.
+    """Lock an open file or directory with ``flock``; ``how`` is its operation, such as ``LOCK_EX | LOCK_NB``.
 
-    Raises `BlockingIOError` if it is locked elsewhere, and `OSError` with the path, and with advice where files
-    can't be locked.
+    Raises `BlockingIOError` if another open file holds the lock, and `OSError` with the path; if the file system
+    doesn't support locks, the error includes advice.
     """
     try:
         with naming(path):
@@ -45,9 +45,9 @@ def lock_file(file: int, how: int, path: Path) -> None:
 
 
 def take_closed_streams() -> None:
-    """Open the null device in place of each standard stream that is closed.
+    """Open the null device on the descriptor of each closed standard stream.
 
-    Otherwise the next file that is opened gets its descriptor, and what is printed is written into that file.
+    Otherwise the next file that is opened would get this descriptor, and printed text would be written into that file.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

@@ -1,34 +1,34 @@
 """The contract between a backend and a layout: ordered keys, atomic batches.
 
 A **backend** opens the engine of one shard. An **engine** keeps a fixed set of keyspaces,
-each an ordered map from keys of one shape to bytes. Layouts, and the logical layer for its
-state, are the only callers.
+each an ordered map from keys of one shape to bytes. Only layouts call it and, for its state, the logical layer
+(topicstore's shards and storage).
 
-What must hold, for every engine:
+Every engine must guarantee:
 
 * Keys are ordered as bytes, or as tuples of unsigned numbers; a keyspace keeps one value for each key.
 * `Engine.write` is atomic over all keyspaces, for readers and across crashes. After it returns,
   every read sees all of it. With ``sync`` it is on disk; without, it is in the engine's
   log, which survives if the process is killed. Engines that don't distinguish the two always sync,
   and don't declare the capability ``sync``.
-* A scan sees the engine as it was when its first chunk was requested, whatever is written while it
-  runs. A snapshot sees it as it was when the snapshot was made.
+* A scan sees the engine as of the request of its first chunk, whatever is written while it
+  runs. A snapshot sees the engine as of the snapshot's creation.
 * Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work.
-* All methods may be called from any thread; writes are serialised by the caller.
-* Errors are `EngineError`, its subclass `CorruptionError`, `StorageFullError` and `TooManyOpenFilesError`; none
-  is ignored. After a failed write the caller writes no more until the shard is opened again, or until
+* All methods are thread-safe; the caller serialises writes.
+* Every failure is raised, as `EngineError`, its subclass `CorruptionError`, `StorageFullError` or
+  `TooManyOpenFilesError`. After a failed write the caller doesn't write until the shard is opened again, or until
   `Engine.recover` returns True.
 * A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
   range whose end isn't after its start is empty.
-* `close` ends open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
-  handle, even if other objects still refer to them or an error was raised, and may be called twice.
-* A forked child uses shards of its own as any process does, or raises `ForkedProcessError` at once. It neither uses nor
-  closes those that its parent has open; see `topicstore.contract.forking`.
+* `close` invalidates open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
+  handle, even if other objects still refer to them or an error was raised, and is idempotent.
+* A forked child can open other shards like any process, or raises `ForkedProcessError` at once. It neither uses nor
+  closes shards that its parent has open; see `topicstore.contract.forking`.
 
 Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):
 
 ========================  =======================================================================
-``persistent``            writes outlive the engine: they are there when the shard is opened again
+``persistent``            writes survive closing the engine and opening the shard again
 ``sync``                  a write without ``sync`` is cheaper, and less durable, than one with it
 ``checkpoint``            `Engine.checkpoint`
 ``concurrent_readers``    another process may open the shard to read while this one writes
@@ -103,7 +103,7 @@ class Keyspace(Generic[K]):
 
 
 STATE: Keyspace[bytes] = Keyspace("state")
-"""The logical layer's own records: positions, generations, and the values of `topicstore.shard.state`."""
+"""The shard's own records: positions, generations, and the values of `topicstore.shard.state`."""
 META: Keyspace[bytes] = Keyspace("meta")
 """A layout's dictionaries and learned structure. Keys begin with the generation."""
 DATA: Keyspace[tuple[int, int, int]] = Keyspace("data", (4, 8, 8))
@@ -114,10 +114,10 @@ KEYS: Keyspace[bytes] = Keyspace("keys")
 """Messages of layouts whose keys don't fit ``data``. Keys begin with the generation."""
 
 KEYSPACES: tuple[Keyspace[Any], ...] = (STATE, META, DATA, INDEX, KEYS)
-"""The keyspaces of every shard. There are no others, so readers in other processes know them beforehand."""
+"""All keyspaces of every shard. The set is fixed, so that readers in other processes can open all of them."""
 
 GENERATION_END = 2**32 - 1
-"""The number that generations stay below; they are numbered from 1."""
+"""The exclusive upper bound of generation numbers, which start at 1."""
 
 
 def encode_generation(generation: int) -> bytes:
@@ -126,14 +126,14 @@ def encode_generation(generation: int) -> bytes:
 
 
 def is_empty(start: Key | None, end: Key | None) -> bool:
-    """Return whether a range holds no key because its end isn't after its start. None is an open end."""
+    """Return whether a range is empty because its end isn't after its start. None means unbounded."""
     if isinstance(start, bytes) and isinstance(end, bytes):
         return end <= start
     return isinstance(start, tuple) and isinstance(end, tuple) and end <= start
 
 
 class WriteBatch:
-    """Changes that `Engine.write` applies together.
+    """Changes that `Engine.write` applies atomically.
 
     First come ``ranges``: (keyspace, start, end) deletes the keys from ``start``, inclusive, to ``end``, exclusive.
     Then ``runs``, in their order: (keyspace, keys, values) sets each key to its value, or removes the key if the
@@ -182,10 +182,10 @@ class WriteBatch:
     def put_rows(self, keyspace: Keyspace[tuple[int, int, int]], table: str, rows: pa.Table, size: int) -> None:
         """Append typed rows to a table of a keyspace, for `Engine.sql` to read.
 
-        Requires the capability ``sql``. The first columns are the numbers of the keyspace's tuples, under names of
-        the caller's choice: deleting a key or a range of the keyspace also deletes the rows with these keys. Rows
-        stay in the order in which they were put, and none replaces another. The first put makes the table, and may
-        have no rows; all puts have the same schema. ``size`` is the number of bytes to count for the rows.
+        Requires the capability ``sql``. The first columns hold the numbers of the keyspace's tuples, under names
+        chosen by the caller. Deleting a key or a range of the keyspace also deletes the rows with these keys. Rows
+        keep the order in which they were put, and never replace each other. The first put creates the table, and may
+        have no rows; all puts have the same schema. The method adds ``size``, in bytes, to the size of the batch.
         """
         self.rows.append((keyspace, table, rows))
         self.size += size
@@ -214,7 +214,7 @@ class WriteBatch:
 
 @attrs.frozen(kw_only=True)
 class EngineInfo:
-    """An engine's size, and details for people."""
+    """The size of an engine, and further statistics."""
 
     disk_bytes: int
     """The size of the shard's files in bytes; 0 for an engine without files."""
@@ -225,15 +225,15 @@ class EngineInfo:
 
 
 class Reader(ABC):
-    """Something that keys can be read from: an engine as it is now, or a snapshot as it was when it was made."""
+    """The read operations of an engine, which shows its current state, and of a snapshot, which shows a past state."""
 
     @abstractmethod
     def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
-        """Return the value of ``key``, or None where there is none."""
+        """Return the value of ``key``, or None if the key is absent."""
 
     @abstractmethod
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, or None where there is none, in the order of ``keys``."""
+        """Return the value of each key, or None if the key is absent, in the order of ``keys``."""
 
     @abstractmethod
     def scan(
@@ -247,18 +247,18 @@ class Reader(ABC):
     ) -> Iterator[list[tuple[K, bytes]]]:
         """Yield (key, value) pairs with ``start`` <= key < ``end`` in key order, in non-empty lists.
 
-        With ``reverse`` the keys descend from the highest below ``end``. ``limit`` is the most pairs to yield in all.
-        A ``start`` or ``end`` of None is no bound. A list holds about a megabyte at most, or one pair. The iterator
-        may be dropped, or closed with its ``close`` method, at any time.
+        With ``reverse`` the keys descend from the highest below ``end``. ``limit`` is the maximum number of pairs in
+        all lists together. None as ``start`` or ``end`` means unbounded. A list holds at most about a megabyte, or one
+        larger pair. The iterator may be dropped, or closed with its ``close`` method, at any time.
         """
 
 
 class Snapshot(Reader):
-    """A view that later writes don't change. It is a context manager. Close it soon: engines keep old data for it."""
+    """A view that later writes don't change, and a context manager. Close it soon: engines keep old data for it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the view. May be called twice."""
+        """Release the snapshot. This is idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -270,69 +270,69 @@ class Snapshot(Reader):
 
 
 class Engine(Reader):
-    """One shard's storage. See the head of the module for what must hold."""
+    """The storage engine of one shard. The module's docstring states its guarantees."""
 
     @abstractmethod
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Apply the batch atomically; with ``sync``, return when it is on disk."""
+        """Apply the batch atomically; with ``sync``, fsync it before returning."""
 
     @abstractmethod
     def flush_log(self) -> None:
-        """Return when everything written so far is on disk."""
+        """Fsync everything written so far; return when it is on disk."""
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Return a view of all keyspaces as they are now."""
+        """Return a snapshot of all keyspaces."""
 
     @abstractmethod
     def info(self) -> EngineInfo:
-        """Return sizes. This is cheap: nothing but the sizes of files is read from disk."""
+        """Return sizes. This is cheap: it reads nothing from disk except the sizes of files."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release every lock and handle, even if something fails. May be called twice.
+        """Release every lock and handle, even if an error occurs. This is idempotent.
 
-        A close that was interrupted, for example by Ctrl-C, is finished by the next call. If `flush_log` has returned
-        before, the files that are left survive a power failure.
+        If a call is interrupted, for example by Ctrl-C, the next call finishes it. If `flush_log` has returned after
+        the last write, the closed shard survives a power failure.
 
-        It waits for calls of other threads. The calls that it waits for must hold a
-        `topicstore.contract.forking.ProcessLock`. By it the framework knows that a signal handler which closes the
-        database has interrupted such a call, and has another thread close the engine.
+        The call waits for calls of other threads, which must hold a `topicstore.contract.forking.ProcessLock`
+        meanwhile. A signal handler that closes the database may have interrupted such a call of its own thread. The
+        framework detects this by the lock, and lets another thread close the engine.
         """
 
     def recover(self) -> bool:
-        """Take writes again after one failed, without being opened again; return whether the engine can do that.
+        """Try to take writes again after a failed write, without being opened again; return whether that succeeded.
 
-        After True the engine has all that was acknowledged, and the failed write wholly or not at all. It was on disk
-        before or is so now. After False the caller closes the engine and opens the shard again. The default returns
+        After True the engine has all acknowledged writes, and the failed write either as a whole or not at all; its
+        contents are on disk. After False the caller closes the engine and opens the shard again. The default returns
         False.
         """
         return False
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Free the disk space of a range that was deleted. May take long. The default does nothing."""
+        """Free the disk space of a deleted range of keys. This may take long. The default does nothing."""
         return
 
     def verify(self) -> Iterator[str]:
-        """Read everything, check the engine's own checksums, and yield a sentence for each damaged place.
+        """Read everything, check the engine's own checksums, and yield a description of each damaged place.
 
         The default yields nothing.
         """
         return iter(())
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy of the shard, as it is now, into the new directory ``path``.
+        """Write a consistent copy of the shard into the new directory ``path``.
 
         Requires the capability ``checkpoint``.
         """
         raise UnsupportedError(f"{type(self).__name__} can't make checkpoints (capability 'checkpoint')")
 
     def checkpoint_steps(self, path: Path) -> Generator[None]:
-        """Do the work of `checkpoint` in three steps, after each of the first two of which the generator yields.
+        """Make a checkpoint in three steps; the generator yields after the first and after the second.
 
-        The first step is what may take long before the snapshot, such as flushing memtables. The second is the
-        snapshot; the framework admits no writer meanwhile, so it must be short. The third is copying. Closing the
-        generator earlier releases what it holds. The default makes the whole checkpoint in the second step.
+        The first step prepares the snapshot, such as by flushing memtables, and may take long. The second takes the
+        snapshot; it must be short, because writers wait. The third copies the files. Closing the generator earlier
+        releases its resources. The default makes the whole checkpoint in the second step.
         """
         yield
         self.checkpoint(path)
@@ -341,28 +341,27 @@ class Engine(Reader):
     def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
         """Run a read-only SQL statement over the tables of `WriteBatch.put_rows`, and return its result.
 
-        Requires the capability ``sql``. ``beside`` are other engines of the same backend object; their tables are
-        read as one with those of the same name in this engine. The statement sees one moment of each engine. Raises
-        `InvalidArgumentError` for a statement that is wrong or that writes, and for a text that isn't exactly one
-        statement.
+        Requires the capability ``sql``. ``beside`` are other engines of the same backend object; tables of the same
+        name in all engines are read as one table. The statement sees one snapshot of each engine. Raises
+        `InvalidArgumentError` if the text isn't exactly one statement, or if the statement is wrong or writes.
         """
         raise UnsupportedError(f"{type(self).__name__} does not speak SQL (capability 'sql')")
 
 
 class Backend(ABC):
-    """An object that opens engines. One is made for each database, with the options of its ``Options`` class."""
+    """An object that opens the engines of one database, with options of its ``Options`` class."""
 
     Options: ClassVar[type] = NoOptions
-    """A frozen attrs class; its fields, defaults and docstring are the backend's options.
+    """A frozen attrs class that defines the backend's options, their defaults and their documentation.
 
-    They tune the engine and may differ each time that a database is opened; nothing stored may depend on them.
+    Options tune the engine and may differ at every opening, so the stored form must not depend on them.
     """
 
     unneeded: ClassVar[Sequence[str]] = ()
     """Patterns (`fnmatch`) of the names of files and directories that aren't needed to open a shard, such as ``LOG*``.
 
-    All other files must stay as `Engine.close` and `Engine.checkpoint` leave them until the shard is opened for
-    writing: a file that is gone by then, or that has another size, is treated as lost.
+    All other files must remain as `Engine.close` and `Engine.checkpoint` leave them until the shard is opened for
+    writing. A file that is missing by then, or that has another size, is reported as data loss.
     """
 
     def __init__(self, options: Any) -> None:
@@ -370,50 +369,52 @@ class Backend(ABC):
 
     @property
     def room(self) -> int:
-        """The most disk space, in bytes, that opening a shard and reclaiming a part of it need temporarily.
+        """The maximum disk space, in bytes, that opening a shard and reclaiming a part of it need temporarily.
 
-        The framework reserves as much, so that stored messages can be dropped when the disk is full. The default is 0.
+        The framework reserves this space, so that messages can be deleted when the disk is full. The default is 0.
         """
         return 0
 
     @property
     def room_at_once(self) -> int:
-        """The part of `room` that must be free before a shard is opened, because otherwise it would take no writes.
+        """The part of `room`, in bytes, that must be free before a shard is opened, so that it takes writes.
 
-        The default is 0: where an opening finds too little, it raises `StorageFullError`, and is tried again with it.
+        The default is 0, for engines whose opening raises `StorageFullError` if the disk is full; the framework then
+        frees the reserved space and tries again.
         """
         return 0
 
     def check_path(self, path: Path) -> None:  # noqa: B027 - most engines take every path
         """Raise `InvalidArgumentError` if the engine can't keep shards below the directory ``path``.
 
-        It is called before anything is made there. By default every path is taken.
+        The framework calls it before it creates any file there. The default accepts every path.
         """
 
     @abstractmethod
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> Engine:
-        """Open the shard kept in the directory ``path``; with ``create``, make it if it doesn't exist.
+        """Open the shard in the directory ``path``; with ``create``, create the shard if it doesn't exist.
 
-        Without ``create``, a shard that doesn't exist, or whose main file is gone, raises `DataLossError`, because it
-        existed once; nothing is made then.
+        Without ``create``, a shard that doesn't exist, or whose main file is missing, raises `DataLossError`, because
+        it existed before; no file is created in that case.
 
         The directory may be missing, but not its parent. A backend that is not ``persistent`` doesn't touch
         ``path``.
 
-        The caller syncs the directory entries of files that are made when a shard is first opened; the engine syncs
-        those of files made later. Whatever a power failure left, the shard has all writes up to one moment, each of
-        them whole, and that moment is that of the last `Engine.flush_log` or later. A backend may cut the log after
-        that moment by itself. One that can't distinguish a tail that was never synced from a synced part that is
-        damaged raises `LogDamagedError` and changes nothing. Then `open_damaged` shows what is left, and `repair_log`
-        cuts the log. Both get the error, and a subclass of it may carry the place of the cut: so the writes that were
-        shown are those that are kept, and the log isn't searched again.
+        The caller fsyncs the directory entries of files that are created when a shard is first opened; the engine
+        fsyncs those of files created later. After a power failure, recovery yields a prefix of the write history that
+        includes all writes up to the last `Engine.flush_log`. The backend may truncate the log after that point.
+
+        A backend that can't distinguish a torn tail from damage to fsynced writes raises `LogDamagedError` and changes
+        nothing. `open_damaged` then shows the writes that are left, and `repair_log` truncates the log. Both get the
+        error. A subclass of it may carry the place of the truncation: the log isn't searched again, and the kept
+        writes are those that `open_damaged` showed.
         """
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
-        """Cut a shard's log before the first write that can't be read, so that `open_shard` can open it.
+        """Truncate a shard's log before the first unreadable write, so that `open_shard` can open the shard.
 
-        What is cut off is kept in a file beside the log, unless it is all zeros: an opening deletes nothing.
-        ``damaged`` is the error that `open_shard` raised; if it isn't about the log, nothing need be done. The shard
+        Opening a database deletes nothing: the truncated part is kept in a file beside the log, unless it is all zeros.
+        ``damaged`` is the error that `open_shard` raised; for an error that isn't about the log, do nothing. The shard
         isn't open anywhere.
         """
         raise UnsupportedError(f"{type(self).__name__} repairs no log")
@@ -421,24 +422,24 @@ class Backend(ABC):
     def open_damaged(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
     ) -> Engine:
-        """Open a shard as `repair_log` would leave it, and change nothing of it. It isn't open anywhere.
+        """Open a shard read-only in the state in which `repair_log` would leave it. The shard isn't open anywhere.
 
-        ``damaged`` is the error that `open_shard` raised. With ``salvage`` the engine also has every write after the
-        damage that can be read whole, although others before it are missing.
+        ``damaged`` is the error that `open_shard` raised. With ``salvage`` the engine also shows every completely
+        readable write after the damage, although earlier writes are missing.
         """
         raise UnsupportedError(f"{type(self).__name__} repairs no log")
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> Engine:
-        """Open the shard kept in ``path`` to read what is committed now, and change nothing of it.
+        """Open the shard in ``path`` read-only, as of the call, without changing its files.
 
-        With ``alone`` nothing else has the shard open while this engine has. Without it another process may be
-        writing the shard, and the engine keeps showing one moment: every batch that was committed before the call,
-        and none in part. Raises `UnsupportedError`, with the reason, if the backend can't do that.
+        ``alone`` promises that nothing else has the shard open while this engine is open. Without it another process
+        may be writing to the shard, and the engine shows a snapshot: every batch that was committed before the call,
+        and no partial batch. Raises `UnsupportedError`, with the reason, if the backend can't do that.
 
-        Where `open_shard` raises `LogDamagedError`, the engine shows what `repair_log` would leave, with or without
-        ``alone``.
+        If `open_shard` would raise `LogDamagedError`, the engine shows the state in which `repair_log` would leave the
+        shard, with or without ``alone``.
 
-        Once `Engine.flush_log` has returned, everything that the engine shows is on disk. The default opens the shard
+        After `Engine.flush_log` has returned, everything that the engine shows is on disk. The default opens the shard
         as for writing, and only with ``alone``.
         """
         if not alone:

@@ -1,13 +1,13 @@
-"""Every error that topicstore raises, and what to do about each.
+"""The errors that topicstore raises, and the caller's remedy for each.
 
-There are two families, so that a caller can decide with one ``except``:
+There are two families, so that a caller can distinguish them with one ``except``:
 
-* `RecoverableError`: nothing is wrong with the request; the same call may succeed later
+* `RecoverableError`: the request is valid; the same call may succeed later
   or after the step that the docstring names. Stored data is safe.
-* `UnrecoverableError`: the same call will never succeed. Change the request, or, for the
-  storage errors among them, look at the named place.
+* `UnrecoverableError`: the same call will never succeed. Change the request; for the
+  storage errors among them, examine the named place.
 
-Unless its docstring says otherwise, an error means that nothing of the call took effect.
+Unless the docstring of an error says otherwise, the failed call had no effect.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ __all__ = [
 
 
 class TopicstoreError(Exception):
-    """The base class of every error that this package raises on purpose."""
+    """The base class of all errors that topicstore defines."""
 
 
 class RecoverableError(TopicstoreError):
-    """The same call may succeed later, or after the step its message names."""
+    """The base class of errors after which the same call may succeed later, or after the step named in the message."""
 
 
 class UnrecoverableError(TopicstoreError):
-    """The same call will never succeed as it is."""
+    """The base class of errors after which the same call will never succeed unchanged."""
 
 
 # --- arguments ----------------------------------------------------------------------
@@ -93,7 +93,7 @@ class InvalidFilterError(InvalidArgumentError):
 
 
 class InvalidMessageError(InvalidArgumentError):
-    """A message can't be stored. Its whole batch was refused; ``index`` says which one it was."""
+    """A message is invalid. Its whole batch was refused; ``index`` is the message's index in the batch, or None."""
 
     def __init__(self, reason: str, index: int | None = None) -> None:
         super().__init__(reason if index is None else f"message {index} of the batch: {reason}")
@@ -113,30 +113,33 @@ class LateMessageError(InvalidMessageError):
 
 
 class TimestampAheadError(InvalidMessageError):
-    """A message's time lies further ahead of the clock than the allowed skew.
+    """A message's timestamp is further ahead of the clock than the allowed skew (``timestamps="message"``).
 
-    The whole batch was refused, because one wrong clock would move its whole shard into the future.
-    Correct the time, or create the database with a larger ``max_skew``.
+    The whole batch was refused, because one wrong clock would move the positions of its whole shard into the future.
+    Correct the timestamp, or create the database with a larger ``max_skew``.
     """
 
 
 class InvalidOptionError(InvalidArgumentError):
-    """An option is unknown to the plugin it was given for, or has a bad value. Nothing was opened."""
+    """A plugin doesn't have the option, or the option's value is invalid. Nothing was opened."""
 
 
 class InvalidCursorError(InvalidArgumentError):
-    """The bytes are not a cursor, or the text no place: garbled, truncated, or of a newer version. Nothing was read."""
+    """The bytes are not a cursor, or the text is not a place: damaged, truncated, or of a newer version.
+
+    Nothing was read.
+    """
 
 
 class WrongDatabaseError(InvalidCursorError):
-    """The cursor or place belongs to another database. Nothing was read; use it where it was made."""
+    """The cursor or place belongs to another database. Nothing was read; use the database that created it."""
 
 
 class PlaceAheadError(InvalidCursorError):
-    """The cursor or place lies after everything that the database has: the database has lost what was read there.
+    """The cursor or place lies after all stored messages: the database has lost messages that were read before.
 
-    It was restored from an older copy, or a power failure took its last writes. Messages stored since then may lie
-    before the place, and would be skipped. Nothing was read. Begin again at a time, which may repeat messages, or from
+    It was restored from an older copy, or lost its last writes in a power failure. Messages stored since then may lie
+    before the place, and would be skipped. Nothing was read. Restart at a time, which may repeat messages, or from
     now on, which may skip some.
     """
 
@@ -156,13 +159,17 @@ class DatabaseNotFoundError(UnrecoverableError, FileNotFoundError):
 
 
 class NotADatabaseError(UnrecoverableError):
-    """The path holds something that is not a topicstore database. It was left as it is."""
+    """The path holds something other than a topicstore database, or one where a new path is required.
+
+    It was not changed.
+    """
 
 
 class NewerFormatError(UnrecoverableError):
-    """The database was written by a newer topicstore. It was left as it is; upgrade to read it.
+    """The database was written by a newer version of topicstore. It was not changed; upgrade to read it.
 
-    A damaged version byte looks the same, so ``place`` names where it was read, if it was in a stored value.
+    A damaged version byte causes the same error. ``place`` therefore names the stored value that has the version; it
+    is empty if the version isn't part of a stored value.
     """
 
     def __init__(self, reason: str, place: str = "") -> None:
@@ -172,13 +179,13 @@ class NewerFormatError(UnrecoverableError):
 
 
 class ManifestMismatchError(UnrecoverableError):
-    """An argument of ``open`` contradicts what the database was created with. It was left as it is."""
+    """An argument of ``open`` contradicts the database's manifest. The database was not changed."""
 
 
 class DatabaseLockedError(RecoverableError):
-    """Another process, or another `Database` object of this one, has the database open.
+    """Another process, or another `Database` object of this process, has the database open.
 
-    The message names the holder. Data is safe; try again when the holder has closed it.
+    The message names the holder of the lock. Data is safe; try again after the holder has closed the database.
     """
 
 
@@ -187,10 +194,11 @@ class DatabaseClosedError(UnrecoverableError):
 
 
 class NestedCallError(RecoverableError):
-    """The call was made within another one of the same thread that is writing, as by a signal handler or a destructor.
+    """A signal handler or destructor made the call while its thread was inside another call that is writing.
 
-    Or it was made within another call for sessions, and is for sessions that another thread is changing. Nothing was
-    done. Set a flag there, and make the call when the other one has returned. `Database.close` may be called anywhere.
+    It is also raised if the interrupted call concerns sessions, and the nested call needs sessions that another thread
+    is changing. Nothing was done. Set a flag in the handler, and make the call after the interrupted one has returned.
+    `Database.close` may be called anywhere.
     """
 
 
@@ -202,7 +210,7 @@ class ForkedProcessError(UnrecoverableError):
 
 
 class ReadOnlyDatabaseError(UnrecoverableError):
-    """The database was opened with ``mode="r"``. Nothing was changed; another mode lets you write."""
+    """The database was opened with ``mode="r"``. Nothing was changed; open it with another mode to write."""
 
 
 # --- plugins ------------------------------------------------------------------------
@@ -217,11 +225,14 @@ class UnknownPluginError(UnrecoverableError, LookupError):
 
 
 class PluginError(UnrecoverableError):
-    """A plugin is at fault: its name is taken, or a hook of it is wrong."""
+    """A plugin is faulty: its name is already taken, or one of its hooks violates the contract."""
 
 
 class BackendUnavailableError(UnrecoverableError, ImportError):
-    """The plugin is installed but a module that it needs is not; the message names the pip command."""
+    """The plugin is installed, but can't be imported, mostly because a module is missing.
+
+    The message names the pip command.
+    """
 
 
 class IncompatibleError(UnrecoverableError):
@@ -236,14 +247,14 @@ class UnsupportedError(UnrecoverableError):
 
 
 class SessionEndedError(UnrecoverableError):
-    """The session object was disconnected, lost, or closed with its database. Open the session again."""
+    """The session object was disconnected, lost its connection, or was closed with its database. Reopen the session."""
 
 
 class SessionTakenOverError(SessionEndedError):
-    """The session's client connected again, so this object's connection is the older one: close it.
+    """The session's client connected again and took the session over: close this older connection.
 
-    MQTT 5 calls this a session takeover (section 3.1.4). Messages that were acknowledged on this connection and not
-    committed may be delivered again on the newer one.
+    Source: session takeover, MQTT 5, section 3.1.4. Messages that were acknowledged on the older connection, but not
+    committed, may be delivered again on the newer one.
     """
 
 
@@ -255,64 +266,65 @@ class SessionNotFoundError(UnrecoverableError, LookupError):
 
 
 class GenerationError(UnrecoverableError):
-    """The generation does not exist, or can't be changed in this way.
+    """The generation doesn't exist, or doesn't allow the operation.
 
-    The current generation can't be dropped or exported. From an archived one nothing can be deleted, because an
-    export is never changed: drop the generation, or delete from a later start.
+    The current generation can't be dropped or exported. Messages of an archived generation can't be deleted, because
+    exports are immutable: drop the generation, or delete from a later start.
     """
 
 
 class GenerationDroppedError(UnrecoverableError):
-    """The cursor's generation was dropped, and the messages that it had not read are gone. Start a new replay."""
+    """The cursor's generation was dropped, and with it the messages that were not read. Start a new replay."""
 
 
 class GenerationArchivedError(GenerationDroppedError):
-    """The cursor's generation was archived since, and the cursor's place can't be found in the export.
+    """The cursor's generation was archived, and the cursor's place can't be found in the export.
 
     No message is lost: start a new replay after the last message that was read.
     """
 
 
 class StateConflictError(RecoverableError):
-    """A conditional state write found another value than it expected; nothing of the call took effect.
+    """A conditional state write (compare-and-set) found another value than expected; the call had no effect.
 
     Read the state, and decide again.
     """
 
 
 class EngineError(UnrecoverableError):
-    """The storage engine failed. Acknowledged messages are safe; the text is the engine's."""
+    """The storage engine failed. Acknowledged messages are safe; the message is the engine's."""
 
 
 class FileSystemError(UnrecoverableError, OSError):
-    """The operating system refused something of the database's files, such as a lock where there is no ``flock``.
+    """The operating system refused an operation on the database's files, such as ``flock`` where it isn't supported.
 
-    ``errno``, ``strerror`` and ``filename`` are the system's. Acknowledged messages are safe. Nothing of the call took
-    effect, except that an export or a checkpoint may have left an unfinished directory, which the next one removes.
+    ``errno``, ``strerror`` and ``filename`` are those of the system's error. Acknowledged messages are safe. The call
+    had no effect, except that an interrupted export or checkpoint may leave an incomplete directory, which the next
+    export or checkpoint removes.
     """
 
 
 class FileAccessError(FileSystemError, PermissionError):
-    """The user may not read or write a file or directory. Grant it, or be another user."""
+    """The user lacks permission to read or write a file or directory. Grant it, or run as another user."""
 
 
 class PathExistsError(FileSystemError, FileExistsError):
-    """There is a file or directory already where one was to be made. It was left as it is."""
+    """A file or directory that was to be created exists already. It was not changed."""
 
 
 class PathNotDirectoryError(FileSystemError, NotADirectoryError):
-    """A part of a path is a file where a directory is needed."""
+    """A component of a path that must be a directory is a file."""
 
 
 class StorageFullError(RecoverableError):
     """The disk or a quota is full. Acknowledged messages are safe and readable.
 
-    The batch that was being stored is not acknowledged. Make room, then call `Database.recover`.
+    The batch that was being stored is not acknowledged. Free some space, then call `Database.recover`.
     """
 
 
 class TooManyOpenFilesError(RecoverableError):
-    """The process, or the machine, has as many files open as it may have. Stored data is safe.
+    """The process, or the machine, has reached its limit of open files. Stored data is safe.
 
     Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, call
     `Database.recover`. A shard of RocksDB or LevelDB needs about ten files at least, and more as it grows.
@@ -320,14 +332,14 @@ class TooManyOpenFilesError(RecoverableError):
 
 
 class QuotaExceededError(RecoverableError):
-    """The database, or a queue, holds as many bytes or messages as its limit allows. Nothing of the call was stored.
+    """The database, or a queue, has reached its limit of bytes or messages. Nothing of the call was stored.
 
     Delete messages, drop generations, commit the messages read from the queue, or raise the limit; then try again.
     """
 
 
 class CorruptionError(EngineError):
-    """Stored bytes are damaged; ``place`` says where. The rest of the database stays readable.
+    """Stored bytes are damaged; ``place`` names the location. The rest of the database stays readable.
 
     `Database.verify` lists every damaged place.
     """
@@ -339,32 +351,31 @@ class CorruptionError(EngineError):
 
 
 class LogDamagedError(CorruptionError):
-    """A shard's log is unreadable from some write on, or lacks a write, as after a power failure.
+    """A write in a shard's log is unreadable or missing, for example after a power failure.
 
-    `Backend.open_shard` raises this error before it has changed anything. `topicstore.open` then cuts the log there,
-    unless writes would be lost that were known to be on disk; in that case it raises `DataLossError`. A backend may
+    `Backend.open_shard` raises this error before it has changed anything. `topicstore.open` then truncates the log
+    before that write, or raises `DataLossError` if this would lose writes that were known to be on disk. A backend may
     raise a subclass that keeps its findings, because `Backend.open_damaged` and `Backend.repair_log` get the error.
     """
 
     def __init__(self, reason: str, place: str = "", discarded: str = "") -> None:
         super().__init__(reason, place)
         self.discarded = discarded
-        """The readable writes that are cut off because something before them is missing, such as "3 writes of
-        000012.log". It is empty, and there is no warning, if only an unreadable end is cut off."""
+        """A description of the readable writes that are discarded because an earlier write is missing, such as
+        "3 writes of 000012.log". It is empty, and there is no warning, if only a torn tail is truncated."""
 
 
 class DataLossError(CorruptionError):
-    """Writes are missing that were acknowledged and on disk, or files that existed when the database was closed.
+    """Acknowledged writes that were on disk are missing, or files that existed when the database was closed.
 
-    The missing file or directory may be one without which a shard can't be opened at all. Restore the database from a
-    copy. ``open(…, recovery="point_in_time")`` continues from the state before the first missing write, if that can be
-    opened.
+    Restore the database from a copy. Alternatively, ``open(…, recovery="point_in_time")`` continues from the state
+    before the first missing write, unless a missing file or directory prevents the shard from being opened at all.
     """
 
 
 class ShardReadOnlyError(RecoverableError):
     """An earlier write or flush of this shard failed, so it takes no more writes.
 
-    Acknowledged messages are safe and readable. Remove the cause, then call `Database.recover`, or close and open the
+    Acknowledged messages are safe and readable. Remove the cause, then call `Database.recover`, or close and reopen the
     database.
     """

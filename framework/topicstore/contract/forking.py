@@ -1,8 +1,8 @@
-"""Forked children: a child doesn't use the objects that its parent has open. Also the locks that refuse it.
+"""Protection of forked children from the databases that their parent has open.
 
-A child of ``os.fork`` has copies of all objects and none of the threads. So in the child inherited objects raise
-`DatabaseClosedError`, and none of them is closed: that would wait for threads that the child lacks, or write into files
-that the parent continues to use. An object that must know of a fork registers with `remember`.
+A child of ``os.fork`` has copies of all objects, but none of the threads. In the child, inherited objects therefore
+raise `DatabaseClosedError`. They are never closed there: closing would wait for threads that the child lacks, or write
+into files that the parent continues to use. An object that must be notified of forks registers with `remember`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class _Inherited(Protocol):
 
 
 _remembered: set[ref[_Inherited]] = set()
-"""The registered objects. It needs no lock: a set is added to, copied and taken from in one step."""
+"""Weak references to the registered objects. No lock is needed, because set operations are atomic in CPython."""
 
 
 def remember(inherited: _Inherited) -> None:
-    """Register an object: its ``leave_to_parent`` is called first in every process that is forked from now on."""
+    """Register an object by a weak reference; its ``leave_to_parent`` is called at the start of every forked child."""
     _remembered.add(ref(inherited, _remembered.discard))
 
 
@@ -57,10 +57,10 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class ProcessLock(RLock):  # type: ignore[misc]  # RLock isn't final at run time
-    """A reentrant lock that only the process that made it can take. In a forked child it raises `DatabaseClosedError`.
+    """A reentrant lock that raises `DatabaseClosedError` when a forked child tries to acquire it.
 
-    There it may be held forever, by a thread that the child lacks. It costs no more than `threading.RLock`: in a
-    child the class of inherited locks is replaced.
+    In the child it may be held forever, by a thread that the child lacks. It costs no more than `threading.RLock`,
+    because the class of inherited locks is replaced in the child.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class ProcessLock(RLock):  # type: ignore[misc]  # RLock isn't final at run time
         return bool(self._is_owned())  # type: ignore[attr-defined]  # as threading.Condition does
 
     def retake(self) -> None:
-        """Take the lock, unless this thread holds it, and let Ctrl-C wait until that is done."""
+        """Acquire the lock, unless this thread holds it; Ctrl-C can't interrupt the wait."""
         if not self.owned():
             self._acquire_restore((1, threading.get_ident()))  # type: ignore[attr-defined]  # as threading.Condition does
 
     def leave_to_parent(self) -> None:
-        """Make the lock refuse to be taken, in this process and its children."""
+        """Make the lock raise when acquired, in this process and its children."""
         self.__class__ = _InheritedLock
 
 
@@ -97,32 +97,31 @@ class _InheritedLock(ProcessLock):  # type: ignore[misc]
 def holds_lock() -> bool:
     """Return whether this thread holds a `ProcessLock`, and so must not wait for other threads that need the lock.
 
-    A signal handler or a destructor may find itself in that position, because it runs within the call that it
-    interrupts.
+    This is possible in a signal handler or a destructor, because it runs inside the call that it interrupts.
     """
     return any(isinstance(lock, ProcessLock) and lock.owned() for lock in _all_remembered())
 
 
 def _end_without_libraries() -> None:
-    """Make this process end, with its exit status, before the inherited libraries run their exit handlers.
+    """Register exit handlers that end this process before the exit handlers of inherited libraries run.
 
-    By then Python has finalized, and the buffers of C's streams are written. Handlers that were registered with C's
-    ``atexit`` before the fork don't run. Only glibc has ``on_exit``; on other systems, end such a child with
-    `os._exit`.
+    Python has been finalized by then, the buffers of C's streams are flushed, and the exit status is kept. Handlers
+    registered with C's ``atexit`` before the fork don't run. Only glibc has ``on_exit``; on other systems, such a child
+    must end with `os._exit`.
     """
     c = ctypes.CDLL(None)
     if hasattr(c, "on_exit"):
-        for last_first in (c["_exit"], c["fcloseall"]):  # each is called with the exit status
+        for last_first in (c["_exit"], c["fcloseall"]):  # run in reverse order, each with the exit status
             c.on_exit(last_first, None)
 
 
 class LibraryThreads:
-    """The threads that an engine's library starts once for the whole process, and that a forked child lacks.
+    """A guard for an engine's library that starts threads for the whole process, which a forked child lacks.
 
-    In the child the library would wait for them forever, even with databases of the child's own. Each library has one
-    such object, a constant of a module, and the backend calls its methods before it uses the library.
+    In the child the library would wait for them forever, even for databases that the child opens. Each library has one
+    guard, a module-level constant, and the backend calls its methods before it uses the library.
 
-    joined_at_exit: whether the library joins the threads when the process ends, where a child would wait forever.
+    joined_at_exit: whether the library joins the threads at exit, where a child would wait forever.
     """
 
     def __init__(self, library: str, *, joined_at_exit: bool = False) -> None:
@@ -142,7 +141,7 @@ class LibraryThreads:
             )
 
     def begin(self) -> None:
-        """Call `check`, and record that the library is used from now on."""
+        """Call `check`, and record that this process uses the library."""
         self.check()
         self._begun = True
 

@@ -2,11 +2,11 @@
 
 A plugin is a module or object behind an entry point of the group ``topicstore``; the entry's
 name is the plugin's. Registration hooks are called on every installed plugin. The others are
-called only on the plugins that a database was opened with (``open(..., plugins=[...])``), and those that say who may
-do what only on the plugins that a server's settings name.
+called only on the plugins that a database was opened with (``open(..., plugins=[...])``), and the hooks for
+authentication and authorization only on the plugins that a server's settings name.
 
 Requests are mutable, because a wrapper can't rebind an argument: change ``request`` before
-``yield``, the result after it. Batches go through these hooks, never single messages.
+``yield``, the result after it. These hooks are called with batches, never with single messages.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def topicstore_workloads() -> Sequence[WorkloadSpec]:
 def topicstore_variables() -> Sequence[str]:
     """Return the names of the environment variables that the plugin reads, if they begin with ``TOPICSTORE_``.
 
-    A variable with that prefix that no plugin names causes a warning, because it may be misspelt.
+    A set variable with that prefix that no plugin names causes a warning, because its name may be misspelt.
     """
     raise AssertionError("specification only")
 
@@ -95,7 +95,7 @@ def topicstore_read(request: ReadRequest) -> ReadResult:
 
 @hookspec(firstresult=True)
 def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
-    """Plan a replay: which streams, in which order. Its batches come through ``topicstore_read``.
+    """Plan a replay: its streams and their order. The replay reads its batches through ``topicstore_read``.
 
     A replay by timestamp compares the timestamps that were stored. A plugin that changes timestamps when messages are
     read has to implement such replays itself.
@@ -108,36 +108,37 @@ def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
 
 @hookspec
 def topicstore_opened(db: OpenDatabase) -> None:
-    """Called after the database was opened."""
+    """React to the opening of a database; called after it was opened."""
 
 
 @hookspec
 def topicstore_closed(db: OpenDatabase) -> None:
-    """Called before the database closes its files; nothing more will be stored."""
+    """React to the closing of a database; called after the last store, before the files are closed."""
 
 
-# --- who may do what: a server asks the plugins that its settings name -------------------
+# --- authentication and authorization: called on the plugins that a server's settings name -------------------
 
 
 @hookspec
 def topicstore_authenticate(request: AuthenticationRequest) -> Sequence[str | bool | None]:
     """Authenticate each of ``request.clients``; return the results in their order.
 
-    A str is the name of the user that the client is; False refuses it; None leaves it to the next plugin, and at last
-    to the server's own settings. The first that says something counts. Called in a thread that is not the event
-    loop's, with the clients that came while the last call ran. If it raises, the clients are refused as if the server
-    were not available.
+    A str accepts the client under that user name; False refuses the client; None defers to the next plugin, and after
+    the last one to the server's own settings. The first result that isn't None counts. The server calls the hook in a
+    worker thread, with all clients that have connected during the previous call. If the hook raises, the clients are
+    refused with the reason that the server is unavailable.
     """
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_authorize(request: AuthorizationRequest) -> Sequence[bool | None]:
-    """Return for each of ``request.questions``, in their order, whether the client may do it.
+    """Return for each of ``request.questions``, in their order, whether the client is authorized for the action.
 
-    None leaves it to the next plugin, and at last to the server's access list. Answers are kept as long as the client
-    is connected. Called as `topicstore_authenticate`; if it raises, the answer is no, and is not kept; a client that is
-    connecting with a will, or to a session that it has, is refused as if the server were not available. Messages that
-    a subscription brings are not asked about.
+    None defers to the next plugin, and after the last one to the server's access list. The server caches answers while
+    the client is connected, and calls the hook in a worker thread. If the hook raises, the action is denied and the
+    denial isn't cached. A client that is connecting with a will, or to an existing session, is then refused with the
+    reason that the server is unavailable. Before the server delivers messages of a topic, it asks for the action
+    "subscribe" on just that topic.
     """
     raise AssertionError("specification only")

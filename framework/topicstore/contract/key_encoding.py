@@ -1,18 +1,16 @@
 """Keys as ordered bytes, for engines whose keys are bytes.
 
 The encoding
-    A key of a keyspace without a shape, which is bytes, is stored as it is. A tuple is stored as its
-    numbers, unsigned and big-endian, one after the other, each as wide as its keyspace's shape
-    says: with the shape ``(4, 8, 8)``, ``(1, 2, 3)`` is the 20 bytes
-    ``00000001 0000000000000002 0000000000000003``.
+    A key of a keyspace without a shape is bytes, and is stored unchanged. A tuple is stored as the concatenation of
+    its numbers, unsigned and big-endian, with the widths of the keyspace's shape. For example, ``(1, 2, 3)`` with the
+    shape ``(4, 8, 8)`` is stored as the 20 bytes ``00000001 0000000000000002 0000000000000003``.
 
 The order
-    Encoded keys of one keyspace are ordered as the keys are: all tuples of a shape have the same
-    length, their most significant number comes first, and so does each number's most significant byte.
-    Of two keys, one is less than the other if and only if its encoding is.
+    The encoding preserves the order of keys: all tuples of a shape have the same
+    length, and the most significant number and byte come first.
 
-Engines that keep several keyspaces in one map put a prefix before the keys, the same for all keys of a keyspace. It
-doesn't change the order within the keyspace.
+Engines that keep several keyspaces in one map put the same prefix before all keys of a keyspace, which preserves the
+order within the keyspace.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _FORMATS = {4: "I", 8: "Q"}
 
 
 class KeyEncoding(Generic[K]):
-    """The encoding of the keys of one keyspace as bytes; see the head of the module."""
+    """The encoding of the keys of one keyspace as bytes, which the module's docstring defines."""
 
     __slots__ = ("_pack", "_prefix", "decode", "encode", "keyspace")
 
@@ -41,10 +39,9 @@ class KeyEncoding(Generic[K]):
         self.keyspace = keyspace
         self._prefix = prefix
         self.encode: Callable[[K], bytes]
-        """A function that returns a key as bytes. It raises `InvalidArgumentError` for a key that doesn't fit the
-        keyspace."""
+        """A function that encodes a key. It raises `InvalidArgumentError` for a key that doesn't fit the keyspace."""
         self.decode: Callable[[bytes], K]
-        """A function that returns the key of encoded bytes."""
+        """A function that decodes the bytes of a key."""
         if keyspace.shape is None:
             self.encode, self.decode = self._encode_bytes, itemgetter(slice(len(prefix), None))
         else:
@@ -55,7 +52,7 @@ class KeyEncoding(Generic[K]):
             self.encode, self.decode = self._tuple_encoder(), cast("Callable[[bytes], K]", unpack)
 
     def encode_all(self, keys: Sequence[K]) -> Sequence[bytes]:
-        """Return keys as bytes; faster than encoding each. Raises as ``encode`` does."""
+        """Encode several keys, faster than one by one. Raises the errors of ``encode``."""
         types = set(map(type, keys))
         if self.keyspace.shape is None:
             if types <= {bytes}:
@@ -65,7 +62,7 @@ class KeyEncoding(Generic[K]):
             try:
                 return list(starmap(self._pack, keys))
             except (struct.error, TypeError):
-                pass  # one of them isn't a valid key; the code below finds it
+                pass  # one of the keys is invalid; the code below raises for it
         return list(map(self.encode, keys))
 
     def _encode_bytes(self, key: Key) -> bytes:
@@ -74,7 +71,7 @@ class KeyEncoding(Generic[K]):
         return self._prefix + key
 
     def _tuple_encoder(self) -> Callable[[Key], bytes]:
-        """Return a function rather than define a method: it looks up its variables faster."""
+        """Return the encoder as a closure, which is faster than a method because it looks up no attributes."""
         pack, keyspace = self._pack, self.keyspace
 
         def encode(key: Key) -> bytes:

@@ -1,26 +1,30 @@
-"""The contract of a layout: how messages become keys and values, and back.
+"""The contract of a layout, which encodes messages as keys and values of an engine, and decodes them.
 
-A **layout** makes slabs; a **slab** keeps the messages of one generation of one shard, and
-is all that the logical layer sees. Layouts are the only code that touches an engine's
-``meta``, ``data``, ``index`` and ``keys`` keyspaces, and each slab touches only the keys of its own
-generation: keys of bytes begin with `encode_generation`, tuples with the generation's number, so that
-a generation is dropped by four range deletes.
+A **layout** creates slabs; a **slab** holds the messages of one generation of one shard. The logical layer, that is,
+topicstore's shards and storage, accesses messages only through slabs. Layouts are the only code that touches an
+engine's ``meta``, ``data``, ``index`` and ``keys`` keyspaces, and each slab touches only the keys of its own
+generation: keys of bytes begin with `encode_generation`, tuples with the generation's number, so that a generation is
+dropped by four range deletes.
 
-The logical layer promises a slab:
+The logical layer guarantees to a slab:
 
-* Messages come in order of strictly increasing positions, one batch at a time. A batch has columns
+* Messages arrive in order of strictly increasing positions, one batch at a time. A batch has columns
   of any of the forms of `topicstore.contract.columns`; its positions are an array of unsigned 64-bit numbers.
-* Writers (`Slab.store`, `Slab.delete`) are serialised; readers run beside them, in any thread.
-* `Slab.compact` runs beside `Slab.store` and readers. No step of it runs beside a step of a delete
-  or of another compaction, but those may run between two of its steps, so each step must look again
-  at what is stored.
-* No read asks for positions above ``bound``. All positions up to it are committed, and in the generation
-  that is written ``bound`` is never above what `Slab.visible` allows. It is -1 if there is nothing yet.
+* Writers (`Slab.store`, `Slab.delete`) are serialised; readers run concurrently with them, in any thread.
+* `Slab.compact` runs concurrently with `Slab.store` and readers. No step of it runs concurrently with a step of a
+  delete or of another compaction. Such steps may run between two of its steps, so each step must read the stored state
+  again.
+* No read requests positions above ``bound``. All positions up to it are committed, and in the current generation
+  ``bound`` is never above what `Slab.visible` allows. It is -1 if nothing is committed.
 
-Capabilities a layout may declare: ``position_order`` (a whole stream comes in order of
-positions; without it, only each publisher's messages of each topic do, and `Slab.epoch` says
-within how many positions the others may change places); ``few_streams`` (hundreds of topics that
-differ in a level or two make few streams, and a generation inherits what the one before learned).
+Capabilities a layout may declare:
+
+``position_order``
+    A whole stream is returned in order of positions. Without it, only each publisher's messages of each topic are, and
+    `Slab.epoch` says within how many positions the others may be reordered.
+``few_streams``
+    Hundreds of topics that differ in one or two levels share a few streams, and a new generation inherits the learned
+    structure of the previous one.
 """
 
 from __future__ import annotations
@@ -53,16 +57,16 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class ReadLimits:
-    """How far one call of `Slab.next` reads."""
+    """The limits of one call of `Slab.next`."""
 
     rows: int
-    """The most rows that the batch may have; at least 1."""
+    """The maximum number of rows in the batch; at least 1."""
     bytes: int
-    """About the most bytes of payloads that the batch may have. The first row is returned whatever its size."""
+    """The approximate maximum size of the batch's payloads in bytes. The first row is returned whatever its size."""
     bound: int
     """The highest position to return, inclusive."""
     deadline: float | None = None
-    """The time, by `time.monotonic`, after which the call returns the rows that it has; None for no limit."""
+    """The time, by `time.monotonic`, after which the call returns the rows found so far; None for no limit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,10 +74,10 @@ class StreamInfo:
     """One stream of a slab."""
 
     stream: int
-    """The layout's number of the stream, unique within the slab."""
+    """The number that the layout has given to the stream, unique within the slab."""
     pattern: str
-    """A topic filter that all topics of the stream match; for topics that begin with ``$``, whose
-    first level no wildcard matches, that level may be ``$+``."""
+    """A topic filter that matches all topics of the stream. For topics that begin with ``$`` its first level may be
+    ``$+``, because no wildcard matches such a level in MQTT."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,9 +94,9 @@ class SlabStep:
     """The result of one call of `Slab.next`."""
 
     batch: MessageBatch
-    """The messages, with positions and shards; it may be empty although more follow."""
+    """The messages, with positions and shards. The batch may be empty although more messages follow."""
     place: bytes
-    """The place from which to read on."""
+    """The place from which the next call continues."""
     exhausted: bool
     """Whether no message up to the bound follows ``place``."""
 
@@ -104,9 +108,9 @@ class DeleteStep:
     write: WriteBatch
     """The write that removes the messages; it may be empty."""
     messages: int
-    """The number of messages that it removes."""
+    """The number of messages that the write removes."""
     freed: int
-    """Bytes of the values that are removed, less those of the values that replace them."""
+    """The size of the removed values less the size of the values that replace them, in bytes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -114,22 +118,22 @@ class CompactStep:
     """One step of a compaction."""
 
     write: WriteBatch
-    """The write that replaces stored messages by the same messages in another form; it isn't empty."""
+    """The write that replaces stored messages by the same messages in another form. It is never empty."""
     messages: int
-    """The number of messages that it rewrites."""
+    """The number of messages that the write replaces."""
     freed: int
-    """Bytes of the values that are removed, less those of the values that replace them."""
+    """The size of the removed values less the size of the values that replace them, in bytes."""
 
 
 @attrs.frozen(kw_only=True)
 class TopicNode:
-    """One node of the tree in which a slab keeps the structure that it learned from its topics."""
+    """One node of the tree of topic levels that a slab has learned from its topics."""
 
     path: tuple[str, ...]
-    """The levels from the root: tokens, ``+``, or a last ``#``. Topics that begin with ``$`` have a tree of their
-    own, in which a first level learned as ``+`` is written ``$+``."""
+    """The levels from the root: literal levels, ``+``, or ``#`` as the last. Topics that begin with ``$`` have a
+    separate tree, in which a first level learned as ``+`` is written ``$+``."""
     stream: int | None
-    """The stream of the topics that end at this node; None if there are none."""
+    """The stream of the topics that end at this node; None if no topic ends here."""
 
 
 @attrs.frozen(kw_only=True)
@@ -137,21 +141,21 @@ class Damage:
     """One damaged place, as `Database.verify` reports it."""
 
     place: str
-    """The shard, generation, keyspace and key, as far as they are known."""
+    """The shard, generation, keyspace and key, where known."""
     reason: str
-    """A sentence that says what is wrong."""
+    """A sentence that describes the damage."""
 
 
 @attrs.define
 class ReadCounters:
-    """The cost of reads of a slab since it was opened. Layouts count it, and `Database.info` shows it."""
+    """Counters of the work done by reads of a slab since it was opened. `Database.info` shows them."""
 
     seeks: int = 0
     """The number of scans begun."""
     visited: int = 0
     """The number of blocks or keys decoded, at least in part."""
     skipped: int = 0
-    """The number of blocks or keys passed over without decoding their rows."""
+    """The number of blocks or keys skipped without decoding their rows."""
     rows: int = 0
     """The number of messages returned."""
 
@@ -160,43 +164,43 @@ class Slab(ABC):
     """The messages of one generation of one shard."""
 
     counters: ReadCounters
-    """The counters of this slab's reads, which ``__init__`` sets and `next` increments. They need no lock, so readers
-    in several threads may lose a count."""
+    """The counters of this slab's reads. ``__init__`` creates them and `next` increments them without a lock, so
+    concurrent readers may lose counts."""
 
     epoch: int = 1
     """The number of positions in an epoch, a power of two. If it is 1, streams are in order of positions. Otherwise
-    epochs follow each other, but the messages of one epoch are in an order of the layout's own."""
+    epochs are read in order, but the layout chooses the order of messages within an epoch."""
 
     @abstractmethod
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add to ``write`` everything that stores the batch, which has its positions and times.
+        """Add to ``write`` all records that store the batch, whose positions and timestamps are set.
 
-        The slab's memory may change before the commit only in ways that are harmless if the commit fails, because
-        the next `store` may be of another batch. So records that a failed write would have persisted (new ids,
-        learned structure) are put again until `committed` was called.
+        The commit of ``write`` may fail, and the next `store` may be of another batch. So changes of the slab's
+        in-memory state must be harmless without the commit: records for it (new ids, learned structure) are added to
+        each write until `committed` is called.
         """
 
     @abstractmethod
     def committed(self) -> None:
-        """Called when the ``write`` of the last `store` is in the engine."""
+        """Record that the engine has committed the ``write`` of the last `store`."""
 
     @abstractmethod
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
         """Return the streams that may hold matching messages."""
 
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
-        """Return the streams that together have each matching message exactly once, cheapest first.
+        """Return the numbers of streams that together have each matching message exactly once, cheapest first.
 
-        No message before position ``first`` is needed: streams that end before it may be left out.
-        A layout that can read many of its streams in one pass may return a number that `streams` doesn't
-        list, and must then accept it in `begin` and `next`.
+        Streams whose last message lies before position ``first`` may be left out. A layout that can read many of its
+        streams in one pass may return a number that `streams` doesn't list, which `begin` and `next` must accept.
         """
         return [info.stream for info in self.streams(topic_filter)]
 
     def visible(self, stream: int, watermark: int) -> int:
-        """Return the highest position of a stream that may be read while positions above ``watermark`` may follow.
+        """Return the highest position of a stream that may be read when later writes are above ``watermark``.
 
-        An epoch that has not ended stays hidden, because messages may still be stored before those that were read.
+        The current epoch stays hidden until it ends, because in the layout's order a later message may come before
+        messages of the epoch that were already read.
         """
         return (watermark + 1) // self.epoch * self.epoch - 1
 
@@ -204,15 +208,15 @@ class Slab(ABC):
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
         """Return the place in a stream before the first message at or after ``position``.
 
-        Raises `KeyError` if there is no such stream. Places stay valid across restarts, deletes
+        Raises `KeyError` if the stream doesn't exist. Places stay valid across restarts, deletes
         and compaction.
         """
 
     def reached(self, stream: int, place: bytes) -> int | None:
         """Return the highest position that a reader at ``place`` may have read; -1 if it has read nothing.
 
-        A place after everything that is stored, as after a restore from an older copy, is then refused. The default
-        returns None: the layout can't say. Raises the errors of `next` for what is no place.
+        The caller uses it to refuse a place after all stored messages, which occurs after a restore from an older copy.
+        The default returns None, which means unknown. Raises the errors of `next` for an invalid place.
         """
         return None
 
@@ -220,39 +224,40 @@ class Slab(ABC):
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
         """Return the matching messages that follow ``place``, in the stream's order.
 
-        The call stops at the first of ``limits``. After a deadline it returns a place that is at least a little further
-        on, whether it has rows or not. It never skips messages that it can't read, but raises `CorruptionError`, or
-        `NewerFormatError` for a version that it doesn't know, and names the place. Raises `ValueError` if ``place``
-        isn't a place of this layout, and `KeyError` or `ValueError` if there is no such stream.
+        The call returns when the first of ``limits`` is reached. At a deadline the returned place must be after
+        ``place``, even if no row was found, so that repeated calls make progress. Unreadable messages are never
+        skipped: the call raises `CorruptionError`, or `NewerFormatError` for an unknown version, and names the place.
+        Raises `ValueError` if ``place`` isn't a place of this layout, and `KeyError` or `ValueError` if the stream
+        doesn't exist.
 
-        ``recovery="salvage"`` reads, but never writes, slabs of which some writes in the middle are missing. What a
-        missing write said, such as the name that a number stands for, must never be guessed: a message is returned as
-        it was stored, or not at all.
+        ``recovery="salvage"`` reads slabs in which writes in the middle are missing, but never writes to them. The
+        contents of a missing write, such as the name that an id stands for, must not be guessed: a message is
+        returned exactly as it was stored, or not at all.
         """
 
     @abstractmethod
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Yield steps that together remove the matching messages from ``first`` to ``last``.
+        """Yield steps that together remove the matching messages at positions ``first`` to ``last``, inclusive.
 
         Messages whose topics match one of ``spare`` are kept.
 
-        Each step is committed before the next is requested, and nothing else writes between the request and the
-        commit. So a step looks at a bounded number of blocks or keys, and may find nothing.
+        Each step is committed before the next is requested, and no other write happens between the request and the
+        commit. To keep that time short, a step examines a bounded number of blocks or keys; it may remove nothing.
         """
 
     def backlog(self, messages: int) -> int:
-        """Return how many of the slab's ``messages`` wait to be compacted. This must be cheap."""
+        """Return how many of the slab's ``messages`` are due for compaction. This must be cheap."""
         return 0
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Yield steps that rewrite the messages up to ``bound`` in a form that reads better. The default has no steps.
+        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read. The default has none.
 
-        With ``whole``, all messages are rewritten, as well as the layout can; without it, those that are worth the
-        work now. Each step is committed before the next is requested; if one isn't committed, no other is requested.
-        Compaction changes neither the order of messages nor the validity of places. A step needs bounded memory, and
-        well under a second.
+        With ``whole``, all messages are rewritten into the layout's most compact form; without it, only those where the
+        gain is worth the work. Each step is committed before the next is requested; after a failed commit, no other
+        step is requested. Compaction preserves the order of messages and the validity of places. A step takes bounded
+        memory and much less than a second.
         """
         return iter(())
 
@@ -266,15 +271,15 @@ class Slab(ABC):
 
     @abstractmethod
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read everything up to ``bound``. Yield each damaged place, and the numbers of good messages in between."""
+        """Read everything up to ``bound``; yield each damaged place, and in between the numbers of intact messages."""
 
 
 class Layout(ABC):
-    """An object that makes slabs, with one set of options."""
+    """A factory of slabs, with one set of options."""
 
     format: ClassVar[int] = 1
     """The version of the stored form, which is recorded with each generation. A generation of a higher version is
-    refused with `NewerFormatError`, so raise it for every change that older versions of the layout would misread."""
+    refused with `NewerFormatError`. Increment it for every change that older versions of the layout would misread."""
 
     Options: ClassVar[type] = NoOptions
     """A frozen attrs class of the layout's options. They are stored with each generation."""
@@ -284,12 +289,12 @@ class Layout(ABC):
 
     @abstractmethod
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Add to ``write`` what a new, empty slab needs.
+        """Add to ``write`` the records of a new, empty slab.
 
-        ``parent`` is the slab of the previous generation, if that has the same layout. The structure learned from its
-        topics may be inherited, and must then be added to ``write``.
+        ``parent`` is the slab of the previous generation, if that has the same layout, else None. A layout that
+        inherits the parent's learned topic structure adds it to ``write``.
         """
 
     @abstractmethod
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        """Return the slab that `create` made. This must be quick, however much the slab holds."""
+        """Return the slab that `create` made. The time must not depend on the number of stored messages."""

@@ -1,16 +1,16 @@
-"""Log stores: where sites that share a database keep its log and what belongs to it, as named objects.
+"""The contract of log stores: object stores that hold the replicated log of a database shared by several sites.
 
-A log store can do four things. One of them, creating an object only if its name is free, is all on which sites agree:
-the process that creates the next entry of a log has written it. What must hold:
+Sites agree on the log through one atomic operation, the creation of an object only if its name is free: the site
+that creates the object of the next entry has appended that entry. Every log store must guarantee:
 
-* `LogStore.create` of one name succeeds for one caller, whatever the number of threads, processes and machines that
-  try. The object is then whole and on disk, and stays until it is deleted. Objects are never changed.
-* `LogStore.get` and `LogStore.names` see each object that was created before they were called, and none that was
-  deleted before. A cache, or a replica of the store that is behind, breaks the log.
-* An error other than `ObjectExistsError` and `ObjectNotFoundError` says nothing about whether the call took effect.
+* `LogStore.create` of one name succeeds for exactly one caller among all threads, processes and machines. The object
+  is then complete and durable until it is deleted. Objects are immutable.
+* `LogStore.get` and `LogStore.names` are strongly consistent: they see each object that was created before the call,
+  and none that was deleted before the call. A cache, or a replica that lags behind, would break the log.
+* After an error other than `ObjectExistsError` and `ObjectNotFoundError`, it is unknown whether the call took effect.
 
-A class that implements this is named by a `topicstore.contract.plugin_specs.LogStoreSpec`, which a plugin returns from
-the hook ``topicstore_logs``. `topicstore_conformance.log_store.LogStoreSuite` tests it.
+A plugin returns a `topicstore.contract.plugin_specs.LogStoreSpec` that names the implementing class from
+the hook ``topicstore_logs``. `topicstore_conformance.log_store.LogStoreSuite` tests the class.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 MAX_NAME = 512
-"""The number of characters that a name of an object may have."""
+"""The maximum length of the name of an object, in characters."""
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*")
 
 
 class ObjectExistsError(TopicstoreError):
-    """The name is taken, so nothing was created. Read the object to see whose it is; it may be one's own."""
+    """The name is taken, so nothing was created. An earlier attempt of the caller may have created the object."""
 
     def __init__(self, name: str, store: str) -> None:
         super().__init__(f"{store}: there is an object {name} already")
@@ -47,7 +47,7 @@ class ObjectExistsError(TopicstoreError):
 
 
 class ObjectNotFoundError(TopicstoreError):
-    """There is no object of that name: it was not created yet, or was deleted."""
+    """No object has that name: it was not created yet, or was deleted."""
 
     def __init__(self, name: str, store: str) -> None:
         super().__init__(f"{store}: there is no object {name}")
@@ -55,41 +55,41 @@ class ObjectNotFoundError(TopicstoreError):
 
 
 class StorageUnavailableError(RecoverableError):
-    """The store gave no answer that says what happened; the call may have taken effect, or may still do so.
+    """The store didn't answer conclusively; the call may have taken effect, or may still do so.
 
-    The message says what to look at: the network, the address, the credentials, the disk. Try the same call again.
+    The message names the likely cause: the network, the address, the credentials or the disk. Retry the same call.
     """
 
 
 class NotConditionalError(UnrecoverableError):
-    """The store creates an object though its name is taken, so sites could overwrite each other's entries.
+    """The store overwrites an object whose name is taken, so sites could overwrite each other's log entries.
 
-    Nothing was written but the probe. Use a store that keeps to the condition ``If-None-Match: *``.
+    Nothing was written except a probe. Use a store that supports conditional writes (``If-None-Match: *``).
     """
 
 
 class LogStore(ABC):
-    """A place with named objects. It may be used by many threads at once."""
+    """A store of immutable, named objects. All methods are thread-safe."""
 
     Options: ClassVar[type[Any]] = NoOptions
-    """The class of its options, a frozen attrs class."""
+    """A frozen attrs class of the store's options."""
 
     @classmethod
     @abstractmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:
         """Return the store at a URL; ``options`` are values of `Options`, by name.
 
-        Raises `InvalidArgumentError` for a URL that names none, `InvalidOptionError`, and `StorageUnavailableError`.
+        Raises `InvalidArgumentError` for an invalid URL, `InvalidOptionError`, and `StorageUnavailableError`.
         """
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """The URL, without credentials, for messages."""
+        """The URL of the store without credentials, for use in messages."""
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> None:
-        """Create an object. It is whole and on disk when the call returns.
+        """Create an object, complete and durable when the call returns.
 
         Raises `ObjectExistsError` if the name is taken, and `StorageUnavailableError`, after which it is unknown
         whether the object was created.
@@ -97,27 +97,27 @@ class LogStore(ABC):
 
     @abstractmethod
     def get(self, name: str) -> bytes:
-        """Return an object. Raises `ObjectNotFoundError` and `StorageUnavailableError`."""
+        """Return the contents of an object. Raises `ObjectNotFoundError` and `StorageUnavailableError`."""
 
     @abstractmethod
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        """Yield, in chunks that are not empty, the names that begin with ``prefix`` and a slash, ascending.
+        """Yield the names that begin with ``prefix`` and a slash, in ascending order, in non-empty lists.
 
-        With ``after`` only those above it, which is itself a whole name. What is created or deleted meanwhile may or
-        may not be among them. Raises `StorageUnavailableError`, also between chunks.
+        With ``after``, a whole name, only greater names are yielded. Objects created or deleted during the iteration
+        may or may not be included. Raises `StorageUnavailableError`, also between lists.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete an object, if there is one. Raises `StorageUnavailableError`."""
+        """Delete an object if it exists. Raises `StorageUnavailableError`."""
 
     def close(self) -> None:
-        """Release the resources of the store. Objects stay."""
+        """Release connections and other resources. Stored objects are not affected."""
         return
 
 
 def check_name(name: str) -> str:
-    """Return a name, or raise `InvalidArgumentError` for one that not all stores could keep."""
+    """Return ``name``, or raise `InvalidArgumentError` if some stores could not keep an object of that name."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"the name of an object is made of letters, digits and ._=-, with slashes between parts that don't begin "

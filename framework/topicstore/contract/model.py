@@ -1,4 +1,4 @@
-"""The message, as a program stores it and reads it back."""
+"""`Message`, which applications store and read, with its properties and its id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     topic:      the MQTT 5 topic name.
     payload:    bytes; they may be empty.
     client_id:  the client id of the publisher, which decides the shard; it may be empty.
-    qos:        the quality of service with which the message was published: 0, 1 or 2.
+    qos:        the QoS with which the message was published: 0, 1 or 2.
     retain:     the RETAIN flag with which the message was published.
     timestamp:  microseconds since the epoch, stored unchanged; None means the time of the commit.
     properties: the MQTT 5 properties, or None.

@@ -1,4 +1,4 @@
-"""Plugins' options: one frozen attrs class for each plugin, filled from names and values or texts."""
+"""Options of plugins: a frozen attrs class for each plugin, created from values or texts by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoOptions:
 def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) -> Any:
     """Return an instance of ``options_class`` with ``values``; a text is parsed as the field's type.
 
-    Raises `InvalidOptionError`, which names the option, if one is unknown, of the wrong type or out of range.
+    Raises `InvalidOptionError`, which names the option, if an option is unknown, of the wrong type or out of range.
     """
     known = [field.name for field in attrs.fields(options_class)]
     for name in values:
@@ -31,14 +31,14 @@ def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) ->
             raise InvalidOptionError(f"{plugin!r} has no option {name!r}; it has: {', '.join(known) or 'none'}")
     try:
         made: Any = msgspec.convert({name: _read(value) for name, value in values.items()}, options_class, strict=False)
-        msgspec.msgpack.encode(options_dict(made))  # as they will be stored
+        msgspec.msgpack.encode(options_dict(made))  # raises if the options could not be stored
         return made
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as bad:
         raise InvalidOptionError(f"options of {plugin!r}: {bad}{_choices(options_class, str(bad))}") from bad
 
 
 def _choices(options_class: type, reason: str) -> str:
-    """Return the allowed values, if an error is about an option that has only a few."""
+    """Return a text with the allowed values if the error is about an option that has a fixed set of values."""
     named = re.search(r"`\$\.(\w+)`", reason)
     hints = typing.get_type_hints(options_class)
     choices = typing.get_args(hints.get(named[1])) if named else ()
@@ -46,7 +46,7 @@ def _choices(options_class: type, reason: str) -> str:
 
 
 def _read(value: Any) -> Any:
-    """Parse lists that are given as text, such as ``[100,20]`` on a command line."""
+    """Parse a list that is given as text, such as ``[100,20]`` on a command line; return other values unchanged."""
     if isinstance(value, str) and value[:1] == "[":
         try:
             return msgspec.json.decode(value)

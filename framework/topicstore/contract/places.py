@@ -1,4 +1,4 @@
-"""`Place`: where a consumer stands in a database."""
+"""`Place`: the progress of a consumer in all shards of a database."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TEXT = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{1,16})+")
 
 
 class Place(dict[int, int]):
-    """By shard, the position up to which everything was read, in one database.
+    """A consumer's progress in one database: by shard, the position up to which everything was read.
 
-    A subscription of another database doesn't begin there: positions say nothing there, and with later ones than it
-    has, it would wait for ever. ``str`` returns text to keep a place as, which `parse` reads.
+    It includes the id of the database, because positions of another database mean nothing: a subscription could wait
+    forever for positions that its database never reaches. ``str`` returns a text that `parse` accepts.
     """
 
     __slots__ = ("database",)
@@ -36,7 +36,7 @@ class Place(dict[int, int]):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the place that ``str`` returned ``text`` for. Raises `InvalidCursorError` for any other text."""
+        """Parse the text that ``str`` returns for a place. Raises `InvalidCursorError` for any other text."""
         if not isinstance(text, str) or not _TEXT.fullmatch(text):
             raise InvalidCursorError(f"{str(text)[:80]!r} is not a place")
         database, *positions = text.split("-")

@@ -1,4 +1,4 @@
-"""Specifications of the backends, layouts, log stores and workloads that a plugin has. Listing them imports none."""
+"""Specifications by which plugins declare backends, layouts, log stores and workloads without importing them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class PluginSpec:
     """The fields that the specifications of all kinds have in common."""
 
     name: str
-    """The name by which people select it, unique among its kind."""
+    """The name by which users select the plugin, unique among its kind."""
     target: str
-    """The class as ``"module:Class"``, imported when it is first used, not when it is listed."""
+    """The implementing class as ``"module:Class"``, imported on first use."""
     summary: str
     """A description in one line."""
     needs: tuple[str, ...] = ()
-    """The modules that the target imports and that may not be installed."""
+    """The modules that the target requires and that topicstore doesn't install by default."""
     install: str = ""
     """The argument of ``pip install`` that installs those modules, such as ``topicstore[rocksdb]``."""
     advice: str = ""
-    """A sentence on what to do where ``install`` doesn't help, for example on a version of Python without wheels."""
+    """A sentence of advice for cases in which ``install`` fails, for example a Python version without wheels."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,9 +34,9 @@ class BackendSpec(PluginSpec):
     """The specification of a `topicstore.contract.engine.Backend`."""
 
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
-    """Names of `topicstore.contract.engine.CAPABILITIES`, or names of the plugin's own that its layouts require."""
+    """Names of `topicstore.contract.engine.CAPABILITIES`, or additional names that the plugin's layouts require."""
     durability_note: str = ""
-    """A sentence on what ``commit`` and ``sync`` mean for this backend, if it differs from the contract."""
+    """A sentence on the meaning of ``commit`` and ``sync`` for this backend, if that differs from the contract."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,7 +45,7 @@ class LayoutSpec(PluginSpec):
 
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
-    """The capabilities that the layout needs of a backend; without them a database is refused."""
+    """The capabilities that the layout requires of a backend. A database with another backend is refused."""
 
 
 @attrs.frozen(kw_only=True)

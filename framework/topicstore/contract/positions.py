@@ -31,7 +31,7 @@ __all__ = [
 
 COUNTER_BITS = 11
 MAX_TIME = (1 << 53) - (1 << 32)
-"""The largest time, in the year 2255. It leaves room below 64 bits for counters that overflow into the time."""
+"""The largest time, in the year 2255. Positions above it stay below 64 bits if counters overflow into the time."""
 
 Positions = npt.NDArray[np.uint64]
 Times = npt.NDArray[np.int64]
@@ -56,19 +56,19 @@ def to_microseconds(time: int | datetime) -> int:
 
 
 def first_position(time: int) -> int:
-    """Return the lowest position of a time; a time outside the range is clamped to it."""
+    """Return the lowest position of a time. A time outside the range of positions is clamped."""
     return min(max(time, 0), MAX_TIME + 1) << COUNTER_BITS
 
 
 def time_of(position: int) -> int:
-    """Return the time in a position."""
+    """Return the time of a position, in microseconds since the epoch."""
     return position >> COUNTER_BITS
 
 
 def span_text(microseconds: int) -> str:
-    """Return a length of time as text for people, such as ``859 days``, ``7 days 12 hours`` or ``1.5 s``.
+    """Format a duration for people, such as ``859 days``, ``7 days 12 hours`` or ``1.5 s``.
 
-    A whole number of minutes is shown exactly; what else is above two minutes is rounded down to the largest unit.
+    A whole number of minutes is exact; any other duration of two minutes or more is rounded down to its largest unit.
     """
     units = ((86_400_000_000, "day"), (3_600_000_000, "hour"), (60_000_000, "minute"))
     if microseconds > 0 and microseconds % 60_000_000 == 0:
@@ -90,22 +90,22 @@ def commit_positions(last: int, now: int, rows: int) -> Positions:
 
 def consecutive_positions(first: int, rows: int) -> Positions:
     """Return ``rows`` consecutive positions, starting with ``first``."""
-    # Ten times as fast as np.arange, which makes Python objects of numbers of this size.
+    # Ten times as fast as np.arange from ``first``, which creates a Python object for each number of this size.
     offsets = _OFFSETS[:rows] if rows <= len(_OFFSETS) else np.arange(rows, dtype=np.uint64)
     return offsets + np.uint64(first)
 
 
 def late_rows(last_time: int, times: Times) -> npt.NDArray[np.bool_]:
-    """Return, for each row, whether it is older than ``last_time`` or an earlier row."""
+    """Return, for each row, whether its time is before ``last_time`` or before that of an earlier row."""
     newest = np.maximum.accumulate(np.concatenate(([last_time], times)))[:-1]
     return times < newest
 
 
 def message_positions(last: int, times: Times) -> Positions:
-    """Return positions from the messages' own times: each ``max(previous + 1, time << 11)``.
+    """Return positions from the messages' own times: each is ``max(previous + 1, time << 11)``.
 
-    This needs no loop: of n rows, p[i] is the maximum of last + 1 + i and, over all j <= i, of
-    (time[j] << 11) + (i - j). Adding n - 1 - j before the running maximum keeps everything unsigned.
+    A running maximum replaces the loop: of n rows, p[i] is the maximum of last + 1 + i and, over all j <= i, of
+    (time[j] << 11) + (i - j). Adding n - 1 - j before the running maximum keeps all numbers unsigned.
     """
     rows = len(times)
     index = np.arange(rows, dtype=np.uint64)

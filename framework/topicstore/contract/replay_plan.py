@@ -17,7 +17,7 @@ __all__ = ["By", "GenerationPlan", "Order", "ReplayPlan", "ShardPlan", "TimeRang
 Order = Literal["time", "any"]
 """``"time"`` merges everything by position, then by shard; ``"any"`` keeps each publisher's order in each topic."""
 By = Literal["position", "timestamp"]
-"""The times with which a replay's bounds are compared: those of positions, or the messages' own timestamps."""
+"""The times that a replay compares with its bounds: those of positions, or the messages' own timestamps."""
 
 
 @attrs.frozen
@@ -65,8 +65,7 @@ class ShardPlan:
     bound: int
     """The highest position to return."""
     generations: list[GenerationPlan]
-    """The parts in the order in which they are read, each after the one before has ended. A generation may have
-    several parts."""
+    """The parts in reading order; each is read to its end before the next. A generation may have several parts."""
 
 
 @attrs.frozen(kw_only=True)

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class OpenDatabase(Protocol):
-    """The database that a hook is called for, as far as hooks may use it."""
+    """The part of a database's interface that hooks may use."""
 
     @property
     def path(self) -> Path:
@@ -42,7 +42,7 @@ class OpenDatabase(Protocol):
         """The database's id: sixteen bytes, the same for all copies of it, and part of every cursor."""
 
     def clock(self) -> int:
-        """Return the present time in microseconds since the epoch, by the clock that the database was opened with."""
+        """Return the current time in microseconds since the epoch, by the clock that the database was opened with."""
 
     def state(self, shard: int) -> State:
         """Return the state of a shard."""
@@ -50,7 +50,7 @@ class OpenDatabase(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Destinations:
-    """The destinations of a batch's rows, if some are not stored in the streams or not only there."""
+    """The destinations of a batch's rows: the shards' streams, a key, both, or neither."""
 
     stored: npt.NDArray[np.bool_]
     """Whether each row is stored in the streams."""
@@ -66,7 +66,7 @@ class StoreRequest:
     db: OpenDatabase
     batch: MessageBatch
     state: Mapping[int, Sequence[StateWrite]] = attrs.field(factory=dict)
-    """State writes by shard; those of a shard are committed in one engine write with its messages."""
+    """State writes by shard. Those of a shard are committed in the same engine write as its messages."""
     destinations: Destinations | None = None
     """The destinations of the rows, or None if all rows are stored in the streams. If it is set, hooks must keep the
     number and the order of the batch's rows."""
@@ -74,14 +74,14 @@ class StoreRequest:
 
 @attrs.frozen(kw_only=True, slots=False)
 class StoreResult:
-    """The result of a store. Its messages are visible to the next read, and durable as ``durability`` says."""
+    """The result of a store. Its messages are visible to later reads, and as durable as ``durability`` says."""
 
     count: int
     """The number of messages stored."""
     lifted: int = 0
     """The number of late messages that took the next position instead of their own (``late="lift"``)."""
     rejoin: Callable[[], MessageBatch] = attrs.field(repr=False)
-    """A function that makes `batch`, which few callers use."""
+    """A function that computes `batch` on demand, because few callers use it."""
 
     @functools.cached_property
     def batch(self) -> MessageBatch:
@@ -118,15 +118,15 @@ class ReadRequest:
 
     db: OpenDatabase
     cursor: Cursor
-    """The place to read from. A cursor of generation 0 reads the messages that a shard keeps outside its streams
-    (`topicstore.storage.keyed_messages`)."""
+    """The place to read from. A cursor with generation 0 reads the messages that a shard stores under keys, outside its
+    streams (`topicstore.storage.keyed_messages`)."""
     limit: int
     until: int | None = None
     """The time up to which to read, in microseconds since the epoch, exclusive; None for no limit."""
     bound: int | None = None
     """The highest position to return, inclusive, if it is below the watermark."""
     timeout: float | None = None
-    """Seconds after which the read returns the messages that it has; None for no limit."""
+    """Seconds after which the read returns the messages found so far; None for no limit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -136,11 +136,11 @@ class ReadResult:
     batch: MessageBatch
     """The messages, with shards and positions. An empty batch doesn't mean that the stream has ended."""
     cursor: Cursor
-    """The place from which to read on."""
+    """The place from which to continue."""
     end_of_stream: bool
-    """Whether nothing will ever follow, because the generation is sealed and all of the stream was read."""
+    """Whether no message can ever follow, because the generation is sealed and all of the stream was read."""
     caught_up: bool
-    """Whether no more messages were visible (below ``until``) when the batch was fetched."""
+    """Whether no more messages (before ``until``) were visible when the batch was fetched."""
 
 
 @attrs.define(kw_only=True)

@@ -1,4 +1,4 @@
-"""State: small values of a shard, written on a condition, in the same engine write as messages."""
+"""The key-value state of a shard: small values with compare-and-set, committed in the same engine write as messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import InvalidArgumentError
 __all__ = ["ANY", "AnyValue", "State", "StateWrite"]
 
 _FRAMEWORK = (b"\0", b"\1")
-"""The prefixes that are reserved for keys of the logical layer and of the framework's parts that use it."""
+"""The reserved prefixes of keys: those of the shard's own records, and of the framework's features."""
 
 
 class AnyValue:
@@ -50,7 +50,7 @@ class State(Protocol):
         """Return the value of ``key``, or None."""
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, as they are when the first is read."""
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first."""
 
     def write(self, writes: Iterable[StateWrite]) -> None:
-        """Commit the writes together; raise `StateConflictError`, with nothing written, if a condition doesn't hold."""
+        """Commit the writes atomically; write nothing, and raise `StateConflictError`, if a condition doesn't hold."""

@@ -37,11 +37,11 @@ _MICROSECONDS = re.compile(r"[0-9]{9,17}")
 _FINER = re.compile(r"[.,][0-9]{6}0*[1-9]")
 _AT_SECONDS = re.compile(r"@([0-9]{1,11})(?:\.([0-9]{1,6}))?")
 _LEAST_MICROSECONDS = 10**14
-"""The lowest number that is taken for microseconds, a time in 1973. A lower one is probably seconds or milliseconds."""
+"""The lowest number that is accepted as microseconds, in 1973. A lower one is probably seconds or milliseconds."""
 
 
 def parse_timestamp(text: str, *, rounded: bool = False, zone: tzinfo = UTC) -> int:
-    """Return microseconds since the epoch of a text: a time in ISO 8601, or a number of microseconds.
+    """Parse a time in ISO 8601, or a number of microseconds; return it in microseconds since the epoch.
 
     A time without a zone is in ``zone``. A number has nine digits or more, because ``20240131`` is a day. Raises
     `ValueError` for any other text, and for a time that is finer than microseconds unless it is to be ``rounded`` down.
@@ -62,15 +62,16 @@ def parse_timestamp(text: str, *, rounded: bool = False, zone: tzinfo = UTC) -> 
 
 
 def is_finer(text: str) -> bool:
-    """Return whether a time in ISO 8601 has digits beyond those of microseconds that are not zero."""
+    """Return whether a time in ISO 8601 is more precise than microseconds; trailing zeros don't count."""
     return _FINER.search(text) is not None
 
 
 def parse_when(text: str, now: int) -> int:
-    """Return microseconds since the epoch of a text that a person wrote.
+    """Parse a time as users write it; return it in microseconds since the epoch.
 
-    In addition to the texts of `parse_timestamp` it may be ``now``, a time before now such as ``-2h`` or ``-1d12h``,
-    or ``@`` and seconds since the epoch. Raises `ValueError` for numbers that are probably not in microseconds.
+    In addition to the forms of `parse_timestamp` the text may be ``now``, a time before now such as ``-2h`` or
+    ``-1d12h``, or ``@`` and seconds since the epoch. Raises `ValueError` for numbers that are probably not in
+    microseconds.
     """
     if text == "now":
         return now
@@ -98,14 +99,14 @@ _HARDLY = (
     "If it is meant, allow it with allow_ancient"
 )
 _DATES = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-"""Dates that are written as a number, by how many digits they have."""
+"""The formats of dates written as a number, by their number of digits."""
 _MOST_SUSPECTED = 22 * 10**12
 
 
 def suspected_unit(timestamp: int) -> str | None:
-    """Return the unit that a number seems to have if it isn't microseconds, which would be a time early in 1970.
+    """Return the likely unit of a number that would be a time early in 1970 if it were in microseconds.
 
-    Returns None if it may be in microseconds.
+    Returns None if the number may be in microseconds.
     """
     for unit, each in (("seconds", 1), ("milliseconds", 1_000)):
         if _LEAST_SECONDS * each <= timestamp < _MOST_SECONDS * each:
@@ -119,10 +120,10 @@ def suspected_unit(timestamp: int) -> str | None:
 
 
 def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) -> int:
-    """Return a time as microseconds since the epoch. Raises `InvalidArgumentError` for an invalid one.
+    """Return a time in microseconds since the epoch. Raises `InvalidArgumentError` for an invalid time.
 
-    A number that would lie early in 1970 is probably in another unit, and is refused unless ``allow_ancient`` is set.
-    One that would lie after 2255, when positions end, is always refused.
+    A number that means a time early in 1970 is probably in another unit, and is refused unless ``allow_ancient`` is
+    set. A time after 2255, the limit of positions, is always refused.
     """
     if isinstance(when, str):
         try:
@@ -146,7 +147,7 @@ def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) 
 
 
 def check_recent(timestamps: Column) -> None:
-    """Raise `InvalidMessageError` for the first message whose time is probably not in microseconds."""
+    """Raise `InvalidMessageError` for the first message whose timestamp is probably not in microseconds."""
     if isinstance(timestamps, Constant):
         timestamps = [timestamps.value]
     if isinstance(timestamps, np.ndarray):
@@ -161,5 +162,5 @@ def check_recent(timestamps: Column) -> None:
 
 
 def format_time(timestamp: int) -> str:
-    """Return microseconds since the epoch as ISO 8601 in UTC, with no more digits than it needs."""
+    """Format microseconds since the epoch as ISO 8601 in UTC, without fractional digits if they are zero."""
     return (_EPOCH + timedelta(microseconds=timestamp)).isoformat().replace("+00:00", "Z")

@@ -78,7 +78,7 @@ class TopicFilter:
         return self._literal
 
     def level(self, depth: int) -> str:
-        """Return the text that a topic's level, counted from 0, must have, or ``+`` if any will do, or none."""
+        """Return the text required at level ``depth`` of a topic, counted from 0; ``+`` if any text or none will do."""
         if depth < len(self.levels) and self.levels[depth] != "#":
             return self.levels[depth]
         return "+"

@@ -1,7 +1,7 @@
-"""The checks of messages that are to be stored, made a column at a time.
+"""Checks of messages before they are stored, one column at a time.
 
-Each function takes the values of one field for all rows of a batch and returns the column
-to keep, folded to a `Constant` if all rows are equal. It raises for the first bad row, and names it.
+Each function takes the values of one field for all rows of a batch and returns the column, as a `Constant` if all rows
+are equal. It raises `InvalidMessageError` for the first invalid row, with the row's index.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 _KNOWN_TEXTS, _KNOWN_CHARACTERS = 65_536, 1 << 24
 _SHORT = 0xFFFF // 4
-"""The number of characters that never need more than 65,535 bytes in UTF-8."""
+"""The maximum number of characters that fit into 65,535 bytes of UTF-8 whatever the characters are."""
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -42,7 +42,7 @@ class _Known:
     def __init__(self, check: Callable[[Any], None], forbidden: str) -> None:
         self._check = check
         self._forbidden = forbidden
-        """The characters that a text must not have; a text without them that is neither empty nor long is good."""
+        """The characters that a text must not have. A text without them that is neither empty nor long is valid."""
         self._texts: set[str] = set()
         self._characters = 0
 
@@ -53,7 +53,7 @@ class _Known:
         if list(map(type, texts)).count(str) == len(texts):
             if self._texts.issuperset(texts):
                 return column
-            new = set(texts) - self._texts  # none, if another thread has checked them meanwhile
+            new = set(texts) - self._texts  # may be empty, if another thread has checked them in the meantime
             if self._all_good(new):
                 self._remember(new)
                 return column
@@ -66,7 +66,7 @@ class _Known:
         return column
 
     def _all_good(self, texts: set[str]) -> bool:
-        """Return whether all texts are certainly good. One check of all costs a fraction of checking each."""
+        """Return whether all texts are certainly valid. One check of all costs a fraction of checking each."""
         joined = "".join(texts)
         if "" in texts or max(map(len, texts), default=0) > _SHORT or any(map(joined.__contains__, self._forbidden)):
             return False
@@ -107,13 +107,13 @@ def check_payloads(values: list[Any]) -> Column:
 
 
 def sized_payloads(values: list[Any]) -> tuple[Column, int]:
-    """Check payloads as `check_payloads` does; return them, and their bytes together."""
+    """Check payloads as `check_payloads` does; return them and their total size in bytes."""
     if list(map(type, values)).count(bytes) != len(values):
         for index, value in enumerate(values):
             if type(value) is not bytes:
                 raise InvalidMessageError(f"a payload is bytes, not {type(value).__name__}", index)
     size = sum(map(len, values))
-    if size > MAX_PAYLOAD:  # otherwise no single one exceeds it
+    if size > MAX_PAYLOAD:  # otherwise no single payload can exceed it
         for index, value in enumerate(values):
             if len(value) > MAX_PAYLOAD:
                 raise MessageTooLargeError(f"the payload has {len(value):,} bytes, more than {MAX_PAYLOAD:,}", index)
@@ -121,7 +121,7 @@ def sized_payloads(values: list[Any]) -> tuple[Column, int]:
 
 
 def _shown(value: object) -> str:
-    """Return a short description of a value, for an error, however large the value is."""
+    """Return a short representation of a value for an error message, even of a very large value."""
     try:
         text = repr(value)
     except ValueError:  # Python converts no integer of more than 4,300 digits to text
@@ -130,10 +130,10 @@ def _shown(value: object) -> str:
 
 
 def _check_members(values: list[Any], allowed: tuple[Any, ...], what: str) -> Column:
-    """Check that all values are allowed ones of the right type: neither 1.0 nor "1" nor True is a QoS.
+    """Check that all values are allowed and have the right type: neither 1.0 nor "1" nor True is a QoS.
 
-    Each allowed value is one byte of msgpack that no other value has. So encoding all values checks
-    value, type and equality a byte at a time, in a third of the time that Python's sets need.
+    Msgpack encodes each allowed value as one distinct byte. Comparing the encoded bytes of the whole list therefore
+    checks values and types, in a third of the time that Python's sets need.
     """
     good = {_ENCODER.encode(value): value for value in allowed}
     rows = len(values)
@@ -178,7 +178,7 @@ def check_timestamps(values: list[Any]) -> Column:
 
 
 def check_properties(values: list[Any]) -> Column:
-    """Check that properties are None or a `Properties` that MQTT 5 can carry (section 3.3.2.3)."""
+    """Check that properties are None, or a `Properties` that an MQTT 5 PUBLISH can carry (section 3.3.2.3)."""
     if values[0] is None and values.count(None) == len(values):
         return Constant(None, len(values))
     for index, value in enumerate(values):
@@ -238,4 +238,4 @@ CHECKS: dict[str, Callable[[list[Any]], Column]] = {
     "timestamps": check_timestamps,
     "properties": check_properties,
 }
-"""The check of each column of a `topicstore.MessageBatch`, for a batch that has rows."""
+"""The check of each column of a non-empty `topicstore.MessageBatch`, by the name of the column."""

@@ -1,1 +1,1 @@
-"""Services of a process that know no messages: clocks, locks, closing, background tasks, warnings."""
+"""General services that don't depend on messages: clocks, locks, closing, background tasks, warnings."""

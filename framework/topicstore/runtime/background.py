@@ -1,8 +1,8 @@
-"""Work in the background: each task has one thread, which starts when the task is first woken and is stopped for good.
+"""Background tasks. Each task has one thread, which starts when the task is first woken, and runs until `stop`.
 
-No thread of this package runs when the interpreter exits: databases that are still open are closed then. A daemon
-thread would be ended wherever it is, which aborts the process if that is within an engine's call
-(python/cpython#87135).
+Databases that are still open at the exit of the interpreter are closed before, so that no thread of this package runs
+then. Python would stop a daemon thread at an arbitrary point, which aborts the process if that is inside an engine's
+call (python/cpython#87135).
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ __all__ = ["BackgroundTask", "end_at_exit"]
 T = TypeVar("T")
 
 _ENDS: weakref.WeakKeyDictionary[object, Callable[[Any], object]] = weakref.WeakKeyDictionary()
-"""By object, the method that ends its threads."""
-os.register_at_fork(after_in_child=_ENDS.clear)  # a fork has none of the threads
+"""For each object, the method that ends its threads."""
+os.register_at_fork(after_in_child=_ENDS.clear)  # a forked child has none of the threads
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
-"""Seconds."""
+"""The first and the longest delay of a retry, in seconds."""
 _exiting = False
-"""Whether the interpreter exits: no thread is started after that. A fork could inherit the lock of an `Event`, held."""
+"""Whether the interpreter is exiting, after which no thread is started. It is not an `Event`, whose lock a forked child
+could inherit in the locked state."""
 
 
 def end_at_exit(owner: T, end: Callable[[T], object]) -> None:
-    """Call ``end``, which ends the threads of an object, before the interpreter exits, if the object is there then."""
+    """Register ``end``, which ends the threads of ``owner``, for the interpreter's exit. ``owner`` is held weakly."""
     _ENDS[owner] = end
 
 
@@ -50,31 +51,31 @@ def _end_all() -> None:
 
 
 class BackgroundTask:
-    """Runs ``work`` in a thread of its own each time the task is woken or ``interval`` has passed.
+    """A task that runs ``work`` in its own thread each time it is woken or ``interval`` has passed.
 
-    name: describes the work, in the thread's name and in warnings.
-    work: is called with whether the task was woken. An error that it raises is kept as `failure` until a call
-          succeeds, and given as a warning when it is a new one, except `DatabaseClosedError` after `stop`. The thread
-          works again when it is next woken, and otherwise after a second, then after twice as long each time, up to a
+    name: a description of the work, for the thread's name and for warnings.
+    work: the function to run; its argument is True if the task was woken, False after a timeout. Its error is kept in
+          `failure` until a run succeeds, and a new error is emitted as a warning. `DatabaseClosedError` after `stop` is
+          ignored. A failed run is retried when the task is woken, or with exponential back-off from one second to one
           minute.
     """
 
     def __init__(self, name: str, work: Callable[[bool], object]) -> None:
         self.failure: str | None = None
-        """Why the last call of ``work`` failed; None if it did not. Set by the thread; reading it needs no lock."""
+        """The error of the last run of ``work``; None if it succeeded. Set by the thread; reading it needs no lock."""
         self.interval: float | None = None
-        """Seconds after which the task works without having been woken; None: never."""
+        """Seconds after which the task runs without being woken; None for never."""
         self.stopping = threading.Event()
-        """Set by `stop`: ``work`` should end soon."""
+        """Set by `stop`. ``work`` should then end soon."""
         self._name = name
         self._work = work
         self._wake = Alarm()
-        self._starting = ProcessLock()  # a garbage collection while it is held may close the database
+        self._starting = ProcessLock()  # reentrant: garbage collection while it is held may close the database
         """Guards the attributes below."""
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Have the task work soon, only once however often it is woken before it begins."""
+        """Let the task run soon. Several calls before it starts cause one run."""
         self._wake.ring()
         if self._thread is None:
             with self._starting:
@@ -84,7 +85,7 @@ class BackgroundTask:
                     self._thread = thread
 
     def stop(self) -> None:
-        """Stop the task for good, without waiting for its thread, as `join` does. May be called twice."""
+        """Stop the task permanently, without waiting for its thread (see `join`). This is idempotent."""
         with self._starting:
             self.stopping.set()
             self._wake.ring()
@@ -103,13 +104,13 @@ class BackgroundTask:
                 return
             try:
                 self._work(woken)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
+            except BaseException as error:  # noqa: BLE001 - reported in `failure`; it must not end the thread
                 if isinstance(error, DatabaseClosedError) and self.stopping.is_set():
                     return
                 retry = _FIRST_RETRY if retry is None else min(2 * retry, _LONGEST_RETRY)
                 known, self.failure = self.failure, str(error) or type(error).__name__
                 if self.failure != known:
-                    with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` reports it
+                    with contextlib.suppress(RuntimeWarning):  # if warnings are errors, `failure` still reports it
                         warnings.warn(f"background {self._name} failed: {self.failure}", RuntimeWarning, stacklevel=1)
             else:
                 retry = self.failure = None

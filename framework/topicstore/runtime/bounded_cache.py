@@ -1,4 +1,4 @@
-"""`BoundedCache`: what was worked out before, because topics and properties of messages come again and again."""
+"""`BoundedCache`: a cache of computed values, because the topics and properties of messages recur often."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from topicstore.contract.forking import remember
 __all__ = ["BoundedCache"]
 
 _ENTRY = 100
-"""About how many bytes a dictionary takes for an entry, without key and value."""
+"""The approximate size of a dictionary's entry in bytes, without key and value."""
 _SHARE = 64
-"""An entry that would take more than this part of the bytes isn't kept: a few of them would drive out all others."""
+"""An entry larger than the cache's size divided by this number isn't cached, because few such entries would evict all
+others."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Keeps at most ``entries`` values and about ``size`` bytes by their keys. It is emptied when it is full.
+    """A cache of at most ``entries`` values and about ``size`` bytes. It is cleared when it is full.
 
-    Both methods may be called from any thread. Another thread may empty the cache at any time, so a value that was just
-    kept need not be found.
+    All methods are thread-safe. Another thread may clear the cache at any time, so a value that was just stored may be
+    missing.
     """
 
     __slots__ = ("__weakref__", "_entries", "_kept", "_lock", "_size", "_used", "get")
@@ -31,20 +32,20 @@ class BoundedCache(Generic[K, V]):
     def __init__(self, entries: int, size: int) -> None:
         self._kept: dict[K, V] = {}
         self._entries, self._size = entries, size
-        self._lock = threading.RLock()  # a signal handler may keep a value, too
+        self._lock = threading.RLock()  # reentrant, because a signal handler may store a value, too
         """Guards `_used`, and changes of `_kept`."""
         self._used = 0
         self.get = self._kept.get
-        """Return the value of a key, or None."""
+        """A function that returns the value of a key, or None."""
         remember(self)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def keep(self, key: K, value: V, size: int = 0) -> V:
-        """Keep a value, and return it. ``size``: the bytes of the value, if they are many; those of the key are known.
+        """Store a value under a key, and return it. ``size`` is the value's size in bytes, if it is considerable.
 
-        A key that is a tuple of texts counts with them.
+        The size of the key is added; for a tuple of texts, the size of all texts.
         """
         parts = key if isinstance(key, tuple) else (key,)
         size += sum(map(getsizeof, parts)) + _ENTRY
@@ -58,5 +59,5 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def leave_to_parent(self) -> None:
-        """Go on in a forked child, whatever thread of the parent was about to keep a value."""
+        """Replace the lock in a forked child, where a thread of the parent may have held it."""
         self._lock = threading.RLock()

@@ -1,7 +1,7 @@
-"""Work that ends early because nobody waits for its result any more.
+"""Cooperative cancellation of reads whose result nobody waits for.
 
-A thread that works for somebody says so with `while_wanted`, and whatever reads messages asks between two steps. So a
-long read ends within a step, however many calls lie between who wants it and who reads.
+A thread that reads on behalf of a caller registers a check with `while_wanted`; the code that reads messages calls
+`check_wanted` between two steps. A long read thus ends within one step, however deep in the call stack it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["UnwantedError", "check_wanted", "while_wanted"]
 
 
 class _Thread(threading.local):
-    """What the thread works for. A context variable would not do: a call within another context wouldn't see it."""
+    """The thread's current check. A context variable would not be visible to calls that run in another context."""
 
     wanted: Callable[[], bool] | None = None
 
@@ -23,14 +23,14 @@ _thread = _Thread()
 
 
 class UnwantedError(Exception):
-    """Nobody waits for the result any more. Only whoever called `while_wanted` catches it."""
+    """The read was cancelled, because nobody waits for its result. Only the caller of `while_wanted` catches it."""
 
 
 @contextlib.contextmanager
 def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Have reads of this thread end with `UnwantedError` once ``wanted`` returns False.
+    """Cancel reads of this thread inside the block with `UnwantedError` when ``wanted`` returns False.
 
-    It is called between two steps of reading. What writes is not to be run within.
+    ``wanted`` is called between two steps of reading. The block must not write.
     """
     before, _thread.wanted = _thread.wanted, wanted
     try:
@@ -40,7 +40,7 @@ def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_wanted() -> None:
-    """Raise `UnwantedError` if nobody waits for what this thread does any more."""
+    """Raise `UnwantedError` if the work of this thread was cancelled."""
     wanted = _thread.wanted
     if wanted is not None and not wanted():
         raise UnwantedError("nobody waits for the result any more")

@@ -1,10 +1,10 @@
-"""The clocks of an open database, which distinguish time that has passed from changes of the wall clock.
+"""The clocks of an open database, which distinguish elapsed time from changes of the wall clock.
 
-Two clocks, both in microseconds. The wall clock says when something happened, and may jump. Positions begin with its
-time, and messages expire by it, because their expiry interval counts from their position's time. The monotonic clock
-says how much time has passed in this process, and never jumps: all durations are measured by it, through a
-`SteadyClock`. It ends with its process. A wait that spans a restart therefore takes from the wall clock how much time
-has passed between the two processes, and nothing else: a jump counts only if no process ran that could notice it
+There are two clocks, both in microseconds. The wall clock tells the time of events, and may jump. Positions begin with
+its time, and messages expire by it, because their expiry interval counts from their position's time. The monotonic
+clock measures elapsed time in this process, and never jumps: all durations are measured with it, through a
+`SteadyClock`. It isn't comparable between processes. For a wait that spans a restart, the wall clock supplies the time
+between the two processes. A jump therefore counts only if it happened while no process ran to detect it
 (`topicstore.sessions.session_clock`).
 """
 
@@ -18,7 +18,7 @@ import attrs
 __all__ = ["Clocks", "SteadyClock", "monotonic", "now"]
 
 _PASSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The machine's monotonic clock; where the system has one, a clock that also goes on while the machine is suspended."""
+"""The id of the system's monotonic clock; if available, of one that also advances while the machine is suspended."""
 
 
 def now() -> int:
@@ -27,7 +27,7 @@ def now() -> int:
 
 
 def monotonic() -> int:
-    """Return the microseconds since a fixed moment, which setting the machine's clock doesn't change."""
+    """Return the microseconds since a fixed moment, which is unaffected by changes of the machine's clock."""
     return time.clock_gettime_ns(_PASSED) // 1_000
 
 
@@ -36,13 +36,13 @@ class Clocks:
     """The clocks of an open database."""
 
     wall: Callable[[], int] = now
-    """Returns the current time, in microseconds since the epoch."""
+    """A function that returns the current time, in microseconds since the epoch."""
     monotonic: Callable[[], int] = monotonic
-    """Returns the microseconds since a fixed moment."""
+    """A function that returns the microseconds since a fixed moment, and never jumps."""
 
     @classmethod
     def given(cls, wall: Callable[[], int], passing: Callable[[], int] | None) -> Clocks:
-        """Return the clocks given. Without ``passing``, a wall clock that is not the machine's serves as both."""
+        """Return clocks of these functions. If ``passing`` is None, a custom wall clock is also the monotonic clock."""
         return cls(wall, passing or (monotonic if wall is now else wall))
 
 
@@ -58,5 +58,5 @@ class SteadyClock:
         return self._began + self._clocks.monotonic()
 
     def behind(self) -> int:
-        """Return by how many microseconds the wall clock has jumped ahead since; negative if it jumped back."""
+        """Return by how many microseconds the wall clock has jumped ahead since the start; negative if backwards."""
         return self._clocks.wall() - self()

@@ -1,8 +1,8 @@
-"""Closing within another call of the same thread, as a signal handler does: that call can't be waited for.
+"""Reliable release of resources, even if some releases fail, or if Ctrl-C interrupts them.
 
-Doing several things even if some of them fail.
-
-Releasing resources: all of them, in reverse order, even if some releases fail or Ctrl-C comes in between.
+`do_all` calls several functions even if some fail. `guarded` and `Taken` release resources in spite of errors and
+interrupts. `Closing` supports closing inside another call of the same thread, as in a signal handler, which can't wait
+for that call.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = [
 
 
 class _Several(ExceptionGroup[Exception]):
-    """The errors of several things. Those of a nested group are reported together with the others."""
+    """The errors of several calls. `do_all` merges nested groups of this class into one."""
 
 
 def do_all(things: Iterable[Callable[[], object]], failed: str) -> None:
-    """Call each, also after one that fails; then raise the errors, as `raise_all` does."""
+    """Call each function, even if an earlier one fails; then raise the errors, as `raise_all` does."""
     failures: list[BaseException] = []
     for thing in things:
         try:
             thing()
-        except BaseException as failure:  # noqa: BLE001 - raised once the others were called
+        except BaseException as failure:  # noqa: BLE001 - raised after the others were called
             failures.extend(failure.exceptions if isinstance(failure, _Several) else [failure])
     raise_all(failures, failed)
 
@@ -43,7 +43,8 @@ def do_all(things: Iterable[Callable[[], object]], failed: str) -> None:
 def raise_all(failures: Sequence[BaseException], failed: str) -> None:
     """Raise the errors, if there are any; several as an `ExceptionGroup`.
 
-    An error that is no `Exception`, such as Ctrl-C, is raised alone. ``failed`` is the message of the group.
+    An error that isn't an `Exception`, such as `KeyboardInterrupt`, is raised alone. ``failed`` is the end of the
+    group's message, such as "could not be closed".
     """
     for one in failures:
         if not isinstance(one, Exception) or len(failures) == 1:
@@ -56,20 +57,20 @@ def raise_all(failures: Sequence[BaseException], failed: str) -> None:
 T = TypeVar("T")
 
 Release = Callable[[], object]
-"""Releases one resource. It may be called again, and then does nothing."""
+"""A function that releases one resource. It must be idempotent."""
 
 
 def guarded(work: Callable[[], T], release: Release) -> T:
-    """Return what ``work`` returns, after ``release``, which is called whatever ends ``work``, also Ctrl-C.
+    """Call ``work`` and return its result; call ``release`` whether ``work`` returns, raises or is interrupted.
 
-    ``work`` acquires what ``release`` releases, as far as it was acquired. An interrupt can't come between the two, nor
-    skip ``release``: a call of it that was interrupted, or came after an error, is repeated. So ``release`` does
-    nothing where there is nothing left to do.
+    ``work`` acquires the resources that ``release`` releases; ``release`` must tolerate resources that were not
+    acquired. An interrupt can't prevent the release: after an error or interrupt, ``release`` is called again. It must
+    therefore be idempotent.
 
-    A context manager that is written in Python can't promise that, because a signal handler may run before the first
-    line of its ``__exit__``, and between the last line of its ``__enter__`` and the block; `contextlib.contextmanager`
-    makes such ones. The exits of `threading.Lock` and of `threading.RLock` are written in C, and can't be interrupted.
-    See https://github.com/python/cpython/issues/74174.
+    A context manager written in Python can't guarantee this, because a signal handler may run before the first
+    line of its ``__exit__``, or between the last line of its ``__enter__`` and the block. This includes context
+    managers of `contextlib.contextmanager`. The exits of `threading.Lock` and of `threading.RLock` are written in C,
+    and can't be interrupted. See https://github.com/python/cpython/issues/74174.
     """
     try:
         try:
@@ -82,14 +83,14 @@ def guarded(work: Callable[[], T], release: Release) -> T:
 
 
 def release_all(releases: Iterable[Release]) -> None:
-    """Call each, also after one that fails; then raise the errors, as `topicstore.runtime.closing.do_all` does."""
+    """Call each release, even if an earlier one fails; then raise the errors, as `do_all` does."""
     do_all(releases, "could not be closed properly")
 
 
 class Taken:
-    """The resources taken so far. If an error ends the block, they are released and the error is raised unchanged.
+    """A stack of acquired resources. If an error ends the block, they are released and the error is raised unchanged.
 
-    ::
+    If the block ends without an error, the resources stay acquired, and another object takes over their release::
 
         with Taken() as taken:
             taken.add(open_one_thing().close)
@@ -100,11 +101,11 @@ class Taken:
         self._releases: list[Release] = []
 
     def add(self, release: Release) -> None:
-        """Add a resource that was acquired; ``release`` releases it."""
+        """Add an acquired resource by the function that releases it."""
         self._releases.append(release)
 
     def release(self) -> None:
-        """Release everything, in reverse order, as `release_all` does. May be called again."""
+        """Release all resources, in reverse order, as `release_all` does. This is idempotent."""
         release_all(reversed(self._releases))
 
     def __enter__(self) -> Self:
@@ -117,27 +118,27 @@ class Taken:
             return
         try:
             self.release()
-        except Exception as failure:  # noqa: BLE001 - the error that comes first is the one to tell
+        except Exception as failure:  # noqa: BLE001 - the first error is the one to raise
             error.add_note(f"Giving back what was open failed too: {type(failure).__name__}: {failure}")
 
 
 class Closing:
-    """Closes one thing: in this thread, or in another one if a call of this thread has to end first.
+    """A helper that closes an object: in another thread if this thread has interrupted a call that must end first.
 
-    A signal handler may use it, whatever it has interrupted. The other thread is therefore not a `threading.Thread`:
-    the locks of that module may be held at that moment.
+    A signal handler may use it whatever it has interrupted. The other thread is therefore not a `threading.Thread`,
+    because the interrupted call may hold locks of that module.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._elsewhere: Future[None] | None = None
-        """The result of closing in another thread. Set in one step."""
+        """The result of closing in another thread, or None. Set atomically."""
 
     def run(self, close: Callable[[], object], *, within: bool) -> None:
-        """Close. ``within`` says that this thread is in a call that must end first.
+        """Call ``close``. ``within`` means that this thread is inside a call that must end first.
 
-        In that case this returns at once. An error is given as a warning, and raised by the next call of this method,
-        which waits for this one.
+        In that case another thread calls ``close``, and this method returns at once. An error is emitted as a warning.
+        The next call of this method waits for that thread, and raises its error.
         """
         if not within:
             elsewhere, self._elsewhere = self._elsewhere, None
@@ -150,7 +151,7 @@ class Closing:
         try:
             close()
             done.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it must be told
+        except BaseException as error:  # noqa: BLE001 - reported by the next call of `run`
             done.set_exception(error)
-            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, the next closing reports it
+            with contextlib.suppress(RuntimeWarning):  # if warnings are errors, the next call of `run` reports it
                 warnings.warn(f"the {self._what} could not be closed: {error}", RuntimeWarning, stacklevel=1)

@@ -1,4 +1,4 @@
-"""Locks that are passed on in turn, and a function that holds several of them and is safe against Ctrl-C."""
+"""`FairLock`, a fair reentrant lock, and `holding`, which holds several of them safely in spite of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run time
-    """A reentrant lock that a thread which releases it can't take again before a thread that waits for it.
+    """A fair reentrant lock: the thread that releases it can't overtake a waiting one.
 
-    `threading.RLock` lets a thread that writes in a tight loop take the lock again and again before the threads that
-    it woke have run, and those may starve for seconds. Here the next thread in line holds a second lock, the turn,
-    while it waits, and no other thread gets in line before that is free.
+    With `threading.RLock`, a thread that writes in a tight loop may reacquire the lock again and again before the
+    threads that it woke have run, and these may starve for seconds. Here the next thread in line holds a second lock,
+    the turn, while it waits, and all other threads wait for the turn.
 
-    Ctrl-C while the lock is being taken leaves it as it was. The release is RLock's own, in C, so no signal handler
-    runs between the end of a ``with`` block and the release.
+    Ctrl-C during `acquire` leaves the lock unchanged. The release is that of `threading.RLock`, in C, so no signal
+    handler runs between the end of a ``with`` block and the release.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run t
         self._turn = ProcessLock()
 
     def acquire(self) -> None:  # type: ignore[override]  # it can only be taken by waiting
-        """Take the lock; return when it is taken."""
+        """Acquire the lock; wait until it is available."""
         take = super().acquire
         if owned(self):
             try:
                 take()
-            except BaseException:  # of a signal handler that ran after the take, because a reentrant take doesn't wait
+            except BaseException:  # of a signal handler that ran after the acquisition, which doesn't wait here
                 self.release()
                 raise
             return
@@ -60,22 +60,23 @@ def owned(lock: ProcessLock | threading.RLock) -> bool:
 
 
 def check_not_owned(lock: FairLock) -> None:
-    """Raise `NestedCallError` if this thread holds the lock, because the state that it guards may be half changed."""
+    """Raise `NestedCallError` if this thread holds the lock, because the state that it guards may be inconsistent."""
     if owned(lock):
         raise NestedCallError("another call of this thread, within which this one was made, is writing")
 
 
 def holding(locks: Iterable[FairLock], work: Callable[[], T]) -> T:
-    """Take the locks in their order, which must be the same everywhere; return what ``work`` returns under them.
+    """Acquire the locks in order, call ``work``, release the locks, and return the result of ``work``.
 
-    Raises `NestedCallError` if this thread holds one of them already. Ctrl-C releases all that were taken.
+    The order must be the same everywhere, to avoid deadlocks. Raises `NestedCallError` if this thread already holds one
+    of the locks. Ctrl-C releases all acquired locks.
     """
     noted: list[FairLock] = []
 
     def held() -> T:
         for lock in locks:
             check_not_owned(lock)
-            noted.append(lock)  # before it is taken: Ctrl-C may come in between
+            noted.append(lock)  # before it is acquired, because Ctrl-C may come in between
             lock.acquire()
         return work()
 

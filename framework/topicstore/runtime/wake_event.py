@@ -1,4 +1,4 @@
-"""Waking a thread, also from a signal handler that has interrupted another call to wake it."""
+"""`Alarm`: an event that wakes a thread, and that signal handlers may set at any time."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["Alarm"]
 
 
 class Alarm:
-    """Ends the wait of one thread, or its next wait if it isn't waiting.
+    """An auto-reset event for one waiting thread: it ends the thread's wait, or its next wait if it isn't waiting.
 
-    Unlike the methods of `threading.Event`, each of these is a single step: a signal handler that interrupts one of
-    them can call any other without waiting for a lock that the interrupted call holds.
+    Unlike those of `threading.Event`, its methods are atomic. A signal handler that interrupts a method can call any
+    other one without waiting for a lock that the interrupted call holds.
     """
 
     __slots__ = ("_silent",)
 
     def __init__(self) -> None:
         self._silent = threading.Lock()
-        """Held unless the alarm was rung since the last wait."""
+        """Held unless `ring` was called since the last wait."""
         self._silent.acquire()
 
     def ring(self) -> None:
-        """End the wait, or the next one."""
+        """Wake the waiting thread, or end its next wait at once."""
         try:
             self._silent.release()
-        except RuntimeError:  # it was rung already
+        except RuntimeError:  # already set
             return
 
     def wait(self, timeout: float | None) -> bool:
-        """Return True once the alarm rings or if it rang since the last call, False after ``timeout`` seconds."""
+        """Wait until `ring` is called or was called since the last wait; return False after ``timeout`` seconds."""
         return self._silent.acquire(timeout=-1 if timeout is None else timeout)

@@ -1,6 +1,6 @@
-"""Warnings that name the line of the program that called the package, however deep within it they are given.
+"""Warnings attributed to the line of the application that called the package, from any depth of the call stack.
 
-`warnings.warn` does so by itself from Python 3.12 on (``skip_file_prefixes``).
+From Python 3.12 on, `warnings.warn` has the argument ``skip_file_prefixes`` for this.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pluggy
 __all__ = ["warn_caller"]
 
 _OURS = f"{Path(__file__).parents[1]}/", f"{Path(pluggy.__file__).parent}/", contextlib.__file__
-"""Beginnings of the names of files to skip between the program's line and the place that warns."""
+"""Path prefixes of the files to skip in the call stack."""
 
 
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Give a warning at the line from which the package was called."""
+    """Emit a warning attributed to the line from which the package was called."""
     level = 1
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):

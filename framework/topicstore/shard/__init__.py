@@ -1,5 +1,5 @@
-"""One shard: one engine, its generations, and one order of writes.
+"""One shard of a database: an engine, its generations, and one order of writes.
 
-Every write goes through `writer`. `generations` keeps the records and slabs, and `write_path`, `reader` and
-`rewriter` each have one task. `shard` composes them; other packages use `Shard`.
+Every write goes through `writer`. `generations` holds the generations' records and slabs, `reader` reads, `rewriter`
+deletes and compacts, and `tally_tables` stores counts. `shard` composes them as `Shard`, which other packages use.
 """

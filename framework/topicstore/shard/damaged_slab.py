@@ -1,4 +1,4 @@
-"""A placeholder for a slab that can't be opened, so that the rest of the database can be."""
+"""A placeholder for a slab that can't be opened, with which the rest of the database stays usable."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["DamagedSlab"]
 
 
 class DamagedSlab(Slab):
-    """A slab whose methods that read or store messages raise the error with which opening it failed.
+    """A slab that couldn't be opened: all methods that read or store messages raise the error of the opening.
 
-    The generation can be dropped, and another begun. The other generations are read and written as usual.
+    Its generation can be dropped, and a new one added. The other generations work as usual.
     """
 
     def __init__(self, error: CorruptionError) -> None:
@@ -37,35 +37,35 @@ class DamagedSlab(Slab):
         raise CorruptionError(self.error.reason, self.error.place) from self.error
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Raise."""
+        """Raise the error of the opening."""
         self._refuse()
 
     def committed(self) -> None:
-        """Raise."""
+        """Raise the error of the opening."""
         self._refuse()
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Raise."""
+        """Raise the error of the opening."""
         self._refuse()
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Raise."""
+        """Raise the error of the opening."""
         self._refuse()
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Raise."""
+        """Raise the error of the opening."""
         self._refuse()
 
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Raise."""
+        """Raise the error of the opening."""
         self._refuse()
 
     def info(self) -> SlabInfo:
-        """Return no streams, and the damage."""
+        """Return statistics with no streams and the description of the damage."""
         return SlabInfo(streams=0, details={"damage": str(self.error)})
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Yield the damage."""
+        """Yield the damage that prevented the opening."""
         yield Damage(place=self.error.place, reason=self.error.reason)

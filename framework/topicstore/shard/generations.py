@@ -1,4 +1,4 @@
-"""The generations of a shard: their records and slabs, and how one is added, sealed, dropped, archived and removed."""
+"""`Generations`: the records and slabs of a shard's generations; adding, sealing, dropping and archiving them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
 _LAST = (1 << 64) - 1
 
 MakeLayout = Callable[[str, dict[str, Any]], Layout]
-"""A function that makes the layout of a name, with options."""
+"""A function that creates a layout object from a layout's name and options."""
 OpenArchive = Callable[[int, GenerationRecord], Slab]
-"""A function that returns the slab of an archived generation of a shard."""
+"""A function that returns the slab of an archived generation, given the shard's number and the generation's record."""
 
 
 class Generations:
@@ -52,20 +52,19 @@ class Generations:
         self._make_layout = make_layout
         self._open_archive = open_archive
         self.rewrite_lock = FairLock()
-        """The lock that deletes, compactions and archiving hold. It is taken before the writer's lock."""
+        """The lock that deletes, compactions and archiving hold. It is acquired before the writer's lock."""
         self.records = {record.number: record for record in load_generations(writer.engine)}
-        """The records of all generations, including tombstones, by number. Guarded by the writer's lock; looking one up
-        needs no lock."""
+        """The records of all generations, including tombstones, by number. Guarded by the writer's lock; lookups need
+        no lock."""
         self._removed: set[int] = set()
-        """The generations that were removed, and whose disk space is not free yet. Guarded by the writer's lock."""
+        """The removed generations whose disk space is not free yet. Guarded by the writer's lock."""
         self.slabs: dict[int, Slab] = {}
-        """The slabs of the live generations by number. Guarded by the writer's lock; looking one up needs no lock."""
+        """The slabs of the live generations by number. Guarded by the writer's lock; lookups need no lock."""
         self.live: list[tuple[GenerationRecord, Slab]] = []
-        """The live generations, oldest first. The list is replaced as a whole, so that readers needn't wait for a
-        writer."""
+        """The live generations, oldest first. The list is never modified but replaced, so reading it needs no lock."""
 
     def open(self) -> None:
-        """Open the slab of each live generation, and continue removing the messages of dropped ones."""
+        """Open the slab of each live generation, and resume the removal of dropped generations."""
         for number, record in sorted(self.records.items()):
             if not record.dropped:
                 self.slabs[number] = self._open_slab(record)
@@ -100,9 +99,9 @@ class Generations:
         return slab
 
     def open_again_locked(self) -> None:
-        """Read the records again, and open the slabs again: the shard was closed and opened since a write failed.
+        """Reload the records and reopen the slabs, after the engine was reopened because a write had failed.
 
-        Readers find a slab of each live generation at any moment.
+        Concurrent readers find a slab of each live generation at any moment.
         """
         records = {record.number: record for record in load_generations(self._writer.engine)}
         live = {number: self._open_slab(record) for number, record in records.items() if not record.dropped}
@@ -114,20 +113,20 @@ class Generations:
         self._list_live_locked()
 
     def forget(self) -> None:
-        """Drop all slabs: the engine is about to be closed."""
+        """Release all slabs, before the engine is closed."""
         self.slabs.clear()
         self.live = []
         self._writer.slab = None
 
-    # --- looking up ---
+    # --- lookups ---
 
     @property
     def current(self) -> int:
-        """The number of the generation that is being written; 0 before the first was added."""
+        """The number of the current generation, to which messages are stored; 0 before the first was added."""
         return max(self.records, default=0)
 
     def listed(self) -> list[GenerationRecord]:
-        """Return the live generations, oldest first, with the counts of the current one filled in."""
+        """Return the records of the live generations, oldest first, with the current one's counts from the tail."""
         with self._writer.lock:
             tail = self._writer.tail
             return [
@@ -139,18 +138,18 @@ class Generations:
             ]
 
     def with_slabs(self) -> list[tuple[GenerationRecord, Slab]]:
-        """Return the live generations, oldest first, with their slabs, at one moment. Never waits for a writer.
+        """Return a snapshot of the live generations with their slabs, oldest first, without taking a lock.
 
-        The counts of the current one are not filled in; `listed` does that.
+        The current generation's record has no counts; `listed` adds them.
         """
         live = self.live
-        self._writer.check_open()  # checked last, because a close empties the list
+        self._writer.check_open()  # after reading the list, because closing empties it
         return list(live)
 
     def slab(self, generation: int) -> Slab:
         """Return a live generation's slab.
 
-        Raises `GenerationDroppedError`, or `InvalidCursorError` if there never was one of that number.
+        Raises `GenerationDroppedError`, or `InvalidCursorError` if no generation ever had that number.
         """
         slab = self.slabs.get(generation)
         if slab is None:
@@ -161,11 +160,11 @@ class Generations:
         return slab
 
     def zones(self, generations: Iterable[int]) -> Iterator[ZoneRecord]:
-        """Yield the zones of ``generations``, given in ascending order, and the one that is being filled.
+        """Yield the zones of ``generations``, given in ascending order, and then the current zone.
 
-        Raises `CorruptionError` for a record that is damaged.
+        Raises `CorruptionError` for a damaged record.
         """
-        tail = self._writer.tail  # read before the records: a zone that fills meanwhile comes twice rather than never
+        tail = self._writer.tail  # read first: a zone that becomes full meanwhile is yielded twice instead of never
         try:
             for generation in generations:
                 yield from load_zones(self._writer.engine, generation)
@@ -175,10 +174,7 @@ class Generations:
             yield tail.zone.closed(_LAST)
 
     def archived_in(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the number and last position of each archived generation that has messages in a range of positions.
-
-        The range is from ``first`` to ``last``, inclusive.
-        """
+        """Return the number and last position of each archived generation with messages from ``first`` to ``last``."""
         return [
             (record.number, end)
             for record in self.listed()
@@ -189,12 +185,12 @@ class Generations:
     # --- adding ---
 
     def add(self, layout_name: str, options: dict[str, Any]) -> int:
-        """Seal the current generation and begin the next, in one engine write; return its number."""
+        """Seal the current generation and add a new one, in one engine write; return the new number."""
         self._writer.commit(lambda pending: self.prepare_add_locked(pending, layout_name, options))
         return self.current
 
     def prepare_add_locked(self, pending: PendingWrite, layout_name: str, options: dict[str, Any]) -> None:
-        """Complete a write that seals the current generation and begins the next."""
+        """Complete a write that seals the current generation and adds a new one."""
         writer = self._writer
         now, number, tail = writer.policy.now(), self.current + 1, pending.tail
         if number >= GENERATION_END:
@@ -242,16 +238,16 @@ class Generations:
         return self.slabs[self.current], sealed
 
     def replace_locked(self, record: GenerationRecord) -> None:
-        """Replace the record in memory by one that was committed."""
+        """Replace the in-memory record of a generation by the committed one."""
         self.records[record.number] = record
         self._list_live_locked()
 
     # --- removing ---
 
     def check_droppable(self, number: int) -> bool:
-        """Return whether a generation can be dropped; False if it was dropped before.
+        """Return whether a generation can be dropped; False if it is already dropped.
 
-        Raises `GenerationError` for the current generation and for one that never existed.
+        Raises `GenerationError` for the current generation and for a number that never existed.
         """
         with self._writer.lock:
             record = self.records.get(number)
@@ -264,14 +260,14 @@ class Generations:
             return True
 
     def drop(self, number: int) -> bool:
-        """Make a sealed generation invisible, in one engine write. Returns False if it was dropped before.
+        """Make a sealed generation invisible, in one engine write. Returns False if it is already dropped.
 
         `remove_dropped` then removes its messages.
         """
         return self._writer.commit(lambda pending: self.prepare_drop_locked(pending, number)) is not None
 
     def prepare_drop_locked(self, pending: PendingWrite, number: int) -> bool:
-        """Complete a write that makes a generation invisible. Returns False if it was dropped before."""
+        """Complete a write that makes a generation invisible. Returns False if it is already dropped."""
         if not self.check_droppable(number):
             return False
         record = msgspec.structs.replace(self.records[number], dropped=True)
@@ -286,10 +282,10 @@ class Generations:
         return True
 
     def archive(self, number: int, location: str, messages: int) -> None:
-        """Have a generation read from its export, and remove its local messages, in one engine write.
+        """Switch a generation to its export at ``location``, and remove its local messages, in one engine write.
 
-        ``messages`` is the number of messages in the export, which the caller has compared. Raises `GenerationError`
-        if the generation has another number now, and `GenerationDroppedError` if it was dropped.
+        The caller has verified the export; ``messages`` is its number of messages. Raises `GenerationError` if the
+        generation has another number of messages now, and `GenerationDroppedError` if the generation was dropped.
         """
 
         def prepare(pending: PendingWrite) -> None:
@@ -315,7 +311,7 @@ class Generations:
         self.reclaim(number)
 
     def remove_dropped(self) -> None:
-        """Remove the messages of dropped generations. It may be interrupted; the next open continues.
+        """Remove the messages of dropped generations. If this is interrupted, opening the shard resumes it.
 
         `reclaim_removed` then frees their disk space.
         """
@@ -325,13 +321,13 @@ class Generations:
             self._remove(number)
 
     def removing_bytes(self) -> int:
-        """Return the bytes of values of dropped generations that were not removed yet."""
+        """Return the bytes of dropped generations whose removal has not finished."""
         with self._writer.lock:
             return sum(record.live_bytes for record in self.records.values() if record.dropped)
 
     def _remove(self, number: int) -> None:
         for write in remove_messages(number):
-            with self._writer.lock:  # without an fsync: what isn't on disk yet is removed again by the next opening
+            with self._writer.lock:  # without an fsync: after a power failure the next opening repeats the removal
                 self._writer.drain_locked()
                 pending = PendingWrite(self._writer, write=write)
                 self._writer.prepare_locked(pending)
@@ -341,7 +337,7 @@ class Generations:
             self._removed.add(number)
 
     def reclaim_removed(self) -> None:
-        """Free the disk space of generations whose messages were removed. May take long."""
+        """Free the disk space of generations whose messages were removed. This may take long."""
         with self._writer.lock:
             removed = sorted(self._removed)
         for number in removed:
@@ -350,13 +346,13 @@ class Generations:
                 self._removed.discard(number)
 
     def reclaim(self, number: int) -> None:
-        """Free the disk space of values that a generation has removed or replaced. May take long."""
+        """Free the disk space of a generation's removed or replaced values. This may take long."""
         for keyspace, start, end in ranges_of(number):
             self._writer.engine.reclaim(keyspace, start, end)
 
 
 def check_local(archived: Iterable[tuple[int, int]]) -> None:
-    """Raise `GenerationError` if a delete reaches an archived generation; ``archived`` comes from `archived_in`."""
+    """Raise `GenerationError` if ``archived``, the result of `archived_in` for the range of a delete, isn't empty."""
     found = sorted(archived)
     if found:
         numbers = ", ".join(map(str, dict(found)))

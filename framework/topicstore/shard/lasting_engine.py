@@ -1,9 +1,9 @@
-"""`LastingEngine`: the engine of a shard, which stays the same object while the shard is closed and opened again.
+"""`LastingEngine`: a proxy of a shard's engine that stays the same object when the engine is reopened.
 
-After a failed write an engine takes no writes until it is opened again (`topicstore.contract.engine`). Layouts, readers
-and their iterators hold this object instead, so they go on when `LastingEngine.open_again` has put another engine in
-its place. A read that meets the closed engine waits for the other one. A scan continues there after the last key that
-it has yielded; nothing was written in between. A snapshot can't be had again, so its further reads raise `EngineError`.
+After a failed write an engine takes no writes until it is reopened (`topicstore.contract.engine`). Layouts, readers
+and iterators hold the proxy, so they continue after `LastingEngine.open_again` has replaced the engine. A read that
+finds the engine closed waits for its replacement. A scan continues in the replacement after the last key that it has
+yielded; nothing is written in between. A snapshot can't be restored, so its later reads raise `EngineError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @attrs.define
 class _Scanned(Generic[K]):
-    """The rest of a scan: the range after the keys that were yielded."""
+    """The remaining range of a scan, after the keys that it has yielded."""
 
     keyspace: Keyspace[K]
     start: K | None
@@ -37,10 +37,10 @@ class _Scanned(Generic[K]):
     reverse: bool
     limit: int | None
     begun: bool = False
-    """Whether ``start`` was yielded, if the scan isn't reverse."""
+    """Whether ``start`` was already yielded. Always False in a reverse scan."""
 
     def pass_over(self, chunk: list[tuple[K, bytes]]) -> None:
-        """Note that a list is yielded."""
+        """Remove a yielded list from the range."""
         if self.limit is not None:
             self.limit -= len(chunk)
         if self.reverse:
@@ -49,7 +49,7 @@ class _Scanned(Generic[K]):
             self.start, self.begun = chunk[-1][0], True
 
     def on(self, engine: Engine) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the rest from another engine."""
+        """Yield the remaining pairs from another engine."""
         if self.limit is not None and self.limit <= 0:
             return
         yielded = self.start if self.begun else None
@@ -66,7 +66,7 @@ class _Scanned(Generic[K]):
 
 
 class _Moment(Snapshot):
-    """A snapshot of the engine that is there when it is made."""
+    """A snapshot of the engine that was current at its creation. Reads after a replacement raise `EngineError`."""
 
     def __init__(self, owner: LastingEngine, engine: Engine, snapshot: Snapshot) -> None:
         self._owner = owner
@@ -102,29 +102,29 @@ class _Moment(Snapshot):
 
 
 def _present(engine: Engine) -> Engine:
-    """Return the engine that is there now."""
+    """Return the current engine of a `LastingEngine`, or any other engine itself."""
     return engine._engine if isinstance(engine, LastingEngine) else engine  # noqa: SLF001 - of this module
 
 
 class LastingEngine(Engine):
-    """An engine that `open_again` replaces. All other methods are those of the engine that is there."""
+    """A proxy of an engine that `open_again` can replace. All other methods forward to the current engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._opening = ProcessLock()
-        """Held while the engine is replaced. `_engine` can be read without it."""
+        """Held while the engine is replaced. Reading `_engine` needs no lock."""
         self._missing: Exception | None = None
-        """The error for which no engine could be opened in place of the closed one, or None. Guarded by `_opening`."""
+        """The error that prevented opening a replacement of the closed engine, or None. Guarded by `_opening`."""
 
     def open_again(
         self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine], adopt: Callable[[], object]
     ) -> None:
-        """Replace the engine, after a write of it failed, by one that takes writes; then call ``adopt``.
+        """Replace the engine, after a failed write, by one that takes writes; then call ``adopt``.
 
-        An engine that `Engine.recover` mends stays. Otherwise it is closed, and ``open_engine`` opens another one.
-        Reads wait until ``adopt`` has returned. Raises the errors of all of these. If no engine could be opened for
-        writing, ``open_reader`` opens one for reading; without that, reads raise `EngineError` until the next call
-        succeeds.
+        If `Engine.recover` succeeds, the engine is kept. Otherwise it is closed, and ``open_engine`` opens another one.
+        Reads of a closed engine wait until ``adopt`` has returned. Raises the errors of all these calls. If no engine
+        could be opened for writing, ``open_reader`` opens one for reading. If that fails, too, reads raise
+        `EngineError` until the next call succeeds.
         """
         with self._opening:
             if self._missing is not None or not self._engine.recover():
@@ -134,19 +134,19 @@ class LastingEngine(Engine):
     def _replace_locked(self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine]) -> None:
         self._missing = EngineError("opening it again was interrupted")
         try:
-            with suppress(TopicstoreError):  # such as the error of the failed write; a close releases everything
+            with suppress(TopicstoreError):  # such as the error of the failed write; close releases everything anyway
                 self._engine.close()
             self._engine = open_engine()
         except Exception as failed:
             self._missing = failed
-            with suppress(Exception):  # the first error, which is raised, tells the reason of both
+            with suppress(Exception):  # the first error is raised below, and mostly has the same cause
                 self._engine = open_reader()
                 self._missing = None
             raise
         self._missing = None
 
     def _after(self, closed: Engine, error: DatabaseClosedError) -> Engine:
-        """Return the engine that took the place of a closed one. Raises ``error`` if the shard was closed for good."""
+        """Return the replacement of a closed engine. Raises ``error`` if the shard itself was closed."""
         with self._opening:
             if self._missing is not None:
                 raise EngineError(f"the shard can't be read until it is opened again: {self._missing}") from error
@@ -155,7 +155,7 @@ class LastingEngine(Engine):
             return self._engine
 
     def _reading(self, read: Callable[[Engine], T]) -> T:
-        """Return what a read of the engine returns that takes the place of one found closed."""
+        """Return the result of ``read`` on the current engine; repeat it on the replacement of a closed one."""
         engine = self._engine
         while True:
             try:
@@ -164,11 +164,11 @@ class LastingEngine(Engine):
                 engine = self._after(engine, closed)
 
     def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
-        """Return the value of ``key``, or None where there is none."""
+        """Return the value of ``key``, or None if the key is absent."""
         return self._reading(lambda engine: engine.get(keyspace, key))
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none."""
+        """Return the value of each key, or None if the key is absent."""
         return self._reading(lambda engine: engine.get_many(keyspace, keys))
 
     def scan(
@@ -180,7 +180,7 @@ class LastingEngine(Engine):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range; where the engine is replaced meanwhile, the rest comes from the other one."""
+        """Yield the pairs of a range. If the engine is replaced meanwhile, the scan continues in the replacement."""
         engine, chunks = self._reading(
             lambda engine: (engine, engine.scan(keyspace, start, end, reverse=reverse, limit=limit))
         )
@@ -189,7 +189,7 @@ class LastingEngine(Engine):
     def _chunks(
         self, engine: Engine, chunks: Iterator[list[tuple[K, bytes]]], left: _Scanned[K]
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the lists of a scan; where its engine is closed, go on in the one that took its place."""
+        """Yield the lists of a scan; if its engine is closed, continue in the replacement."""
         while True:
             try:
                 for chunk in chunks:
@@ -201,60 +201,60 @@ class LastingEngine(Engine):
             chunks = left.on(engine)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of the present state, whose reads raise `EngineError` once the engine was replaced."""
+        """Return a snapshot, whose reads raise `EngineError` after the engine was replaced."""
         return self._reading(lambda engine: _Moment(self, engine, engine.snapshot()))
 
     def info(self) -> EngineInfo:
-        """Return the sizes of the engine that is there."""
+        """Return the sizes of the current engine."""
         return self._reading(lambda engine: engine.info())
 
     def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
-        """Run a statement on the engine that is there, and on those that are there of ``beside``."""
+        """Run a statement on the current engine, and on the current engines of ``beside``."""
         return self._reading(lambda engine: engine.sql(statement, parameters, beside=list(map(_present, beside))))
 
     def verify(self) -> Iterator[str]:
-        """Yield a sentence for each damaged place; `EngineError` if the engine is replaced meanwhile."""
+        """Yield a description of each damaged place. Raises `EngineError` if the engine is replaced meanwhile."""
         engine = self._engine
         yield from self.ended(engine, engine.verify())
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy of the shard, as it is now, into the new directory ``path``."""
+        """Write a consistent copy of the shard into the new directory ``path``."""
         for _ in self.checkpoint_steps(path):
             pass
 
     def checkpoint_steps(self, path: Path) -> Generator[None]:
-        """Do the work of `checkpoint` in steps; raise `EngineError` if the engine is replaced meanwhile."""
+        """Make a checkpoint in steps. Raises `EngineError` if the engine is replaced meanwhile."""
         engine = self._engine
         yield from self.ended(engine, engine.checkpoint_steps(path))
 
     def ended(self, engine: Engine, steps: Iterator[T]) -> Generator[T]:
-        """Yield what ``steps`` of an engine yield; raise `EngineError` if another engine has taken its place."""
+        """Yield from ``steps``, an iterator of an engine. Raises `EngineError` if the engine was replaced."""
         try:
             yield from steps
         except DatabaseClosedError as closed:
             raise self.replaced(engine, closed) from closed
 
     def replaced(self, engine: Engine, closed: DatabaseClosedError) -> EngineError:
-        """Return the error of a view of an engine in whose place there is another one. Raises as `_after`."""
+        """Return the error for a read of a snapshot or iterator whose engine was replaced. Raises as `_after` does."""
         self._after(engine, closed)
         return EngineError("the shard was closed and opened again meanwhile, because a write failed; read again")
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Apply the batch in the engine that is there."""
+        """Apply the batch to the current engine."""
         self._engine.write(batch, sync=sync)
 
     def flush_log(self) -> None:
-        """Return when everything written so far is on disk."""
+        """Fsync everything written so far; return when it is on disk."""
         self._engine.flush_log()
 
     def recover(self) -> bool:
-        """Return whether the engine that is there takes writes again."""
+        """Let the current engine take writes again after a failed write; return whether that succeeded."""
         return self._engine.recover()
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Free the disk space of a range that was deleted."""
+        """Free the disk space of a deleted range of keys."""
         self._engine.reclaim(keyspace, start, end)
 
     def close(self) -> None:
-        """Close the engine that is there. May be called twice."""
+        """Close the current engine. This is idempotent."""
         self._engine.close()

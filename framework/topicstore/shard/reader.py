@@ -1,9 +1,8 @@
 """Reading a shard: planning the streams that a replay reads, and reading the next messages of a stream.
 
-Epochs: layouts that don't order messages by position within an epoch hide the epoch that is being written.
-
-A reader that wants all messages ends the epoch: once it is over, a commit of its own moves the shard's last position to
-its end, so that no message can be stored before those that were read, whatever the clock does later.
+Layouts that don't order messages by position within an epoch hide the current epoch, to which messages are still added.
+A reader that needs these messages waits until the epoch's time is over, and then ends the epoch: it commits the epoch's
+end as the shard's last position. Later messages then get later positions, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ __all__ = [
 ]
 
 _LOOK = 1.0
-"""Seconds after which a thread that waits for the end of an epoch checks whether the shard has failed, because a failed
-flush doesn't notify it."""
+"""The interval in seconds at which a thread that waits for the end of an epoch checks whether the shard has failed. A
+failed fsync doesn't notify it."""
 
 
 def _reaches(record: GenerationRecord, first: int, last: int) -> bool:
@@ -65,14 +64,14 @@ class ShardReader:
         since: float | None,
         timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Return a plan that reads the matching messages with positions from ``first`` to ``bound``.
+        """Return a plan that reads the matching messages with positions from ``first`` to ``bound``, inclusive.
 
-        It has the generations in turn, each with the streams that its layout finds cheapest. If the layout hides the
-        epoch that is being written and the bound lies in it, wait for its end, at most for the length of an epoch
-        after ``since`` (of `time.monotonic`). If ``since`` is None, don't wait, and lower the bound instead.
+        It lists the generations in order, each with the streams that its layout chose as cheapest. If the bound lies
+        in the current epoch, which the layout hides, wait for the epoch's end, at most for the length of an epoch
+        after ``since`` (by `time.monotonic`). If ``since`` is None, lower the bound instead of waiting.
 
         With ``timestamps``, ranges that are known to have no message of these times are left out. The other ranges
-        are read whole, so they may give messages of other times.
+        are read completely, so the plan may return messages of other times.
         """
         number, plans = self._writer.number, []
         for record, slab, begin, last in self._parts(first, bound, timestamps):
@@ -96,10 +95,7 @@ class ShardReader:
     def _parts(
         self, first: int, bound: int, timestamps: TimeRange | None
     ) -> Iterator[tuple[GenerationRecord, Slab, int, int]]:
-        """Yield the generations with positions from ``first`` to ``bound``, each with a range of positions to read.
-
-        A generation comes several times if it has several such ranges.
-        """
+        """Yield (record, slab, first, last) of each range of positions to read, by generation and in order."""
         live = self._generations.with_slabs()
         if timestamps is not None:
             spans = self.spans(timestamps, first, bound)
@@ -111,7 +107,7 @@ class ShardReader:
                     yield record, slab, begin, last
 
     def spans(self, timestamps: TimeRange, first: int, last: int) -> list[Span]:
-        """Return spans of positions from ``first`` to ``last`` outside of which no message has any of these times."""
+        """Return the spans of positions, from ``first`` to ``last``, that may have messages of these times."""
         live = [record.number for record, _ in self._generations.with_slabs() if _reaches(record, first, last)]
         return list(may_hold(timestamps, self._generations.zones(live), first, last)) if first <= last else []
 
@@ -122,7 +118,7 @@ class ShardReader:
 
     def zone_ends(self, generation: int) -> list[int]:
         """Return the last position of each full zone of a generation, in order."""
-        zones = self._generations.zones([generation])  # with the one that is being filled, which has no end yet
+        zones = self._generations.zones([generation])  # including the current zone, which has no end yet
         return sorted({zone.last for zone in zones if zone.last <= self._writer.watermark})
 
     def next(
@@ -137,10 +133,9 @@ class ShardReader:
     ) -> ReadResult:
         """Return the next batch of a cursor: see `ReadLimits` for ``rows``, ``size`` in bytes, and ``deadline``.
 
-        ``bound`` is the highest position to return, if it is below the watermark. With ``final`` the caller reads up to
-        it and never continues after it. If the shard is a view of one moment, the read then includes the open epoch.
-        Raises `UnwantedError` within `topicstore.runtime.cancelling.while_wanted` once the result is not wanted any
-        more.
+        ``bound`` is the highest position to return, if it is below the watermark. ``final`` promises that the caller
+        never reads beyond ``bound``; in a read-only view, the read then includes the current epoch. Raises
+        `UnwantedError` if the read was cancelled (`topicstore.runtime.cancelling.while_wanted`).
         """
         check_wanted()
         generation = cursor.generation
@@ -152,7 +147,7 @@ class ShardReader:
                 record = self._generations.records.get(generation)
                 if self._generations.slab(generation) is slab or record is None or record.archive is not None:
                     raise
-                # Otherwise the shard was opened again meanwhile, since a write failed.
+                # Otherwise the shard was reopened after a failed write: read again, from the new slab.
 
     def _next(
         self,
@@ -176,9 +171,9 @@ class ShardReader:
         except (KeyError, ValueError) as bad:
             raise InvalidCursorError(f"the cursor's place is not of this stream: {bad}") from bad
         except CorruptionError:
-            self._check_still(generation, slab)  # if it isn't, the error isn't damage
+            self._check_still(generation, slab)  # a generation that was dropped meanwhile isn't damaged
             raise
-        self._check_still(generation, slab)  # if it isn't, messages may be missing from the step
+        self._check_still(generation, slab)  # otherwise messages may be missing from the step
         seconds = time.perf_counter() - started
         writer.counters.reads += 1
         writer.counters.read_messages += len(step.batch)
@@ -198,16 +193,17 @@ class ShardReader:
             )
 
     def _visible(self, generation: int, stream: int, bound: int) -> int:
-        """Return the position up to which a stream of the current generation may be read, at most ``bound``."""
+        """Return the highest position, at most ``bound``, that a read of the current generation's stream may return."""
         slab = self._generations.slab(generation)
         if slab.visible(stream, self._writer.watermark) < bound:
             self.end_epoch(generation, bound, wait=False)
         return min(bound, slab.visible(stream, self._writer.watermark))
 
     def check_reached(self, position: int, epoch: int = 1) -> None:
-        """Raise `PlaceAheadError` if a reader has a place after the highest position that was ever assigned.
+        """Raise `PlaceAheadError` if ``position`` is above the highest position that the shard ever assigned.
 
-        A place in the same epoch, of so many positions, is not refused: releases differ in whether they commit its end.
+        A position in the same epoch (of ``epoch`` positions) is accepted, because versions of topicstore differ in
+        whether they commit the epoch's end.
         """
         last = self._writer.tail.last_position
         if position > last | (epoch - 1):
@@ -222,9 +218,9 @@ class ShardReader:
     def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
         """Make everything up to ``position`` visible to readers of a generation.
 
-        If the position lies in the epoch being written, that must be over. With ``wait``, wait for its end, at most
-        for the length of an epoch after ``since`` (of `time.monotonic`), or after the call if that is None. Without
-        it, do nothing if the epoch isn't over.
+        If the position lies in the current epoch, that epoch must end first. With ``wait``, wait for its end, at most
+        for the length of an epoch after ``since`` (by `time.monotonic`; None means the time of the call). Without
+        ``wait``, do nothing if the epoch isn't over.
         """
         writer, epoch = self._writer, self._generations.slab(generation).epoch
         if epoch == 1 or writer.read_only:
@@ -241,26 +237,26 @@ class ShardReader:
                 writer.check_writable()
                 writer.moved_on.wait(min(seconds, _LOOK))
         if wait or writer.failure is None:
-            writer.finish_all()  # another thread may have ended the epoch, and not have finished that yet
+            writer.finish_all()  # another thread may have committed the epoch's end, but not made it visible yet
 
     def await_visible(self, position: int) -> None:
-        """Return when readers may see everything up to a committed position: after its flush, and its epoch."""
+        """Return when readers may see everything up to a committed position, that is, after its fsync and its epoch."""
         if self._writer.policy.durability == "sync":
             self._writer.flush()
         record, _ = self._generations.with_slabs()[-1]
         self.end_epoch(record.number, position, wait=True)
 
     def _is_open_locked(self, position: int, epoch: int) -> bool:
-        """Return whether a position lies in the epoch being written."""
+        """Return whether a position lies in the current epoch, and the epoch's end isn't committed yet."""
         last = self._writer.tail.last_position
         end = last | (epoch - 1)
         return end - epoch < position and last < end
 
     def _left_locked(self, epoch: int, latest: float) -> float:
-        """Return the seconds until the epoch being written is over.
+        """Return the seconds until the current epoch is over.
 
-        It is over when the clock has passed its end, where positions follow the clock; when its length has passed
-        since the last commit; or, at the latest, when its length has passed since the wait began.
+        It is over at the first of these times: when the clock passes its end (only where positions follow the clock),
+        one epoch length after the last commit, and at ``latest``, which is one epoch length after the wait began.
         """
         lasted = min(self._writer.last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
         if self._writer.policy.timestamps != "commit":

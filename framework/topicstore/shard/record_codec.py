@@ -1,6 +1,6 @@
-"""Small stored records: a checksum, then a msgpack array that begins with its version.
+"""The encoding of small stored records: a checksum, then a msgpack array that begins with its version.
 
-Fields are only ever appended, so code that knows a version also reads the older ones.
+Fields are only ever appended, so code for one version also reads all older versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Versioned(msgspec.Struct, array_like=True):
 
 
 _LONG_ARRAY = b"\xa0"
-"""The first byte after those of arrays that have their length within it."""
+"""The byte after the last first byte of msgpack's short arrays (``0x90`` to ``0x9f``), which includes the length."""
 _ENCODER = msgspec.msgpack.Encoder()
 _VERSIONS = msgspec.msgpack.Decoder(_Versioned)
 
@@ -45,9 +45,9 @@ class RecordCodec(Generic[R]):
         return add_checksum(key, _ENCODER.encode(record))
 
     def decode(self, key: bytes, stored: bytes, place: str) -> R:
-        """Return the record that is stored under ``key``. Errors name ``place``.
+        """Return the record stored under ``key``.
 
-        Raises `CorruptionError`, and `NewerFormatError` for a version above the newest.
+        Raises `CorruptionError`, and `NewerFormatError` for a version above the newest; both name ``place``.
         """
         try:
             value = strip_checksum(key, stored)
@@ -61,16 +61,16 @@ class RecordCodec(Generic[R]):
             raise CorruptionError(str(bad), place) from bad
 
     def decode_many(self, stored: Iterable[tuple[bytes, bytes]], place: Callable[[bytes], str]) -> list[R]:
-        """Return the records of (key, stored bytes), like `decode`; ``place`` names a key for an error."""
+        """Decode several records, given as (key, stored bytes); ``place`` returns the name of a key for an error."""
         decode, newest = self._decoder.decode, bytes((self._newest,))
         records: list[R] = []
         for key, value in stored:
             try:
                 record = strip_checksum(key, value)
-                if record[:1] < _LONG_ARRAY and record[1:2] <= newest:  # as all are that were written so far
+                if record[:1] < _LONG_ARRAY and record[1:2] <= newest:  # true of all existing records
                     records.append(decode(record))
                     continue
             except (CorruptionError, msgspec.DecodeError):
-                pass  # it fails in the same way below, and then its place is told
+                pass  # `decode` below raises the same error, with the place
             records.append(self.decode(key, value, place(key)))
         return records

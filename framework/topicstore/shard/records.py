@@ -1,18 +1,15 @@
-"""The records that a shard keeps of itself in its state keyspace: its tail and its generations.
+"""A shard's metadata in its state keyspace: its identity, its tail and its generations.
 
 Stored form (state keyspace, keys begin with a zero byte)::
 
+    00 "identity"          -> msgpack array of the version 1, the database's id and the shard's number; written once
     00 "tail"              -> Tail, part of every write
-    00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
+    00 "generation" u32    -> GenerationRecord, written when one is added, sealed, archived or dropped
 
-The records of zones (`topicstore.shard.zones`) are stored beside them. All are records in the sense of
-`topicstore.shard.record_codec`. The version of both is 1; that of the record of an archived generation
-is 2, because code that doesn't know the field ``archive`` would take the generation for an empty one.
-
-The identity of a shard: its database and number, so that directories that were mixed up are detected.
-
-Stored form (state keyspace): ``00 "identity"`` -> checksum (see `topicstore.contract.checksums`) and msgpack array
-of the version 1, the database's id and the shard's number; written when the shard is made.
+All values have a checksum (see `topicstore.contract.checksums`). The tail and the generations are records in the sense
+of `topicstore.shard.record_codec`. Their version is 1; that of an archived generation's record
+is 2, because code that doesn't know the field ``archive`` would treat the generation as empty. The identity detects
+directories of shards that were swapped or copied between databases.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ _VERSION = 1
 
 
 def check_identity(engine: Engine, database: bytes, shard: int) -> None:
-    """Store a new shard's identity. Raises `CorruptionError` if an existing shard has another one."""
+    """Check a shard's identity; store that of a new shard. Raises `CorruptionError` if it is another one."""
     mine = add_checksum(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
     found = engine.get(STATE, _KEY)
     if found == mine:
@@ -86,23 +83,23 @@ _GENERATION = b"\0generation"
 
 
 class Tail(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """The state of a shard after its last write."""
+    """The position and the counts from which a shard's next write continues. Every write stores them."""
 
     version: int = _VERSION
     last_position: int = 0
-    """The highest position ever assigned; it stays when its message is deleted."""
+    """The highest position ever assigned. It never decreases, even if the message is deleted."""
     last_time: int = 0
-    """The newest message time from which a position was made (``timestamps="message"``)."""
+    """The newest message timestamp from which a position was computed (``timestamps="message"``)."""
     lifted: int = 0
-    """The number of late messages that took the next position, since the shard was created."""
+    """The number of late messages that took the next free position, since the shard was created."""
     messages: int = 0
     """The number of live messages in the current generation."""
     live_bytes: int = 0
-    """Bytes of the values that the current generation's layout put for its messages."""
+    """Bytes of the values that the current generation's layout has written for its messages."""
     writes: int = 0
-    """The number of the last write, of messages or of anything else; writes are numbered from 1 without gaps."""
+    """The number of the last write of any kind. Writes are numbered from 1 without gaps."""
     zone: Zone | None = None
-    """The zone that is being filled; None in a tail of a version that had no zones."""
+    """The current zone, to which messages are added; None in a tail written before zones existed."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
@@ -117,17 +114,17 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     created: int
     """The time at which the generation was added, in microseconds since the epoch."""
     first_position: int
-    """A lower bound of the positions of its messages."""
+    """A lower bound of the positions of the generation's messages."""
     sealed: int | None = None
-    """The time at which it was sealed, in microseconds since the epoch; None for the current generation."""
+    """The time at which the generation was sealed, in microseconds since the epoch; None for the current generation."""
     last_position: int | None = None
-    """An upper bound of the positions of its messages; None until it is sealed."""
+    """An upper bound of the positions of the generation's messages; None for the current generation."""
     dropped: bool = False
     """Whether the record is a tombstone: the generation is invisible, and its keys are being removed."""
     messages: int = 0
-    """The number of live messages; 0 until it is sealed."""
+    """The number of live messages; 0 for the current generation, whose messages the tail counts."""
     live_bytes: int = 0
-    """Bytes of the values that hold the messages; 0 until it is sealed, and once it is archived."""
+    """Bytes of the values that hold the messages; 0 for the current and for archived generations."""
     archive: str | None = None
     """The location of the export that holds the messages (`topicstore.storage.archive_locations`); None unless the
     generation is archived."""
@@ -138,7 +135,7 @@ _GENERATIONS = RecordCodec(GenerationRecord, ARCHIVED_VERSION)
 
 
 def load_tail(reader: Reader) -> Tail:
-    """Return the shard's tail, or that of an empty shard if none is stored."""
+    """Return the shard's stored tail; an empty one for a new shard."""
     data = reader.get(STATE, _TAIL)
     return Tail() if data is None else _TAILS.decode(_TAIL, data, "state: tail")
 
@@ -162,7 +159,7 @@ def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
 
 
 def ranges_of(number: int) -> Iterator[tuple[Keyspace[Any], Key, Key]]:
-    """Yield (keyspace, start, end) of every range of keys that a generation's layout may use."""
+    """Yield (keyspace, start, end) of every range of keys that belongs to a generation."""
     for keyspace in (DATA, INDEX, KEYS, META):
         if keyspace.shape is None:
             yield keyspace, encode_generation(number), encode_generation(number + 1)
@@ -171,9 +168,9 @@ def ranges_of(number: int) -> Iterator[tuple[Keyspace[Any], Key, Key]]:
 
 
 def remove_messages(number: int) -> Iterator[WriteBatch]:
-    """Yield writes that remove everything of a dropped generation, its record last.
+    """Yield writes that remove all keys of a dropped generation, and its record last.
 
-    Each may be applied again, so an interrupted removal simply starts again.
+    The writes are idempotent, so an interrupted removal can start again.
     """
     for keyspace, start, end in ranges_of(number):
         batch = WriteBatch()

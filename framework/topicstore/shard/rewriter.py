@@ -1,7 +1,4 @@
-"""Deleting and compacting: replacing stored messages, a step at a time, beside readers and writers.
-
-Reading everything that a shard holds, and reporting what is damaged.
-"""
+"""`Rewriter`: deletes, compactions and verification of a shard, in steps, concurrently with readers and writers."""
 
 from __future__ import annotations
 
@@ -37,26 +34,26 @@ __all__ = [
 ]
 
 Decoders = Mapping[bytes, Callable[[bytes, bytes], object]]
-"""Functions that decode a key of the state and its value, or raise, by the prefix of the keys. No key has two of the
-prefixes."""
+"""Functions that decode a key and value of the state, by prefix of the keys. They raise if the value is damaged. No
+prefix is the beginning of another one."""
 
 
 def never() -> bool:
-    """Return False: the default ``stop``, which never stops a compaction."""
+    """Return False. This is the default of ``stop``, with which a compaction never stops early."""
     return False
 
 
 def filters_of_all(slab: Slab) -> tuple[str, ...]:
-    """Return filters that together match every topic once.
+    """Return filters of which exactly one matches each topic of a slab.
 
-    A leading wildcard doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2).
+    ``#`` doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2), so each such first level has a filter.
     """
     known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
     return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
 
 
 class Rewriter:
-    """The deletes and compactions of one shard, of which `Generations.rewrite_lock` lets only one run at a time."""
+    """The deletes and compactions of one shard. `Generations.rewrite_lock` serialises their steps."""
 
     def __init__(self, writer: ShardWriter, generations: Generations, tables: TallyTables) -> None:
         self._writer = writer
@@ -77,9 +74,10 @@ class Rewriter:
     def delete_local(
         self, topic_filter: TopicFilter | None, first: int, last: int, spare: Sequence[TopicFilter]
     ) -> int:
-        """Remove messages with positions from ``first`` to ``last`` that don't match ``spare``; return their number.
+        """Remove messages with positions from ``first`` to ``last``, except those that match a filter of ``spare``.
 
-        Without a filter, messages of all topics are removed. Archived generations are left out.
+        Without a topic filter, messages of all topics are removed. Archived generations are skipped. Returns the number
+        of removed messages.
         """
         deleted = 0
         last = min(last, self._writer.watermark)
@@ -111,9 +109,9 @@ class Rewriter:
         step: DeleteStep | None = None
 
         def prepare(pending: PendingWrite) -> bool:
-            """Take the next step, under the lock, and add it to a write. Returns False if it changes nothing."""
+            """Add the next step to a write, under the lock. Returns False if there is nothing to write."""
             nonlocal step
-            step = next(steps, None) if generation in generations.slabs else None  # it may have been dropped
+            step = next(steps, None) if generation in generations.slabs else None  # not if it was dropped meanwhile
             if step is None or not step.write:
                 return False
             tables.join(step.write)
@@ -122,10 +120,10 @@ class Rewriter:
             return True
 
         with generations.rewrite_lock:
-            check_local(generations.archived_in(first, last))  # checked again: it may have been archived since
+            check_local(generations.archived_in(first, last))  # under the lock: it may have been archived meanwhile
             tables = self._tables.withdraw(generation, topic_filter, first, last, spare)
             steps = slab.delete(topic_filter, first, last, spare)
-            while True:  # a step at a time, so that writers get their turn in between
+            while True:  # each step releases the writer's lock, so that stores aren't blocked for long
                 writer.commit(prepare)
                 if step is None:
                     break
@@ -136,7 +134,7 @@ class Rewriter:
     def _replace_locked(
         self, pending: PendingWrite, generation: int, write: WriteBatch, messages: int, freed: int
     ) -> None:
-        """Complete a write that removes messages and bytes, and subtract them from the counts."""
+        """Complete a write that removes messages and bytes: subtract them from the generation's counts."""
         pending.write = write
         record, tail = self._generations.records[generation], pending.tail
         books: Tail | GenerationRecord = tail if record.sealed is None else record
@@ -150,16 +148,15 @@ class Rewriter:
     # --- compacting ---
 
     def backlog(self) -> int:
-        """Return the number of messages that wait to be compacted."""
+        """Return the number of messages that are due for compaction."""
         messages = {record.number: record.messages for record in self._generations.listed()}
         slabs = self._generations.with_slabs()
         return sum(slab.backlog(messages.get(record.number, 0)) for record, slab in slabs)
 
     def compact(self, *, whole: bool, stop: Callable[[], bool] = never) -> int:
-        """Compact the generations, a step at a time, until ``stop`` returns True.
+        """Compact the generations, step by step, until ``stop`` returns True; return the number of messages rewritten.
 
-        Returns the number of messages rewritten. With ``whole``, everything that was stored before the call is
-        compacted, however much work that is.
+        With ``whole``, everything stored before the call is compacted, even where the gain is small.
         """
         rewritten = 0
         for record, slab in self._generations.with_slabs():
@@ -173,7 +170,7 @@ class Rewriter:
         return rewritten
 
     def _compact_step(self, generation: int, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
-        """Make the next step, beside readers and writers, and commit it. Returns None after the last step."""
+        """Request the next step and commit it; return its number of messages, or None after the last step."""
         writer, slabs = self._writer, self._generations.slabs
         with self._generations.rewrite_lock:
             try:
@@ -198,14 +195,14 @@ class Rewriter:
             return None if writer.commit(prepare) is None else step.messages
 
     def reclaim(self) -> None:
-        """Free the disk space of values that were replaced. May take long."""
+        """Free the disk space of replaced values. This may take long."""
         for record in self._generations.listed():
             self._generations.reclaim(record.number)
 
     # --- verifying ---
 
     def verify(self, decoders: Decoders) -> Iterator[Damage | int]:
-        """Read everything; yield each damaged place, and the numbers of good messages."""
+        """Read everything; yield each damaged place, and numbers of intact messages."""
         for sentence in self._writer.engine.verify():
             yield Damage(place=f"shard {self._writer.number}", reason=sentence)
         slabs = {record.number: slab for record, slab in self._generations.with_slabs()}
@@ -215,7 +212,10 @@ class Rewriter:
         yield from self._verify_state(decoders)
 
     def _verify_state(self, decoders: Decoders) -> Iterator[Damage]:
-        """Read the whole state, and decode the framework's values in it. The shard has read its own records already."""
+        """Read the whole state, decode the framework's values, and check the checksums of the shard's own records.
+
+        The shard's own records need no decoding, because opening the shard has decoded them.
+        """
         place = f"shard {self._writer.number}, state"
         decoders = {RESERVED: strip_checksum, **decoders, OWN: strip_checksum}
         try:
@@ -227,16 +227,16 @@ class Rewriter:
                             decode(key, value)
                         except (CorruptionError, NewerFormatError) as bad:
                             yield Damage(place=f"{place} {key!r}", reason=bad.reason)
-                        except InvalidArgumentError as bad:  # its content is impossible
+                        except InvalidArgumentError as bad:  # the checksum is right, but the content is invalid
                             yield Damage(place=f"{place} {key!r}", reason=str(bad))
-        except CorruptionError as bad:  # nothing after it can be read
+        except CorruptionError as bad:  # the scan can't continue
             yield Damage(place=place, reason=str(bad))
 
     def _verify_slab(self, record: GenerationRecord, slab: Slab) -> Iterator[Damage | int]:
         damages: list[Damage] = []
         place = f"shard {self._writer.number}, generation {record.number}"
         counted, bound = 0, self._writer.watermark
-        whole = bound == self._writer.tail.last_position  # otherwise the record counts messages that aren't visible yet
+        whole = bound == self._writer.tail.last_position  # otherwise the record also counts invisible messages
         try:
             for found in slab.verify(bound):
                 if isinstance(found, Damage):
@@ -244,10 +244,10 @@ class Rewriter:
                 else:
                     counted += found
                     yield found
-        except (CorruptionError, NewerFormatError) as bad:  # nothing of the slab can be read after it
+        except (CorruptionError, NewerFormatError) as bad:  # the rest of the slab can't be read
             damages.append(Damage(place=place, reason=str(bad)))
         if self._generations.slabs.get(record.number) is not slab:
-            return  # dropped or archived meanwhile: missing messages had been removed
+            return  # dropped or archived meanwhile, so messages are missing without damage
         yield from damages
         unchanged = whole and record in self._generations.listed()  # otherwise the counts aren't comparable
         if unchanged and not damages and counted != record.messages:

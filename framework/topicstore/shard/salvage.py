@@ -1,10 +1,10 @@
-"""Salvage: reading the messages that are left after damage in a shard's log.
+"""Salvage: recovering the readable messages after damage in the middle of a shard's log.
 
-After damage, writes are missing on which later ones may depend: they may have defined names or streams, deleted
-messages or merged them. So nothing is ever written on top of such a state. The shard continues from the moment before
-the damage. The messages after it that the layout can read, from a view of everything that is left, are stored again at
-the positions that they have. A layout returns messages as they were stored or raises an error (`Slab.next`); those
-that it can't read are left out.
+Later writes may depend on the missing ones, which may have defined names or streams, or deleted or merged messages.
+Therefore nothing is written on top of the damaged state: the shard continues from the state before the damage.
+A read-only view shows all remaining writes. The later messages that the layout can read from it are stored again at
+their positions. A layout returns a message as it was stored or raises an error (`Slab.next`); unreadable messages are
+left out.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _DAMAGED = CorruptionError, NewerFormatError
 
 @attrs.frozen
 class Salvaged:
-    """The messages after damage."""
+    """The result of a salvage: the messages after damage."""
 
     end: Tail = attrs.field(factory=Tail)
-    """The last tail that can be read."""
+    """The last readable tail."""
     messages: MessageBatch = attrs.field(factory=MessageBatch.empty)
-    """The messages that can be read, in order of positions."""
+    """The readable messages, in order of positions."""
     others: int = 0
-    """The number of other messages that there were, as far as the counts show."""
+    """The number of lost messages, as far as the stored counts show."""
     unreadable: CorruptionError | NewerFormatError | None = None
-    """The reason why nothing at all can be read, or None."""
+    """The error because of which nothing can be read, or None."""
 
     def store_in(self, shard: Shard) -> None:
-        """Store the messages again, in one engine write, and return when they are on disk."""
+        """Store the messages in a shard, in one engine write, and fsync it."""
         shard.writer.store_again(self.messages, self.end)
         shard.writer.flush()
 
@@ -56,12 +56,12 @@ class Salvaged:
 
 
 def salvage(open_before: Callable[[], Shard], open_left: Callable[[], Shard]) -> Salvaged | None:
-    """Return the messages after damage in a shard, or None if there are none.
+    """Return the messages after damage in a shard, or None if no write after it is readable.
 
     open_before: opens the shard as it was before the damage.
-    open_left:   opens everything that is left of the shard, with gaps.
+    open_left:   opens a view of all readable writes of the shard, with gaps.
 
-    Both shards are closed again, and they are never open at the same time.
+    The function closes both shards. They are never open at the same time.
     """
     with closing(open_before()) as before:
         start, count, writable = before.writer.tail, _count(before), before.generations.current > 0
@@ -78,7 +78,7 @@ def salvage(open_before: Callable[[], Shard], open_left: Callable[[], Shard]) ->
 
 
 def messages_behind(left: Shard, last: int) -> MessageBatch:
-    """Return the messages after a position that can be read, in order, each once."""
+    """Return the readable messages after position ``last``, in order, each once."""
     found = [
         batch
         for record, slab in left.generations.with_slabs()
@@ -88,7 +88,7 @@ def messages_behind(left: Shard, last: int) -> MessageBatch:
     messages = MessageBatch.concat(found)
     if not found:
         return messages
-    # A message comes twice if the write that moved it is missing, or if a layout returns it for two filters.
+    # A message is read twice if the write that moved it is missing, or if a layout returns it for two filters.
     _, rows = np.unique(np.asarray(messages.positions, dtype=np.uint64), return_index=True)
     return messages.take(rows)
 
@@ -115,7 +115,7 @@ def _of_slab(slab: Slab, first: int, last: int) -> Iterator[MessageBatch]:
 
 @attrs.frozen
 class _Stream:
-    """One stream of a slab, up to a position, parts of which may be unreadable."""
+    """One stream of a slab, up to position ``last``; parts of it may be unreadable."""
 
     slab: Slab
     stream: int
@@ -123,7 +123,7 @@ class _Stream:
     last: int
 
     def read(self, first: int) -> Iterator[MessageBatch]:
-        """Yield the messages from a position on that can be read. Some that are close to damage may be left out."""
+        """Yield the readable messages from position ``first`` on. Some messages close to damage may be left out."""
         at: int | None = first
         limit, place = _ROWS, None
         while at is not None:
@@ -132,7 +132,7 @@ class _Stream:
             except _DAMAGED:
                 if limit == 1:
                     at, place = self._behind(at), None
-                limit = max(limit // 8, 1)  # so that no message before the damage is given up
+                limit = max(limit // 8, 1)  # smaller steps, to reach all messages before the damage
                 continue
             if len(step.batch):
                 yield step.batch
@@ -144,9 +144,10 @@ class _Stream:
     def _behind(self, at: int) -> int | None:
         """Return a position after ``at`` from which messages can be read; None if there is none.
 
-        The steps grow, because the extent of damage is unknown. Then a bisection finds the first such position.
+        The extent of the damage is unknown, so the search doubles its step until it finds a readable position. Then a
+        bisection narrows the gap.
         """
-        damaged = at | self.slab.epoch - 1  # within an epoch the next position is unknown
+        damaged = at | self.slab.epoch - 1  # the end of the epoch, within which messages aren't in order of positions
         step = 1
         while not self._readable(readable := min(damaged + step, self.last + 1)):
             damaged, step = readable, 2 * step

@@ -1,4 +1,4 @@
-"""A shard: one engine, its generations, and one order of writes."""
+"""`Shard`, which composes the parts of a shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Shard"]
 
 
 class Shard:
-    """One shard of an open database: its parts, whose methods may be called from any thread."""
+    """One shard of an open database. The methods of all its parts are thread-safe."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Shard:
         self.number = number
         try:
             self.writer = ShardWriter(number, engine, policy, note_synced, read_only=read_only)
-            """The only part that writes, and the one that holds the engine."""
+            """The only part that writes. It owns the engine."""
             self.generations = Generations(self.writer, make_layout, open_archive)
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
@@ -45,11 +45,12 @@ class Shard:
         self.rewriter = Rewriter(self.writer, self.generations, self.tallies)
 
     def recover(self, open_again: Callable[[Callable[[], object]], object]) -> bool:
-        """Take writes again after one failed; return False, and do nothing, if the shard takes writes.
+        """Take writes again after a failed write; return False, and do nothing, if no write failed.
 
-        ``open_again`` opens the engine again, and calls its argument, before readers see the engine: see
-        `LastingEngine.open_again`. Raises its errors, and those of the flush of what is there. Then the shard still
-        takes no writes. Nothing is written meanwhile, and what was prepared before isn't committed.
+        ``open_again`` reopens the engine, and calls its argument before readers see the new engine: see
+        `LastingEngine.open_again`. Raises its errors, and those of the fsync that follows; the shard then still
+        takes no writes. The call holds the shard's locks, so nothing is written in the meantime. Writes that were
+        prepared before it are not committed.
         """
         writer, generations = self.writer, self.generations
         with generations.rewrite_lock, writer.lock:
@@ -63,5 +64,5 @@ class Shard:
         return True
 
     def close(self) -> None:
-        """Close the engine. May be called twice."""
+        """Close the engine. This is idempotent."""
         self.writer.close(self.generations.forget)

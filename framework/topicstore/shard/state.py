@@ -1,9 +1,9 @@
-"""The state of a shard: small values beside the messages, written in the same engine write.
+"""The key-value state of a shard: small values that are committed in the same engine write as messages.
 
-The logical layer keeps positions and generations here, under keys that begin with a zero byte. The framework's parts
-that use it, such as sessions, keep their state under keys that begin with a byte of one (`FrameworkWrite`).
-Imports and programs that embed a database keep theirs under any other keys. Values are bytes; the code that writes
-them is responsible for their version.
+The shard stores its positions and generations here, under keys that begin with byte 0. Features of the framework, such
+as sessions, store their state under keys that begin with byte 1 (`FrameworkWrite`).
+Imports, and applications that embed a database, use all other keys. Values are bytes; the code that writes
+a value is responsible for versioning its format.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ OWN = b"\1"
 
 
 class FrameworkWrite(StateWrite, frozen=True, gc=False):
-    """A write of the framework's own state, whose keys programs can't use. Only the framework makes such writes."""
+    """A write of the framework's own state, under keys that applications can't use."""
 
-    def __post_init__(self) -> None:  # shorter than that of programs' writes: there are many of these
+    def __post_init__(self) -> None:  # replaces the slower checks of `StateWrite`, because these writes are frequent
         if self.key[:1] != OWN:
             raise InvalidArgumentError(f"a key of the framework begins with one, not {self.key!r}")
 
 
 class StateReader(Protocol):
-    """Something that the values of keys can be read from: an engine, or `HeldState`."""
+    """The interface for reading values of state: that of an engine, or of `HeldState`."""
 
     def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
-        """Return the value of ``key``, or None where there is none."""
+        """Return the value of ``key``, or None if the key is absent."""
 
     def get_many(self, keyspace: Keyspace[bytes], keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, or None where there is none, in the order of ``keys``."""
+        """Return the value of each key, or None if the key is absent, in the order of ``keys``."""
 
 
 class HeldState:
-    """The state of a shard as it will be: that of the writes which wait to be applied, before that of the engine."""
+    """An overlay over the engine's state with the changes of held writes, which are not applied to the engine yet."""
 
     def __init__(self, engine: Reader) -> None:
         self._engine = engine
         self._changes: deque[dict[Key, bytes | None]] = deque()
 
     def hold(self, write: WriteBatch) -> None:
-        """Count the state of a write from now on."""
+        """Add the state changes of a held write."""
         self._changes.append({key: value for keyspace, key, value in write.operations if keyspace is STATE})
 
     def applied(self, count: int) -> None:
-        """Forget the oldest writes, because the engine has them."""
+        """Remove the ``count`` oldest writes, because the engine has them."""
         for _ in range(count):
             self._changes.popleft()
 
     def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
-        """Return the value that the newest write of ``key`` has."""
+        """Return the value of the newest write of ``key``, held or applied, or None."""
         return self.get_many(keyspace, [key])[0]
 
     def get_many(self, keyspace: Keyspace[bytes], keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return, for each key, the value that its newest write has."""
+        """Return, for each key, the value of its newest write, held or applied, or None."""
         found = self._engine.get_many(keyspace, keys)
         for changes in self._changes:
             found = [changes.get(key, value) for key, value in zip(keys, found, strict=True)]
@@ -73,8 +73,8 @@ class HeldState:
 def stage(writes: Iterable[StateWrite], reader: StateReader, batch: WriteBatch) -> None:
     """Check every condition against ``reader``, then add the writes to ``batch``.
 
-    A write whose value is the very one that it expects is a condition only. Raises `StateConflictError`, with nothing
-    added, if a condition doesn't hold.
+    A write whose value is the same object as its expected value is only a condition, and isn't added. Raises
+    `StateConflictError`, with nothing added, if a condition doesn't hold.
     """
     writes = list(writes)
     for write in writes:
@@ -123,7 +123,7 @@ class ShardState:
         return self._reader().get_many(STATE, keys)
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, as they are when the first is read.
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first.
 
         Without a prefix, the framework's keys are left out.
         """
@@ -132,7 +132,7 @@ class ShardState:
                 yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:
-        """Commit the writes together, as durable as the database's ``durability`` says.
+        """Commit the writes atomically, with the database's ``durability``.
 
         Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
         """

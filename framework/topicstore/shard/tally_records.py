@@ -1,23 +1,19 @@
-"""The stored form of tally tables, in a shard's state.
-
-Stored form (state keyspace, keys begin with a zero byte)::
-
-    00 "tallies" u32             -> TallyIndex: the tables of a generation, written with every change of one
-    00 "tally" u32 u64 u32       -> TallyPart: of a generation, the table that ends at a position, the part's number
-
-Both are records (`topicstore.shard.record_codec`) of version 1. A part has about a megabyte before compression, or one
-row. Its data is a msgpack array, compressed with zstd: topics, client ids, the lowest position, then the columns, each
-as eight planes of the bytes of 64-bit numbers, the lowest bytes first. The columns are the index of the topic less
-that of the row before, the index of the client id, the first position less the lowest of the part, the last position
-less the first, the number of messages, and their bytes.
-
-`Tally`: messages counted by topic and client id.
+"""`Tally`, message counts by topic and client id, and the stored form of tally tables in a shard's state.
 
 A row counts the messages of one topic and one client id: it has the positions of the first and the last message, the
 number of messages, and the bytes of their payloads and of their topics in UTF-8. Rows are in order of topics, then of
-client ids.
+client ids. Stored tallies never count topics that begin with ``$`` (see `covers`); tallies in memory may.
 
-A tally may count messages whose topics begin with ``$``, but the stored tallies never do; see `covers`.
+Stored form (state keyspace, keys begin with a zero byte)::
+
+    00 "tallies" u32 generation                            -> TallyIndex, written with every change of a table
+    00 "tally" u32 generation u64 last position u32 part   -> TallyPart, a part of the table that ends at the position
+
+Both are records (`topicstore.shard.record_codec`) of version 1. A part has at most about a megabyte before compression,
+or one row. Its data is a msgpack array, compressed with zstd: topics, client ids, the lowest position, then the
+columns. Each column is stored as eight planes of the bytes of 64-bit numbers, the lowest bytes first. The columns are
+the index of the topic (delta to the row before), the index of the client id, the first position (offset from the lowest
+of the part), the last position (offset from the first), the number of messages, and their bytes.
 """
 
 from __future__ import annotations
@@ -62,13 +58,13 @@ Numbers = npt.NDArray[np.uint64]
 
 T = TypeVar("T", bound="Tally")
 _HELD = 65_536
-"""The least number of rows that a `Gathering` collects besides its total before it adds them up."""
+"""The minimum number of rows that a `Gathering` buffers before it adds them to its total."""
 
 
 def covers(topic_filter: TopicFilter) -> bool:
     """Return whether stored tallies count all messages that a filter matches.
 
-    They count those that ``#`` matches: all but those whose topics begin with ``$`` (MQTT 5, section 4.7.2).
+    They count the messages that ``#`` matches, which excludes topics that begin with ``$`` (MQTT 5, section 4.7.2).
     """
     return not topic_filter.text.startswith("$")
 
@@ -78,16 +74,18 @@ class Tally:
     """Columns of equal length, with a row for each pair of topic and client id that has messages."""
 
     topics: Sequence[str]
-    """The topics, in order, each once, as are the client ids. Some may have no row."""
+    """The distinct topics, in order. Some may have no row."""
     client_ids: Sequence[str]
+    """The distinct client ids, in order. Some may have no row."""
     topic: Codes
-    """The index of each row's topic in `topics`; ``client_id`` is that of its client id."""
+    """The index of each row's topic in `topics`."""
     client_id: Codes
+    """The index of each row's client id in `client_ids`."""
     first: Positions
     last: Positions
     messages: Numbers
     size: Numbers
-    """The bytes of payloads and topics of each row."""
+    """The total size of each row's payloads and topics, in bytes."""
 
     @classmethod
     def empty(cls) -> Self:
@@ -111,7 +109,7 @@ class Tally:
 
     @classmethod
     def sum(cls, tallies: Sequence[Self]) -> Self:
-        """Return one tally that counts what several tallies count together."""
+        """Return the sum of several tallies."""
         tallies = [tally for tally in tallies if len(tally)]
         if not tallies:
             return cls.empty()
@@ -136,7 +134,7 @@ class Tally:
         begin, end = _reached(topic_filter, self.topics)
         if topic_filter.text.endswith("/#") and "+" not in topic_filter.levels:
             matches[begin:end] = True
-            above = topic_filter.text[:-2]  # which it matches, too
+            above = topic_filter.text[:-2]  # ``a/#`` also matches ``a``
             at = bisect_left(self.topics, above)
             if self.topics[at : at + 1] == [above]:
                 matches[at] = True
@@ -156,11 +154,11 @@ class Tally:
         return type(self)(topics, client_ids, topic, client_id, *rest)
 
     def by_topic(self) -> Self:
-        """Return the tally by topic alone; its client id is empty."""
+        """Return the tally summed by topic, with an empty client id."""
         return _summed(attrs.evolve(self, client_ids=[""], client_id=np.zeros(len(self), np.uint64)))
 
     def by_client(self) -> Self:
-        """Return the tally by client id alone; its topic is empty."""
+        """Return the tally summed by client id, with an empty topic."""
         return _summed(attrs.evolve(self, topics=[""], topic=np.zeros(len(self), np.uint64)))
 
     def without(
@@ -168,8 +166,8 @@ class Tally:
     ) -> Self | None:
         """Return the tally without the matching messages with positions from ``first`` to ``last``.
 
-        Messages whose topics match one of ``spare`` stay. Returns None if the tally doesn't say enough, because a row
-        may have messages both inside and outside of the range, and this tally itself if no message is removed.
+        Messages whose topics match one of ``spare`` are kept. Returns this tally itself if nothing is removed. Returns
+        None if the result can't be computed, because a row has messages both inside and outside of the range.
         """
         gone = self.matching(topic_filter)
         for spared in spare:
@@ -183,7 +181,10 @@ class Tally:
 
 
 def _reached(topic_filter: TopicFilter, topics: Sequence[str]) -> tuple[int, int]:
-    """Return between which of these topics, which are in order, those lie that match a filter, or are below its end."""
+    """Return a range of indices in the sorted topics that includes all topics that match a filter.
+
+    For a filter that ends with ``/#`` the parent topic itself may lie outside of the range.
+    """
     if topic_filter.literal:
         at = bisect_left(topics, topic_filter.text)
         return at, min(at + 1, len(topics))
@@ -195,7 +196,7 @@ def _reached(topic_filter: TopicFilter, topics: Sequence[str]) -> tuple[int, int
 
 
 def _pattern(topic_filter: TopicFilter) -> re.Pattern[str]:
-    """Return a pattern of the topics that a filter matches, which is quicker where there are many."""
+    """Return a regular expression for the topics that a filter matches; it is faster for many topics."""
     *levels, last = ("[^/]*" if level == "+" else re.escape(level) for level in topic_filter.levels)
     text = "/".join(levels)
     if topic_filter.levels[-1] == "#":
@@ -226,10 +227,10 @@ def _summed(tally: T) -> T:
 
 
 class Gathering:
-    """A running sum of tallies, so that the tallies of many small ranges aren't all held in memory."""
+    """A running sum of tallies, which bounds the memory for adding many small tallies."""
 
     def __init__(self, change: Callable[[Tally], Tally] = lambda tally: tally) -> None:
-        """Begin with no tallies. ``change`` is applied to each tally before it is added."""
+        """Create an empty sum. ``change`` is applied to each tally before it is added."""
         self._change = change
         self._total = Tally.empty()
         self._held: list[Tally] = []
@@ -251,7 +252,7 @@ class Gathering:
 
 
 def _coded(column: Column, rows: int) -> tuple[list[str], Codes]:
-    """Return a column's texts in order, each once, and the index of each row's text."""
+    """Return the distinct texts of a column, in order, and the index of each row's text."""
     if isinstance(column, Constant):
         return [column.value], np.zeros(rows, np.uint64)
     if isinstance(column, Coded):
@@ -263,7 +264,7 @@ def _coded(column: Column, rows: int) -> tuple[list[str], Codes]:
 
 
 def _merged(parts: Sequence[tuple[Sequence[str], npt.NDArray[Any]]]) -> tuple[Sequence[str], Codes]:
-    """Return what `_joined` does of columns whose texts are in order, without sorting if one of them has all texts."""
+    """Do the same as `_joined` for columns with sorted texts; avoid sorting if one column has all texts."""
     largest = max((texts for texts, _ in parts), key=len)
     places = {text: place for place, text in enumerate(largest)}
     codes = []
@@ -276,7 +277,7 @@ def _merged(parts: Sequence[tuple[Sequence[str], npt.NDArray[Any]]]) -> tuple[Se
 
 
 def _joined(parts: Iterable[tuple[Sequence[str], npt.NDArray[Any]]]) -> tuple[list[str], Codes]:
-    """Return the texts of several columns in order, each once, and the index of the text of each of their rows."""
+    """Return the distinct texts of several columns, in order, and the index of each row's text, column by column."""
     parts = list(parts)
     joined = sorted(set().union(*(texts for texts, _ in parts)))
     places = {text: place for place, text in enumerate(joined)}
@@ -285,7 +286,7 @@ def _joined(parts: Iterable[tuple[Sequence[str], npt.NDArray[Any]]]) -> tuple[li
 
 
 def _in_use(texts: Sequence[str], codes: Codes) -> tuple[list[str], Codes]:
-    """Leave out texts that no row has."""
+    """Return the texts without those that no row has, and the rows' indices in them."""
     used, places = np.unique(codes, return_inverse=True)
     return [texts[number] for number in used.tolist()], places.astype(np.uint64)
 
@@ -310,18 +311,18 @@ _ROW_BYTES = 48
 
 
 class TallyRange(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """The range of one table, which counts a generation's messages with positions above ``before``, up to ``last``."""
+    """The index entry of one table: it counts a generation's messages with positions in (``before``, ``last``]."""
 
     before: int
     last: int
     level: int
-    """The number of times that tables were merged to make it."""
+    """The table's merge level: 0 for a new table, else one more than that of the tables merged into it."""
     messages: int
     parts: int
 
 
 class TallyIndex(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The tables of a generation in order; no two count the same position."""
+    """The tables of a generation in order of positions. Their ranges don't overlap."""
 
     version: int = _VERSION
     ranges: tuple[TallyRange, ...] = ()
@@ -380,7 +381,7 @@ def encoded_parts(generation: int, counted: TallyRange, tally: Tally) -> tuple[T
 
 
 def remove_parts(write: WriteBatch, generation: int, counted: TallyRange) -> None:
-    """Add the removal of a table to a write; the generation's index has to be written with it."""
+    """Add the removal of a table to a write, to which the caller must also add the generation's new index."""
     for key in _keys(generation, counted):
         write.delete(STATE, key)
 
@@ -397,7 +398,7 @@ def _keys(generation: int, counted: TallyRange) -> list[bytes]:
 
 
 def _cut(tally: Tally) -> Iterator[Tally]:
-    """Yield parts of bounded size."""
+    """Split a tally into parts of bounded size."""
     rows = len(tally)
     if not rows:
         return
@@ -435,7 +436,7 @@ def _unpacked(raw: bytes) -> Tally:
 
 
 def _planes(column: npt.NDArray[np.uint64]) -> bytes:
-    """Return the lowest bytes of all numbers, then the next ones, and so on: runs of zeros compress well."""
+    """Return the lowest bytes of all numbers, then the next bytes, and so on, which compresses well."""
     return column.astype("<u8").view(np.uint8).reshape(-1, 8).T.tobytes()
 
 

@@ -1,13 +1,14 @@
-"""`TallyTables`: stored counts of a shard's messages, so that queries needn't read the messages again.
+"""`TallyTables`: stored counts of a shard's messages by topic and client id, which save queries from reading messages.
 
-A table counts the messages of a range of positions of one generation. It names its range, so counting is simply done
-again if it was interrupted. Eight adjacent tables that were merged equally often are merged into one, in the write
-that adds the last of them, so the number of tables grows with the logarithm of the number of messages. Messages that a
-delete removes are subtracted from the tables. During the delete those tables are absent: its first write removes the
-tables that it reaches, and one write after its last puts back what is left of them.
+A table counts the messages in one range of positions of one generation. It is stored with its range, so an interrupted
+count is repeated. Eight adjacent tables of the same merge level are merged into one, in the write
+that adds the last of them, so the number of tables grows with the logarithm of the number of messages.
 
-Code that changes tables holds `Generations.rewrite_lock`, which keeps deletes out while a range is read and counted.
-The writer's lock is held for the engine's write alone. The write that drops a generation also removes its tables.
+Messages that a delete removes are subtracted from the tables. The first write of the delete removes the affected
+tables, and one write after its last stores the reduced tables; until then the tables are absent.
+
+Code that changes tables holds `Generations.rewrite_lock`, which excludes deletes while a range is read and counted.
+The writer's lock is held only during the engine's write. The write that drops a generation also removes its tables.
 """
 
 from __future__ import annotations
@@ -38,39 +39,39 @@ from .writer import PendingWrite, ShardWriter
 __all__ = ["TallyTables", "Withdrawal", "uncounted"]
 
 _MERGED = 8
-"""The number of tables that are merged into one."""
+"""The number of adjacent tables that are merged into one."""
 
 _Stored = list[tuple[bytes, bytes]]
-"""The keys and values of a table."""
+"""The keys and values of a table's parts."""
 
 
 def uncounted(ranges: Sequence[TallyRange], before: int, last: int) -> list[tuple[int, int]]:
-    """Return the ranges above ``before``, up to ``last``, that no table counts, each as (before, last)."""
+    """Return the gaps between the tables' ranges within (``before``, ``last``], each as (before, last)."""
     ends = [before, *(end for one in ranges for end in (one.before, one.last)), last]
     return [(start, end) for start, end in zip(ends[::2], ends[1::2], strict=True) if start < end]
 
 
 class TallyTables:
-    """The tables of one shard."""
+    """The tally tables of one shard."""
 
     def __init__(self, writer: ShardWriter, generations: Generations) -> None:
         self._writer = writer
         self._generations = generations
         self.counted: Callable[[int, int, int, Tally], None] | None = None
-        """Called after a table was added, with its generation, the range of its positions as in `add`, and its tally;
-        with `rewrite_lock` held, so that no message of it was deleted meanwhile."""
+        """A callback after `add`, with the same arguments. It is called with `rewrite_lock` held, so that no counted
+        message was deleted meanwhile."""
 
-    # --- looking up ---
+    # --- lookups ---
 
     def ranges(self, generation: int) -> tuple[TallyRange, ...]:
-        """Return the ranges that the tables of a generation count, in order."""
+        """Return the ranges of a generation's tables, in order."""
         return load_index(self._writer.open_engine(), generation).ranges
 
     def gather(self, generation: int, topic_filter: TopicFilter, into: Gathering) -> tuple[TallyRange, ...]:
-        """Add what a generation's tables count of a filter's messages, at one moment; return the ranges of the tables.
+        """Add the counts of a filter's messages from a snapshot of a generation's tables; return the tables' ranges.
 
-        There are none for a filter that tables don't cover. Damaged tables are left out, because the messages of their
-        ranges can be read instead.
+        The result is empty for a filter that tables don't cover (`covers`). Damaged tables are skipped, because the
+        messages of their ranges can be read instead.
         """
         found = []
         for counted, parts in self.tallies(generation, topic_filter):
@@ -82,9 +83,9 @@ class TallyTables:
     def tallies(
         self, generation: int, topic_filter: TopicFilter, known: Container[TallyRange] = ()
     ) -> Iterator[tuple[TallyRange, list[Tally] | None]]:
-        """Yield the tables of a generation, as `gather`, each with what it counts of a filter's messages, in parts.
+        """Yield the range of each table, as `gather`, with the table's counts of a filter's messages, in parts.
 
-        Those of ``known`` aren't read: they come with None.
+        Tables in ``known`` aren't read; their counts are None.
         """
         if not covers(topic_filter):
             return
@@ -100,9 +101,10 @@ class TallyTables:
     # --- changing ---
 
     def add(self, generation: int, before: int, last: int, tally: Tally) -> None:
-        """Store the tally of a range that no table counts yet. The caller has held `rewrite_lock` while it counted.
+        """Store the tally of the range (``before``, ``last``], which no table counts yet, in one engine write.
 
-        This is one engine write, including the merges that follow from it. Nothing is done if the generation is gone.
+        The caller must hold `rewrite_lock`, and must have held it while it counted. The write includes the merges that
+        become due. Nothing is written if the generation was dropped.
         """
         new = TallyRange(before=before, last=last, level=0, messages=tally.count, parts=0)
         ranges, fresh = sorted([*self.ranges(generation), new], key=_begin), {new: tally}
@@ -130,7 +132,7 @@ class TallyTables:
     def _parts(
         self, generation: int, counted: TallyRange, fresh: dict[TallyRange, Tally], write: WriteBatch
     ) -> Iterator[Tally]:
-        """Yield the parts of a table that is being merged, and remove the table if it is stored."""
+        """Yield the parts of a table that is being merged; if the table is stored, add its removal to the write."""
         if counted in fresh:
             yield fresh.pop(counted)
             return
@@ -140,7 +142,7 @@ class TallyTables:
     def withdraw(
         self, generation: int, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter]
     ) -> Withdrawal:
-        """Find the tables that count messages which a delete is about to remove.
+        """Return the tables affected by a delete, with their contents after the delete.
 
         The caller holds `rewrite_lock` until the delete has ended.
         """
@@ -155,7 +157,7 @@ class TallyTables:
         return Withdrawal(self, generation, reached)
 
     def _left(self, generation: int, counted: TallyRange, without: Callable[[Tally], Tally | None]) -> Tally | None:
-        """Return what a delete leaves of a table; None if that is unknown, or if the table can't be read."""
+        """Return the counts of a table after a delete; None if they can't be computed or the table can't be read."""
         total = Gathering()
         try:
             for part in load_tally(self._writer.open_engine(), generation, counted):
@@ -164,22 +166,25 @@ class TallyTables:
                     return None
                 total.add(left)
         except CorruptionError:
-            return None  # its range is counted again
+            return None  # the background count reads its range again
         return total.total()
 
     def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> None:
-        """Commit a change of tables, after which a generation has these. Nothing is done if the generation is gone."""
+        """Commit a change of a generation's tables, after which it has those of ``ranges``.
+
+        Nothing is written if the generation was dropped.
+        """
         put_index(write, generation, TallyIndex(ranges=tuple(sorted(ranges, key=_begin))))
 
         def prepare(pending: PendingWrite) -> bool:
             pending.write = write
-            return generation in self._generations.slabs  # otherwise it was dropped meanwhile, and its tables with it
+            return generation in self._generations.slabs  # otherwise it was dropped meanwhile, with its tables
 
         self._writer.commit(prepare)
 
 
 class Withdrawal:
-    """The tables that a delete reaches, and what is left of each after the delete."""
+    """The tables affected by a delete, with their contents after the delete."""
 
     def __init__(
         self,
@@ -193,7 +198,7 @@ class Withdrawal:
         self._removed = False
 
     def join(self, write: WriteBatch) -> None:
-        """Add the removal of the tables to a write of the delete, unless an earlier write has removed them."""
+        """Add the removal of the tables to a write of the delete, unless an earlier write has already removed them."""
         if self._removed or not self._reached:
             return
         gone = {counted for counted, _, _ in self._reached}
@@ -204,7 +209,7 @@ class Withdrawal:
         self._removed = True
 
     def end(self) -> None:
-        """Put back what is left of the tables, in one engine write, after the last write of the delete."""
+        """Store the reduced tables in one engine write, after the last write of the delete."""
         kept = [(counted, stored) for _, counted, stored in self._reached if counted is not None]
         if self._removed and kept:
             write = WriteBatch()
@@ -224,7 +229,7 @@ def _begin(counted: TallyRange) -> int:
 
 
 def _full_run(ranges: Sequence[TallyRange]) -> list[TallyRange]:
-    """Return the first run of adjacent tables of one level that is long enough to be merged, or an empty list."""
+    """Return the first run of adjacent tables of one level that is long enough for a merge, or an empty list."""
     run = list(ranges[:1])
     for one, following in pairwise(ranges):
         if len(run) == _MERGED:

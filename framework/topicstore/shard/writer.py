@@ -1,16 +1,16 @@
-"""`ShardWriter`: the only code that writes a shard. Each change of one is a `PendingWrite`.
+"""`ShardWriter`, the only code that writes to a shard's engine, and `PendingWrite`, one change of a shard.
 
 Positions are assigned and committed under one lock, so no reader sees a position before a lower one. Readers see up
-to the watermark. It moves after the commit or, with ``durability="sync"``, after the fsync, so that readers never see
-a message that a power failure could undo. Fsyncs are shared: one serves every batch that was written before it began
-(group commit, as in DeWitt et al., "Implementation techniques for main memory database systems", 1984).
+to the watermark. The watermark advances after the commit or, with ``durability="sync"``, after the fsync, so that a
+power failure can't undo a message that readers have seen. Fsyncs are shared: one covers every batch that was written
+before it began (group commit, as in DeWitt et al., "Implementation techniques for main memory database systems", 1984).
 
-A write has four steps. The first three are made under the lock, of all shards that a batch goes to: `prepare_locked`
+A write has four steps. The first three run under the locks of all shards of a batch: `prepare_locked`
 for all shards, then `encode_locked` for all, then `commit_locked` for all, so that nothing of a batch is stored if one
 shard refuses a message. `finish_commit` follows without the lock, so that writes share fsyncs.
 
-How much later the times of a shard's positions are than its messages' own, where positions go by those, is stored
-in the state keyspace; absent as long as it is 0::
+The displacement of a shard is the maximum time by which positions are later than the timestamps of their messages, with
+``timestamps="message"``. It is stored in the state keyspace, unless it is 0::
 
     00 "displacement" -> record (see `topicstore.shard.record_codec`) of version 1, microseconds
 """
@@ -81,16 +81,17 @@ __all__ = [
 
 
 _SET_BACK = 1_000_000
-"""Microseconds by which the clock must be behind the last position to be told: less is common when it is adjusted."""
+"""The minimum number of microseconds by which the clock must be behind the last position to cause a warning. Adjusting
+the clock commonly sets it back by less."""
 _MANY = 64
-"""The number of messages from which an array of their times is made once and shared."""
+"""The minimum number of messages whose timestamps are converted to an array, which later steps share."""
 
 
 @attrs.define
 class ShardCounters:
     """Work done and time spent since the database was opened. Times are in seconds.
 
-    Writes are counted under the shard's lock. Reads are counted without a lock, so one of two at once may be missed.
+    Writes are counted under the shard's lock. Reads are counted without a lock, so concurrent reads may lose counts.
     """
 
     batches: int = 0
@@ -98,19 +99,20 @@ class ShardCounters:
     messages: int = 0
     """Messages committed."""
     bytes: int = 0
-    """Bytes of the values written for the messages, indexes and state included."""
+    """Bytes of all values written, including indexes and state."""
     payload_bytes: int = 0
     """Bytes of the payloads of the messages committed."""
     failed_batches: int = 0
-    """Batches that were refused by the shard or could not be written, and those whose flush failed, which `batches` has
-    too. Counted for each shard that a batch did not get into."""
+    """Batches that the shard refused or failed to write, and those whose fsync failed, which `batches` counts, too. A
+    batch is counted in each shard in which it failed."""
     failures: int = 0
-    """Writes and flushes that failed, and notes of what is on disk that failed."""
+    """Writes, fsyncs and records of the last fsynced write (`RecordRecoveryPoint`) that failed."""
     commit_seconds: float = 0.0
     """Seconds spent in the engine's writes."""
     flushes: int = 0
-    """Flushes of the engine's log; with ``durability="sync"`` one may serve many batches."""
+    """Fsyncs of the engine's log; with ``durability="sync"`` one may cover many batches."""
     flush_seconds: float = 0.0
+    """Seconds spent in these fsyncs."""
     deleted: int = 0
     """Messages deleted."""
     compacted: int = 0
@@ -120,9 +122,9 @@ class ShardCounters:
     read_messages: int = 0
     """Messages in those batches."""
     read_seconds: float = 0.0
-    """Seconds spent reading them."""
+    """Seconds spent reading these batches."""
     state_writes: int = 0
-    """Commits of state without messages, such as those of sessions that deliver."""
+    """Commits of state without messages, such as the progress of sessions."""
 
 
 _VERSION = 1
@@ -149,7 +151,7 @@ def put_displacement(batch: WriteBatch, microseconds: int) -> None:
 
 
 def displacement_of(placed: MessageBatch) -> int:
-    """Return the most microseconds by which the time of a position in a batch is later than its message's own."""
+    """Return the maximum by which a position's time in a batch is later than the message's own, in microseconds."""
     times = (placed.positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
     own = placed.timestamps
     return int((times - (own.value if isinstance(own, Constant) else to_integers(own))).max())
@@ -160,36 +162,37 @@ BOUNDS = (
     *(1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""The longest duration of each class, in seconds; one more class has those that took longer."""
+"""The upper bounds of the histogram's buckets in seconds, inclusive; a last bucket has all longer durations."""
 
 
 class Latencies:
-    """Durations by class. Observed without a lock, so one of two at once may be missed."""
+    """A histogram of durations. It is updated without a lock, so concurrent updates may lose counts."""
 
     __slots__ = ("counts", "seconds")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
-        """The number of durations in each class of `BOUNDS`, and last of those above all bounds."""
+        """The number of durations in each bucket of `BOUNDS`, and in the bucket of longer ones."""
         self.seconds = 0.0
-        """All of them together."""
+        """The sum of all durations."""
 
     def observe(self, seconds: float) -> None:
-        """Count a duration."""
+        """Add a duration."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
 
 
 class ShardLatencies:
-    """The durations of one shard's work."""
+    """Histograms of the durations of one shard's stores and reads."""
 
     __slots__ = ("read", "store")
 
     def __init__(self) -> None:
         self.store = Latencies()
-        """From a batch's arrival, with its wait for the shard, until it was as durable as promised, and visible."""
+        """Durations from a batch's arrival, including the wait for the shard's lock, until it was durable and visible.
+        """
         self.read = Latencies()
-        """Of reading the next messages of a stream."""
+        """Durations of reading the next batch of a stream."""
 
 
 @attrs.frozen(kw_only=True)
@@ -200,53 +203,56 @@ class WritePolicy:
     timestamps: str
     late: str
     max_skew: float
-    """The number of seconds by which a message's own time may be ahead of the clock."""
+    """The maximum number of seconds by which a message's own time may be ahead of the clock."""
     synced_at_once: bool
-    """Whether the engine syncs every write, whatever the durability."""
+    """Whether the engine fsyncs every write, whatever the durability."""
     clock: Callable[[], int]
-    """A function that returns the present time in microseconds since the epoch."""
+    """A function that returns the current time in microseconds since the epoch."""
 
     def now(self) -> int:
-        """Return the present time, clamped to the range of positions, from 1970 to 2255."""
+        """Return the current time in microseconds, clamped to the range of positions, from 1970 to 2255."""
         return min(max(self.clock(), 0), MAX_TIME)
 
 
 NoteSynced = Callable[[int, int, int], bool]
-"""A function that records that everything up to a write of a shard is on disk: (shard, number of the write, its
-position). It returns whether that succeeded, and raises nothing."""
+"""A function that records, outside the shard, the last write that is known to be on disk. Its arguments are the shard,
+the number of the write and the write's last position. It returns whether the recording succeeded, and never raises."""
 
 
 class CommitListener(Protocol):
     """An object that is notified of the messages that a shard commits."""
 
     def announce(self, shard: int, batch: MessageBatch) -> object:
-        """Called under the shard's lock before messages are committed. The result is passed to `visible`."""
+        """Prepare for a batch; called under the shard's lock before its commit. The result is passed to `visible`."""
 
     def committed(self, shard: int) -> None:
-        """Called under the shard's lock when the engine has taken what was announced last, visible or not."""
+        """Register that the last announced batch is in the engine; called under the shard's lock.
+
+        The messages may not be visible yet.
+        """
 
     def visible(self, shard: int, told: object) -> None:
-        """Called, without a lock, when the announced messages can be read, or when it is certain that they never can.
+        """Notify readers that the announced messages are readable, or never will be; called without a lock.
 
         ``told`` is the result of `announce`.
         """
 
 
 class ChangeLog(Protocol):
-    """An order of a shard's writes that is kept elsewhere, as by several sites: they are applied when they are in it.
+    """A replicated log that orders a shard's writes, for a database shared by several sites.
 
-    A writer with a log holds the writes that it would commit. The log gives them back to `ShardWriter.apply`, in their
-    order, one or several at a time.
+    A writer with a log holds its writes instead of committing them. When the log has them, it calls
+    `ShardWriter.apply` for one or several writes at a time, in order.
     """
 
     def propose_locked(self, pending: PendingWrite) -> None:
-        """Take a prepared write. Called under the writer's lock, so it must not wait."""
+        """Accept a prepared write for the log. Called under the writer's lock, so it must not wait."""
 
     def wait(self, pending: PendingWrite) -> None:
-        """Return when a write is as durable as promised. Raises the reason why it will not be applied."""
+        """Return when a write is as durable as promised. Raises the reason if the write will not be applied."""
 
     def drain_locked(self, writer: ShardWriter) -> None:
-        """Apply all writes that are held, because what follows depends on what is applied."""
+        """Apply all held writes, because the next write depends on the applied state."""
 
 
 class PendingWrite:
@@ -254,9 +260,9 @@ class PendingWrite:
 
     writer:   the writer of the shard.
     messages: the messages to store, without positions.
-    state:    writes of state, whose conditions are checked when it is prepared.
-    rows:     the numbers of the messages in the batch that was split; None if they are all of it.
-    write:    keys and values to write beside these.
+    state:    writes of state, whose conditions are checked in the preparation.
+    rows:     the messages' indices in the batch that was split among shards; None if the batch wasn't split.
+    write:    other keys and values to write.
     """
 
     __slots__ = (
@@ -284,25 +290,25 @@ class PendingWrite:
         self.writer, self.state, self.rows = writer, state, rows
         self.messages = _NONE if messages is None else messages
         self.batch = self.messages
-        """The messages; with positions and times once they are prepared."""
+        """The messages; with positions and times after the preparation."""
         self.tail = writer.tail
-        """The tail that the shard has after the write. Valid once it is prepared."""
+        """The shard's tail after the write. Valid after the preparation."""
         self.write = WriteBatch() if write is None else write
         self.lifted = 0
         """The number of late messages that took the next position."""
         self.install: Callable[[], object] | None = None
-        """A function that brings the state in memory up to date once the engine has the write."""
+        """A function that updates the in-memory state after the engine's write."""
         self.announced: object = None
         """The result of `CommitListener.announce`."""
         self.number = 0
-        """The number of the write, from 1 on; 0 until it is committed."""
+        """The write's number in the shard, counted from 1; 0 until it is committed or, with a log, held."""
 
 
 _NONE = MessageBatch.empty()
 
 
 class ShardWriter:
-    """The engine of one shard, the lock that all changes of the shard take, and the watermark of its readers."""
+    """The engine of one shard, the lock that serialises all its changes, and the watermark of its readers."""
 
     def __init__(
         self, number: int, engine: Engine, policy: WritePolicy, note_synced: NoteSynced, *, read_only: bool
@@ -313,48 +319,50 @@ class ShardWriter:
         self.policy = policy
         self._note_synced = note_synced
         self.read_only = read_only
-        """Whether the engine is a view of one moment, which is never written."""
+        """Whether the engine is a read-only view of one moment."""
         self.counters = ShardCounters()
         self.latencies = ShardLatencies()
         self.lock = FairLock()
-        """The lock that guards everything that is written, and the state in memory that depends on it."""
+        """The lock that guards all writes and the in-memory state that depends on them."""
         self.moved_on = threading.Condition(self.lock)
-        """A condition that is notified when the last position moves, a generation is added, or the shard fails or is
+        """A condition that is notified when the last position advances, a generation is added, or the shard fails or is
         closed."""
         self.listener: CommitListener | None = None
         """The listener that is notified of every batch, or None. Guarded by `lock`."""
         self.tail = load_tail(engine)
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
-        """The log that orders the writes, or None: then they are committed at once. Guarded by `lock`."""
+        """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
         self.held: deque[PendingWrite] = deque()
-        """The writes that the log has and the engine has not, the oldest first. Guarded by `lock`."""
+        """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
+        """
         self._held_state = HeldState(engine)
         self._pending_state: StateReader = engine
+        """The state including all held writes. Guarded by `lock`."""
         self.pending_tail = self.tail
-        """The tail and the state as they will be with these. Guarded by `lock`."""
+        """The tail including all held writes. Guarded by `lock`."""
         self.displacement = load_displacement(engine)
-        """The most microseconds by which the time of a position is later than its message's own; 0 as long as positions
-        go by the time of storing. Guarded by `lock`; reading it needs no lock."""
+        """The maximum, in microseconds, by which a position's time is later than its message's own time; 0 while
+        positions follow the time of storing. Guarded by `lock`; reading it needs no lock."""
         self.generation = 0
-        """The number of the generation that is being written; 0 before the first was added. Guarded by `lock`."""
+        """The number of the current generation; 0 before the first was added. Guarded by `lock`."""
         self.slab: Slab | None = None
-        """The slab of that generation, which `Generations` installs. Guarded by `lock`."""
+        """The slab of the current generation, which `Generations` sets. Guarded by `lock`."""
         self.last_commit = time.monotonic()
-        """The time (`time.monotonic`) at which the last position moved. Guarded by `lock`."""
+        """The time (`time.monotonic`) at which the last position advanced. Guarded by `lock`."""
         self.watermark = self.tail.last_position
-        """The highest position that readers may see. Moved by commits or fsyncs; it can be read without a lock."""
+        """The highest position that readers may see. Commits or fsyncs advance it; reading it needs no lock."""
         self._failure: BaseException | None = None
-        """The error of a write, set under `lock`, or of an fsync, set under `_fsync_lock`. It can be read without a
-        lock."""
+        """The error of a write, set under `lock`, or of an fsync, set under `_fsync_lock`. Reading it needs no lock."""
         self._end = (self.tail.writes, self.watermark)
-        """The last write and its position, set in one step. Guarded by `lock`; read without it by `_fsync`."""
+        """The number of the last write, and the last position. Guarded by `lock`; `_fsync` reads the tuple without it.
+        """
         self._fsync_lock = FairLock()
         self._fsynced = self.tail.writes if read_only else self.tail.writes - 1
         """The number of the last write that is known to be fsynced. After the opening it is one less than the last
         write, so that the first fsync isn't skipped. Guarded by `_fsync_lock`."""
         self._note_lock = FairLock()
-        """Held while a note is written, so that a note never waits for an fsync. It is taken after all other locks."""
+        """Held while the last fsynced write is recorded (`RecordRecoveryPoint`), which therefore never waits for an fsync."""
         self._reached = self._noted = (0, 0)
         """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
         by `_note_lock`. The order of the locks is `lock`, `_fsync_lock`, `_note_lock`."""
@@ -388,11 +396,11 @@ class ShardWriter:
         *,
         drain: bool = True,
     ) -> PendingWrite | None:
-        """Make one write of this shard alone: prepare, commit and finish it.
+        """Make one write to this shard alone: prepare, commit and finish it.
 
-        ``prepare`` is called under the lock, and completes the write: it adds keys and values, and may change the tail
-        and set `PendingWrite.install`. If it returns False there is nothing to write, and this returns None.
-        ``messages`` have their positions already. Without ``drain``, what the log has is not applied before.
+        ``prepare`` is called under the lock, and fills the write: it adds keys and values, and may change the tail
+        and set `PendingWrite.install`. If it returns False, nothing is written and this method returns None.
+        ``messages`` must have positions. With ``drain``, all writes held for the log are applied first.
         """
         pending = PendingWrite(self)
         with self.lock:
@@ -419,7 +427,7 @@ class ShardWriter:
         self.commit(stage_all, drain=False)
 
     def store_again(self, batch: MessageBatch, end: Tail) -> None:
-        """Store messages at the positions that they have, in one engine write, and continue after ``end``."""
+        """Store messages at their existing positions, in one engine write; later writes continue after ``end``."""
 
         def place(pending: PendingWrite) -> None:
             tail = pending.tail
@@ -436,7 +444,7 @@ class ShardWriter:
         self.commit(place, batch)
 
     def prepare_locked(self, pending: PendingWrite) -> None:
-        """Check a write and its state, and assign positions; nothing is changed yet."""
+        """Check a write and the conditions of its state, and assign positions. The shard isn't changed yet."""
         self.check_writable()
         if len(pending.messages) and isinstance(self.slab, DamagedSlab):
             raise self.slab.error
@@ -447,9 +455,9 @@ class ShardWriter:
             self._place(pending)
 
     def encode_locked(self, pending: PendingWrite) -> None:
-        """Add the stored form of the messages to the write; nothing is committed yet.
+        """Add the encoded messages to the write; nothing is committed yet.
 
-        Any exception closes the shard to writes, because the layout's memory may be half changed.
+        After any exception the shard takes no more writes, because the layout's in-memory state may be inconsistent.
         """
         if not len(pending.batch):
             return
@@ -466,7 +474,7 @@ class ShardWriter:
             raise
 
     def submit_locked(self, pending: PendingWrite) -> None:
-        """Encode and commit a prepared write that goes to this shard alone, or propose it to the log."""
+        """Encode and commit a prepared write of this shard alone or, with a log, propose it to the log."""
         if self.log is None:
             self.encode_locked(pending)
             self.commit_locked(pending)
@@ -474,16 +482,16 @@ class ShardWriter:
             self.hold_locked(pending)
 
     def commit_locked(self, pending: PendingWrite) -> None:
-        """Announce the messages, apply the write, and bring the state in memory up to date.
+        """Announce the messages to the listener, write to the engine, and update the in-memory state.
 
-        `finish_commit` then makes the write durable and visible. Any exception, Ctrl-C included, closes the shard to
-        writes, because the state in memory may differ from the engine's. Every write includes the tail with the number
-        of the write, so that a lost write is detected.
+        `finish_commit` then makes the write durable and visible. After any exception, including Ctrl-C, the shard takes
+        no more writes, because its in-memory state may differ from the engine's. Every write includes the tail with the
+        number of the write, so that lost writes are detected.
         """
         started = time.perf_counter()
         batch, write, listener = pending.batch, pending.write, self.listener
         rows = len(batch)
-        if rows and listener is not None:  # so that a caught-up reader knows its place
+        if rows and listener is not None:  # before the commit, so that no reader sees messages that were not announced
             pending.announced = listener.announce(self.number, batch)
         try:
             tail = msgspec.structs.replace(pending.tail, writes=self.tail.writes + 1)
@@ -519,8 +527,8 @@ class ShardWriter:
     def finish_commit(self, pending: PendingWrite) -> None:
         """Complete a committed write. The lock must not be held, so that other writes can share the fsync.
 
-        With ``durability="sync"``, fsync the write unless another fsync has done it, and let readers see it. Then
-        notify the listener, even if the fsync failed. The fsynced writes are noted as being on disk.
+        With ``durability="sync"``, fsync the write unless a later fsync already covers it, and advance the watermark.
+        Then notify the listener, even if the fsync failed. The last fsynced write is recorded (`RecordRecoveryPoint`).
         """
         if self.log is None:
             self.finish_applied(pending)
@@ -530,7 +538,7 @@ class ShardWriter:
     # --- with a log ---
 
     def hold_locked(self, pending: PendingWrite) -> None:
-        """Hold a prepared write, instead of encoding and committing it, until the log has it and `apply` is called."""
+        """Hold a prepared write, and propose it to the log; `apply` encodes and commits it when the log has it."""
         if self.log is None:
             raise ValueError("without a log a write is committed at once")
         pending.number = self.pending_tail.writes + 1
@@ -543,22 +551,22 @@ class ShardWriter:
             self.drain_locked()
 
     def drain_locked(self) -> None:
-        """Apply what the log has, because the next write depends on what is applied."""
+        """Apply all held writes, because the next write depends on the applied state."""
         if self.log is not None and self.held:
             self.log.drain_locked(self)
 
     def apply(self, count: int, progress: Sequence[StateWrite] = ()) -> None:
-        """Commit the oldest writes that the log has, and complete them: see `apply_locked` and `finish_applied`."""
+        """Commit and complete the ``count`` oldest held writes: see `apply_locked` and `finish_applied`."""
         with self.lock:
             applied = self.apply_locked(count, progress)
         self.finish_applied(applied)
 
     def apply_locked(self, count: int, progress: Sequence[StateWrite] = ()) -> PendingWrite:
-        """Commit the ``count`` oldest writes that the log has, as one: one `Slab.store`, and one engine write.
+        """Commit the ``count`` oldest held writes together: one `Slab.store`, and one engine write.
 
-        ``progress`` is written with them: how far the log was applied. A write that changes more than keys, values and
-        the tail, such as a new generation, must be applied alone. Raises, and closes the shard to writes, as
-        `commit_locked` does.
+        ``progress`` is written with them, and records the last applied entry of the log. A write that changes more than
+        keys, values and the tail, such as a new generation, must be applied alone. Raises the errors of
+        `commit_locked`, with the same effect.
         """
         entry = [self.held[number] for number in range(count)]
         joined = self._joined(entry) if entry[0].install is None else entry[0]
@@ -573,7 +581,7 @@ class ShardWriter:
         return joined
 
     def finish_applied(self, applied: PendingWrite) -> None:
-        """Complete what `apply_locked` has returned, as `finish_commit` does. The lock must not be held."""
+        """Complete a write that `apply_locked` has returned, as `finish_commit` does. The lock must not be held."""
         try:
             self._finish(applied.number)
         finally:
@@ -581,7 +589,7 @@ class ShardWriter:
                 self.listener.visible(self.number, applied.announced)
 
     def _joined(self, entry: Sequence[PendingWrite]) -> PendingWrite:
-        """Return one write that does what several do, one after the other."""
+        """Return one write with the effect of several consecutive writes."""
         joined = PendingWrite(self)
         joined.batch = MessageBatch.concat([one.batch for one in entry])
         joined.tail = msgspec.structs.replace(entry[-1].tail, live_bytes=self.tail.live_bytes)
@@ -593,7 +601,7 @@ class ShardWriter:
         return joined
 
     def finish_all(self) -> None:
-        """Complete every write that was committed, also those of other threads, as `finish_commit` does."""
+        """Make all committed writes durable and visible, including those of other threads, as `finish_commit` does."""
         self._finish(self._end[0])
 
     def _finish(self, number: int) -> None:
@@ -603,15 +611,15 @@ class ShardWriter:
             self._note(self._end)
 
     def flush(self) -> None:
-        """Return when everything stored so far is on disk, whatever the durability."""
+        """Fsync everything stored so far, whatever the durability; return when it is on disk."""
         self._fsync(self._end[0])
-        self._note(self._reached)  # again, if the last note failed
+        self._note(self._reached)  # again, if the last recording failed
 
     def _fsync(self, number: int) -> None:
-        """Fsync the engine's log, unless another fsync has served the write of this number."""
+        """Fsync the engine's log, unless an earlier fsync already covers the write of this number."""
         with self._fsync_lock:
             if self._fsynced >= number:
-                return  # an fsync that began after this write has served it
+                return  # covered by an fsync that began after this write
             self.check_writable()
             end = self._end
             started = time.perf_counter()
@@ -623,12 +631,12 @@ class ShardWriter:
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
             self._fsynced, position = end
-            if self.policy.durability == "sync":  # otherwise it moved with the commit
+            if self.policy.durability == "sync":  # otherwise the commit has advanced it
                 self.watermark = position
             self._note(end)
 
     def _note(self, end: tuple[int, int]) -> None:
-        """Record that everything up to a write is on disk, and note it."""
+        """Record ``end``, a write and its position, as the last one that is on disk (`RecordRecoveryPoint`)."""
         with self._note_lock:
             self._reached = max(end, self._reached)
             if self._noted < self._reached:
@@ -638,10 +646,10 @@ class ShardWriter:
                     self.counters.failures += 1
 
     def begin_again_locked(self, open_generations: Callable[[], object]) -> None:
-        """Take writes again: read again from the engine, which was opened again, what is kept in memory.
+        """Take writes again after the engine was reopened: reload the in-memory state from it.
 
-        ``open_generations`` does so for the generations. Nothing may be written meanwhile, as `lock` ensures. The last
-        position doesn't fall below those that readers have seen, even if the writes of these have vanished.
+        ``open_generations`` reloads the generations. `lock` must be held, so that nothing is written in the meantime.
+        The last position never falls below positions that readers have seen, even if those writes were lost.
         """
         with self._fsync_lock:
             stored = load_tail(self.engine)
@@ -659,20 +667,20 @@ class ShardWriter:
             self.moved_on.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Close the shard to writes because of an error.
+        """Make the shard refuse writes because of an error.
 
-        A failed fsync isn't tried again, because the kernel may have dropped the data that it could not write: see
+        A failed fsync isn't retried, because the kernel may have dropped the data that it could not write: see
         Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
         """
         self._failure = error
         self.counters.failures += 1
-        if owned(self.lock):  # otherwise threads that wait for the end of an epoch look again soon
+        if owned(self.lock):  # notifying needs the lock; without it, waiting threads see the failure at their next poll
             self.moved_on.notify_all()
 
     # --- positions and times ---
 
     def _place(self, pending: PendingWrite) -> None:
-        """Assign positions and times to the messages of a write."""
+        """Assign positions and timestamps to the messages of a write."""
         policy, tail, batch = self.policy, pending.tail, pending.messages
         rows, now = len(batch), policy.now()
         timestamps = _fill(batch.timestamps, now)
@@ -699,14 +707,14 @@ class ShardWriter:
         )
 
     def _displace(self, placed: MessageBatch, write: WriteBatch) -> None:
-        """Add to the write how much later positions are than their messages' own times, if it is more than before."""
+        """Add the shard's new displacement to the write, if a batch increases it."""
         displaced = displacement_of(placed)
         if displaced > self.displacement:
-            self.displacement = displaced  # if the write fails, it is too much until the shard is opened again
+            self.displacement = displaced  # if the write fails, too large until the shard is reopened
             put_displacement(write, displaced)
 
     def _zone(self, placed: MessageBatch, pending: PendingWrite) -> Zone:
-        """Add a batch's messages to the zone that is being filled, and the records of full zones to the write."""
+        """Add a batch's messages to the current zone, and the records of full zones to the write; return the zone."""
         tail = pending.tail
         full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed.positions, placed.timestamps)
         for record in full:
@@ -714,9 +722,9 @@ class ShardWriter:
         return zone
 
     def _times(self, given: Column, filled: Column, now: int, last_time: int) -> tuple[Times, int]:
-        """Return the times from which positions are made, and the number of late ones.
+        """Return the times from which positions are computed, and the number of late messages.
 
-        A message without a time is never late: it follows what came before it.
+        A message without a timestamp is never late: it gets the newest time of the messages before it.
         """
         if isinstance(filled, np.ndarray):
             times = filled.astype(np.int64)
@@ -726,7 +734,7 @@ class ShardWriter:
         newest = np.maximum.accumulate(np.maximum(times, last_time))
         if isinstance(given, Constant):
             times = newest if given.value is None else times
-        elif given is not filled:  # some were filled in
+        elif given is not filled:  # some timestamps were absent
             absent = np.fromiter((value is None for value in to_iterable(given)), np.bool_, len(times))
             times = np.where(absent, newest, times)
         late = np.flatnonzero(late_rows(last_time, times))
@@ -757,21 +765,21 @@ class ShardWriter:
         )
 
     def _tell_if_ahead(self) -> None:
-        """Warn when the clock is found to have been set back, once until it has caught up."""
+        """Warn if the clock was set back behind the last position, once until it has caught up."""
         before, self._behind = self._behind, self.ahead() >= _SET_BACK
         if self._behind and not before:
             with suppress(UserWarning):  # where warnings are errors, messages are stored nevertheless
                 self._warn_of_clock()
 
     def ahead(self) -> int:
-        """Return the number of microseconds by which the last position lies in the future; 0 if it doesn't."""
-        # Without this allowance every batch would seem to lie in the future because of its own counters.
+        """Return the number of microseconds by which the last position lies in the future, or 0."""
+        # A tolerance of 1 ms, because the counters of a large batch may overflow into the time.
         return max(0, time_of(self.tail.last_position) - self.policy.now() - 1_000)
 
     # --- opening and closing ---
 
     def open_engine(self) -> Engine:
-        """Return the engine. Raises `DatabaseClosedError` after the close, and in a forked process."""
+        """Return the engine. Raises `DatabaseClosedError` if the shard is closed, and in a forked process."""
         self.check_open()
         return self.engine
 
@@ -788,7 +796,7 @@ class ShardWriter:
     def check_writable(self) -> None:
         """Raise an error if the shard takes no writes.
 
-        The error is `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close, and
+        The error is `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` if the shard is closed, and
         `ReadOnlyDatabaseError` if the database was opened for reading.
         """
         self.check_open()
@@ -801,9 +809,9 @@ class ShardWriter:
             ) from self._failure
 
     def close(self, forget: Callable[[], object]) -> None:
-        """Close the engine, after ``forget`` has dropped the objects that read from it. May be called twice.
+        """Close the engine, after ``forget`` has dropped the objects that read from it. This is idempotent.
 
-        A close that was interrupted is finished by the next call.
+        If a call is interrupted, the next call finishes it.
         """
         if self._inherited:
             return  # the engine's threads and files are the other process's
@@ -821,7 +829,7 @@ class ShardWriter:
 
     @property
     def closed_in_order(self) -> bool:
-        """Whether the shard was closed, every write is on disk, and nothing failed or was interrupted."""
+        """Whether the shard was closed cleanly: every write is on disk, and no write failed or was interrupted."""
         return self.closed and self._failure is None and self._fsynced >= self._end[0]
 
     def _close_engine_locked(self) -> None:
@@ -829,13 +837,13 @@ class ShardWriter:
             self.engine.close()
         except BaseException as failed:
             self._failure = self._failure or failed
-            self.closed = isinstance(failed, Exception)  # then everything is released; otherwise it was interrupted
+            self.closed = isinstance(failed, Exception)  # then all is released; else Ctrl-C interrupted the close
             raise
         self.closed = True
 
 
 def _fill(timestamps: Any, now: int) -> Any:
-    """Give messages without a time that of the commit."""
+    """Return the timestamps, with ``now`` for messages without one."""
     if isinstance(timestamps, Constant):
         return Constant(now, len(timestamps)) if timestamps.value is None else timestamps
     if isinstance(timestamps, np.ndarray) and timestamps.dtype != object:

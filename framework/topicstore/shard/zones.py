@@ -1,8 +1,8 @@
-"""Zones: the spans of the timestamps of consecutive messages, by which a replay by timestamp skips ranges of positions.
+"""Zone maps of timestamps, with which a replay by timestamp skips ranges of positions.
 
-A zone is `SIZE` consecutive messages of a generation in one shard, and the spans in which their timestamps lie (a zone
-map, as in Moerkotte, "Small Materialized Aggregates", VLDB 1998). The zone that is being filled is a part of the
-shard's tail, so every write brings it up to date. A zone is recorded in the engine write that fills it or seals its
+A zone is `SIZE` consecutive messages of a generation in one shard, with the spans in which their timestamps lie (a zone
+map, as in Moerkotte, "Small Materialized Aggregates", VLDB 1998). The current zone is part of the
+shard's tail, so every write updates it. A zone's record is stored in the engine write that fills the zone or seals its
 generation.
 
 Stored form (state keyspace)::
@@ -33,10 +33,10 @@ __all__ = ["SIZE", "Span", "Zone", "ZoneRecord", "fill", "load_zones", "may_hold
 SIZE = 65_536
 """The number of messages in a zone."""
 _MOST_SPANS = 6
-"""The most spans of a zone. There may be several, so that a few messages with a distant time don't make the zone span
-all times in between."""
+"""The maximum number of spans of a zone. With several spans, a few messages with a distant timestamp don't widen the
+zone to all times in between."""
 _NEAR = 60_000_000
-"""The most microseconds between two spans that are joined into one."""
+"""The maximum gap, in microseconds, between two spans that are joined into one."""
 _VERSION = 1
 _KEY = b"\0zone"
 
@@ -49,7 +49,7 @@ class ZoneRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only
 
     version: int = _VERSION
     first: int
-    """The first position of the zone, which has all messages of its generation from there to ``last``."""
+    """The first position of the zone, which covers all messages of its generation from there to ``last``."""
     last: int
     """The last position of the zone, inclusive."""
     spans: tuple[Span, ...]
@@ -57,12 +57,12 @@ class ZoneRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only
 
 
 class Zone(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A zone that is being filled."""
+    """The current zone of a shard, to which messages are added."""
 
     first: int
-    """The first position of the zone, which has all messages of its generation from there on."""
+    """The first position of the zone, which covers all messages of its generation from there on."""
     messages: int = 0
-    """The number of messages that were added to it."""
+    """The number of messages added to the zone."""
     spans: tuple[Span, ...] = ()
     """The spans in which the messages' timestamps lie, in order."""
 
@@ -71,18 +71,18 @@ class Zone(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return ZoneRecord(first=self.first, last=last, spans=self.spans)
 
     def with_messages(self, timestamps: Column) -> Zone:
-        """Return the zone with more messages, which have these timestamps."""
+        """Return the zone with additional messages that have these timestamps."""
         return Zone(self.first, self.messages + len(timestamps), _extended(self.spans, timestamps))
 
 
 def fill(zone: Zone, positions: Positions, timestamps: Column) -> tuple[Sequence[ZoneRecord], Zone]:
-    """Add messages that follow those of a zone; return the zones that are full, and the one to fill next."""
+    """Add messages after those of the current zone; return the records of full zones, and the new current zone."""
     begin, rows = 0, len(positions)
     if zone.messages + rows < SIZE:  # nearly always
         return (), Zone(zone.first, zone.messages + rows, _extended(zone.spans, timestamps))
     full: list[ZoneRecord] = []
     while zone.messages + rows - begin >= SIZE:
-        end = begin + max(SIZE - zone.messages, 1)  # zones of another version may be larger
+        end = begin + max(SIZE - zone.messages, 1)  # a zone from a version with another `SIZE` may be larger
         last = int(positions[end - 1])
         full.append(zone.with_messages(window(timestamps, begin, end)).closed(last))
         zone, begin = Zone(last + 1), end
@@ -110,7 +110,7 @@ def may_hold(times: TimeRange, zones: Iterable[ZoneRecord], first: int, last: in
 
 
 def _extended(spans: tuple[Span, ...], timestamps: Column) -> tuple[Span, ...]:
-    """Return the spans extended by these timestamps, of which there must be at least one."""
+    """Return the spans extended to include these timestamps, which must not be empty."""
     if isinstance(timestamps, Constant):
         least = greatest = timestamps.value
     else:
@@ -145,7 +145,7 @@ def _split(timestamps: Column, least: int, greatest: int) -> list[Span]:
 
 
 def _joined(spans: list[Span]) -> tuple[Span, ...]:
-    """Return the spans in order, those that overlap or lie near each other joined, and at most `_MOST_SPANS`."""
+    """Sort the spans, and join those that overlap or lie near each other, until at most `_MOST_SPANS` are left."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin - joined[-1][1] <= _NEAR:

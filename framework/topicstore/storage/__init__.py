@@ -1,4 +1,4 @@
-"""All shards of one open database, behind its hooks: storing, reading, counting, compacting and copying.
+"""The shards of one open database, accessed through its hooks: storing, reading, counting, compacting and copying.
 
-Nothing in this package depends on subscriptions, sessions, queues or retention; those use it, and register listeners.
+This package doesn't depend on subscriptions, sessions, queues or retention, which use it and register listeners.
 """

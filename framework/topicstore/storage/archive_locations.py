@@ -11,19 +11,19 @@ __all__ = ["archive_directory", "check_apart", "location_of"]
 
 
 def location_of(database: Path, target: Path) -> str:
-    """Return the location of an export as a database stores it.
+    """Return the location of an export in the form in which a database stores it.
 
-    An absolute path is kept as it is; another one becomes relative to the database's directory.
+    An absolute path is unchanged; a relative path becomes relative to the database's directory.
     """
     return str(target) if target.is_absolute() else os.path.relpath(target.resolve(), database.resolve())
 
 
 def archive_directory(database: Path, location: str) -> Path:
-    """Return the directory of a location that `location_of` returned."""
+    """Return the directory of a stored location (see `location_of`)."""
     return (database / location).resolve()
 
 
 def check_apart(database: Path, target: Path) -> None:
-    """Raise `ManifestMismatchError` if an export would lie inside a database and be removed along with it."""
+    """Raise `ManifestMismatchError` if an export would lie inside the database's directory, and be removed with it."""
     if target.resolve().is_relative_to(database.resolve()):
         raise ManifestMismatchError(f"{target} lies inside the database; an export needs a place of its own")

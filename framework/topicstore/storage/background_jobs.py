@@ -1,7 +1,7 @@
-"""Jobs that become due as messages are stored, such as compaction, retention and counting.
+"""Background jobs that become due as messages are stored, such as compaction, retention and counting.
 
-Each says at which number of messages or bytes, or at which time, it is due. A store adds to the numbers, compares them,
-and calls the jobs that are due, which wake a thread of their own.
+Each job has a number of messages, a number of bytes and a time at which it is due. Each store updates the counters and
+calls the jobs that are due, which wake their own threads.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ NEVER = sys.maxsize
 
 
 class BackgroundJob:
-    """One job. It may change when it is due at any time, from any thread: a stale number only delays it by a store."""
+    """One job. Any thread may change its thresholds without a lock: a stale value only delays the job by one store."""
 
     __slots__ = ("bytes", "call", "messages", "time")
 
     def __init__(self, call: Callable[[], object], messages: int, size: int, time: int) -> None:
         self.call = call
-        """A function that is called after each store while the job is due. It is quick, and sets the next time."""
+        """A function that is called after each store while the job is due. It must be quick, and set new thresholds."""
         self.messages = messages
-        """The value of `BackgroundJobs.messages` from which on it is due."""
+        """The value of `BackgroundJobs.messages` from which the job is due."""
         self.bytes = size
-        """The bytes of values written since the opening from which on it is due."""
+        """The number of bytes written since the opening (`written_bytes`) from which the job is due."""
         self.time = time
-        """The monotonic time, in microseconds, from which on it is due."""
+        """The monotonic time, in microseconds, from which the job is due."""
 
 
 class BackgroundJobs:
@@ -40,7 +40,7 @@ class BackgroundJobs:
 
     def __init__(self, shards: Sequence[Shard], monotonic: Callable[[], int]) -> None:
         self.messages = 0
-        """The approximate number of messages stored. It needs no lock, because a lost count only delays a job."""
+        """The approximate number of messages stored. No lock is needed, because a lost count only delays a job."""
         self._shards = shards
         self._monotonic = monotonic
         self._jobs: list[BackgroundJob] = []
@@ -54,7 +54,7 @@ class BackgroundJobs:
         return job
 
     def stored(self, messages: int) -> None:
-        """Call the jobs that are due, after so many messages were stored."""
+        """Count stored messages, and call the jobs that are due."""
         self.messages += messages
         written, now = written_bytes(self._shards), self._monotonic()
         for job in self._jobs:

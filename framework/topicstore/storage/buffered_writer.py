@@ -1,4 +1,4 @@
-"""A buffered writer, which turns many small puts into a few large batches."""
+"""`Writer`: a buffered writer, which combines single messages into batches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Writer"]
 
 
 class _StoredLater(Future[MessageId]):
-    """The future that `Writer.put` returns. It records whether its outcome is observed."""
+    """The future that `Writer.put` returns. It records whether the caller observes its outcome."""
 
     seen = False
-    """Whether the outcome was requested, or a callback was added."""
+    """Whether the caller has requested the outcome or added a callback."""
 
     def result(self, timeout: float | None = None) -> MessageId:
         self.seen = True
@@ -52,12 +52,12 @@ class _InterruptedError(InterruptedError):
 
 
 def _resolve_all(outcomes: list[_Outcome]) -> None:
-    """Set the outcomes of all futures. An exception of a callback that ends the thread is raised after that."""
+    """Set the outcomes of all futures; then raise an exception that a callback has raised, such as `SystemExit`."""
     ended = None
     for future, message_id, error in outcomes:
         try:
             _resolve(future, message_id, error)
-        except BaseException as raised:  # noqa: BLE001 - raised when all outcomes are set
+        except BaseException as raised:  # noqa: BLE001 - raised after all outcomes are set
             ended = raised
     if ended is not None:
         raise ended
@@ -73,22 +73,22 @@ def _resolve(future: Future[MessageId], message_id: MessageId | None, error: Exc
 
 
 class Writer:
-    """A writer that collects messages and stores them in batches.
+    """A writer that buffers messages and stores them in batches.
 
-    A batch is stored when it has ``max_items`` messages, or after ``flush_interval`` seconds. Each `put` returns a
-    `concurrent.futures.Future` of the message's `MessageId`. It is done when the message is stored as durably as the
-    database promises, or failed with the error of its batch. A message that can't be stored is refused by `put` itself;
-    one that only the store can refuse, such as a late one, fails alone. If the engine fails, the whole batch fails and
-    is not tried again, because that could store messages twice.
+    A batch is stored when it has ``max_items`` messages, or ``flush_interval`` seconds after its first message. Each
+    `put` returns a `concurrent.futures.Future` of the message's `MessageId`. The future completes when the message is
+    stored with the database's durability, or fails with the error of its batch. `put` itself refuses an invalid
+    message; a message that only the store can refuse, such as a late one, fails alone. If the engine fails, the whole
+    batch fails and is not retried, because a retry could store messages twice.
 
-    A failure is unseen if the outcome of the message's future is never requested and it has no callback. The next
-    `put`, which then takes no message, or the next `flush` or `close` raises unseen failures, once, as an
-    `ExceptionGroup` that has the number of messages concerned, and one error for each batch.
+    A failure is unobserved if the caller neither requests the future's outcome nor adds a callback. The next
+    `put`, which then doesn't accept its message, or the next `flush` or `close` raises all unobserved failures, once,
+    as an `ExceptionGroup`. The group states the number of messages, and has one error for each batch.
 
-    All methods may be called from any thread. Messages are stored in the order of their puts.
-    A writer that isn't closed when the interpreter exits is closed then.
-    As a context manager it closes at the end, even after an error. That error is raised unchanged, with a note of
-    other failures.
+    All methods are thread-safe. Messages are stored in the order of the calls of `put`.
+    A writer that is still open when the interpreter exits is closed at that point.
+    As a context manager it closes at the end of the block. An error of the block is raised unchanged, with a note about
+    failures of the writer.
     """
 
     def __init__(self, storage: Storage, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> None:
@@ -107,18 +107,18 @@ class Writer:
         """The time (`time.monotonic`) at which the first message in the buffer was put."""
         self._closed = False
         self._failed: dict[_StoredLater, Exception] = {}
-        """The messages that failed and whose failures the writer has not raised yet."""
+        """The failed messages whose failures the writer has not raised yet."""
         self._closing = Closing("writer")
-        self._storing = ProcessLock()  # keeps batches in the order of their puts
+        self._storing = ProcessLock()  # stores batches in order
         self._thread = threading.Thread(target=self._run, name="topicstore-writer", daemon=True)
         self._thread.start()
         end_at_exit(self, Writer.close)
 
     def put(self, message: Message) -> Future[MessageId]:
-        """Add a message to the buffer. If the buffer is full, the call stores it, which slows fast producers down.
+        """Add a message to the buffer. If the buffer is full, the call stores it, which gives back-pressure.
 
         Raises `InvalidMessageError` for an invalid message, `DatabaseClosedError` after `close`, and an
-        `ExceptionGroup` of unseen failures of earlier messages; in each case this message was not taken.
+        `ExceptionGroup` of unobserved failures of earlier messages; in each case this message was not accepted.
         """
         future, full = self._take(message)
         if full:
@@ -155,13 +155,13 @@ class Writer:
             return future, len(self._buffer) >= self._max_items
 
     def flush(self) -> None:
-        """Store the buffered messages. Raises the unseen failures of these and earlier messages."""
+        """Store the buffered messages. Raises the unobserved failures of these and earlier messages."""
         self._store_buffer()
         with self._lock:
             self._tell_locked()
 
     def _tell_locked(self) -> None:
-        """Raise the unseen failures."""
+        """Raise the unobserved failures."""
         failed, self._failed = self._failed, {}
         unseen = [error for future, error in failed.items() if not future.seen]
         if unseen:
@@ -185,13 +185,13 @@ class Writer:
                 self._failed |= {
                     future: error for future, _, error in outcomes if error is not None and not future.done()
                 }
-            # Outside the lock, because a thread that waits for a future may put again at once.
+            # Outside the lock, because callbacks may call `put`.
             _resolve_all(outcomes)
 
         guarded(store, resolve)
 
     def _store(self, items: list[_Item]) -> list[_Outcome]:
-        """Store messages. If one is refused, it is left out, and the others are stored without it."""
+        """Store messages. If the store refuses a message, the others are stored without it."""
         refused: list[_Outcome] = []
         while items:
             try:
@@ -218,7 +218,7 @@ class Writer:
                     self._changed.wait(self._wait())
                 if self._closed:
                     return
-            with contextlib.suppress(BaseException):  # the failures are in `_failed`; all other messages are stored
+            with contextlib.suppress(BaseException):  # `_failed` has the failures; other messages must still be stored
                 self._store_buffer()
 
     def _due(self) -> bool:
@@ -229,10 +229,10 @@ class Writer:
         return max(0.0, self._oldest + self._interval - time.monotonic()) if self._buffer else None
 
     def close(self) -> None:
-        """Store the buffered messages and take no more. May be called twice. Raises the errors of `flush`.
+        """Store the buffered messages and accept no more. This is idempotent. Raises the errors of `flush`.
 
-        Within another call of the same thread, as in a signal handler, it returns before the messages are stored, as
-        `Database.close` does. In a forked child it does nothing.
+        Inside another call of the same thread, for example in a signal handler, it returns before the messages are
+        stored, as `Database.close` does. In a forked child it does nothing.
         """
         if not self._storage.inherited:
             self._closing.run(self._close, within=holds_lock())

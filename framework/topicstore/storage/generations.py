@@ -1,4 +1,4 @@
-"""Generations over all shards of a database: a change that was made in one shard is made in all."""
+"""Adding, dropping and listing generations across all shards of a database, which all have the same generations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class GenerationInfo:
-    """One generation over all shards. Times are in microseconds since the epoch."""
+    """Statistics of one generation, summed over all shards. Times are in microseconds since the epoch."""
 
     number: int
     layout: str
@@ -41,11 +41,11 @@ class GenerationInfo:
     messages: int
     """The number of live messages."""
     live_bytes: int
-    """The bytes of the values written for the messages. Deletes don't lower the number, but dropping does."""
+    """The size of the live messages' values, in bytes. Deletes and compactions lower it by what they free."""
 
 
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
-    """Return the generations that all shards have, oldest first, each with its record in every shard."""
+    """Return the generations that exist in all shards, oldest first, each with its record in every shard."""
     by_shard = [{record.number: record for record in shard.generations.listed()} for shard in shards]
     everywhere = sorted(set.intersection(*map(set, by_shard)))
     return {number: [records[number] for records in by_shard] for number in everywhere}
@@ -54,7 +54,7 @@ def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
 def generation_infos(storage: Storage) -> list[GenerationInfo]:
     """Return the live generations, oldest first."""
     storage.check_open()
-    # Without the locks, one shard may list a generation that another has dropped.
+    # With all locks held, so that the shards list the same generations.
     live = storage.locked(lambda: live_records(storage.shards))
     return [
         GenerationInfo(
@@ -72,7 +72,7 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
 
 
 def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[str, Any]) -> None:
-    """Finish changes that were interrupted between shards. New shards get a first generation of ``layout``."""
+    """Finish changes that were interrupted between shards. A new database gets a first generation of ``layout``."""
     newest = max(shards, key=lambda shard: shard.generations.current)
     if newest.generations.current == 0:
         newest.generations.add(layout, dict(options))
@@ -81,7 +81,7 @@ def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[
         for number in range(shard.generations.current + 1, newest.generations.current + 1):
             record = wanted.get(
                 number, wanted[newest.generations.current]
-            )  # a dropped one is added for its number only
+            )  # a generation that was already dropped is added only so that numbers have no gap, and dropped below
             shard.generations.add(record.layout, record.options)
     live = live_records(shards)
     for shard in shards:
@@ -93,7 +93,7 @@ def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[
 
 
 def add_generation(storage: Storage, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
-    """Seal the current generation of every shard and begin a new one; see `Database.add_generation`."""
+    """Seal the current generation of every shard and add a new one; see `Database.add_generation`."""
     storage.check_may_write()
     before = storage.shards[0].generations.listed()
     name = layout or before[-1].layout
@@ -107,7 +107,7 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
         for shard in storage.shards:
             shard.writer.drain_locked()
             one = PendingWrite(shard.writer)
-            shard.writer.prepare_locked(one)  # all are writable, also those where an interrupted call has added it
+            shard.writer.prepare_locked(one)  # checks that all shards are writable, even those without a change
             if shard.generations.current < number:
                 shard.generations.prepare_add_locked(one, name, dict(options))
                 pending.append(one)
@@ -126,7 +126,7 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
 def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -> bool:
     """Drop a sealed generation with all its messages; see `Database.drop_generation`.
 
-    Without ``remove`` it only becomes invisible, which is quick. The caller then calls `remove_dropped` and
+    Without ``remove``, the generation only becomes invisible, which is quick. The caller must call `remove_dropped` and
     `reclaim_removed` later.
     """
     storage.check_may_write()
@@ -168,7 +168,7 @@ def remove_dropped(storage: Storage) -> None:
 
 
 def reclaim_removed(storage: Storage) -> None:
-    """Free the disk space of generations whose messages were removed. May take long."""
+    """Free the disk space of generations whose messages were removed. This may take long."""
 
     def reclaim() -> None:
         for shard in storage.shards:

@@ -1,4 +1,4 @@
-"""The innermost implementations of the data path's hooks, which plugins wrap. A database without plugins skips them."""
+"""The framework's implementations of the data-path hooks, which plugins wrap. Databases without plugins bypass them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["topicstore_read", "topicstore_replay", "topicstore_store"]
 
 @hookimpl
 def topicstore_store(request: StoreRequest) -> StoreResult:
-    """Store the batch that the plugins have passed on."""
+    """Store the batch of the request, as the plugins have left it."""
     storage = cast("Storage", request.db)
     return store_batch(request, storage.shards, storage.shard_map, storage.clock)
 
 
 @hookimpl
 def topicstore_read(request: ReadRequest) -> ReadResult:
-    """Fetch the batch that the plugins ask for."""
+    """Fetch the batch that the request selects, as the plugins have left it."""
     return read_batch(request, cast("Storage", request.db).shards)
 
 
 @hookimpl
 def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
-    """Plan the replay that the plugins ask for."""
+    """Plan the replay of the request, as the plugins have left it."""
     storage = cast("Storage", request.db)
     return plan_replay(request, storage.shards, storage.id)

@@ -1,12 +1,12 @@
-"""The stored form of keyed messages (`topicstore.storage.keyed_messages`), and reading them through the hooks.
+"""The stored form of keyed messages (`topicstore.storage.keyed_messages`), and their ``topicstore_read``.
 
-Stored form (state keyspace; keys begin with a byte of one, left out here)::
+Stored form (state keyspace; keys begin with byte 1, which is left out here)::
 
     "k" key -> record (see `topicstore.shard.record_codec`) of version 1, position, topic, payload, client id, QoS,
                retain, timestamp, properties
 
-The position is the message's own if it was also stored in a stream, otherwise the first position of the time at which
-it was stored under its key. The first byte of a key is its kind: ``r`` for retained messages, ``w`` for wills.
+The position is the message's position in the stream if it was also stored there, otherwise the first position of the
+time of its store. The first byte of a key is its kind: ``r`` for retained messages, ``w`` for wills.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _PLACES = msgspec.msgpack.Decoder(tuple[bytes, bytes])
 
 
 def state_key(key: bytes) -> bytes:
-    """Return the key of the state under which a keyed message is stored, for use in a `StateWrite`."""
+    """Return the key in the shard's state under which a keyed message is stored, for use in a `StateWrite`."""
     return _PREFIX + key
 
 
 def key_in(state_key: bytes) -> bytes:
-    """Return the key of the message that is stored under a key of the state."""
+    """Return a message's key, given the key in the shard's state under which it is stored."""
     return state_key[len(_PREFIX) :]
 
 
@@ -75,17 +75,17 @@ def cursor_over(database: bytes, shard: int, start: bytes, end: bytes) -> Cursor
 
 
 def next_key(cursor: Cursor) -> bytes:
-    """Return the first key of the range that a cursor over keyed messages has still to read."""
+    """Return the first key of the remaining range of a cursor over keyed messages."""
     return _PLACES.decode(cursor.place)[0]
 
 
 def encode_keyed(
     batch: MessageBatch, where: Destinations, placed: MessageBatch, now: int
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield the shard, state key and value of the messages of a batch that have a key, in order of rows.
+    """Yield (shard, state key, value) of the messages of a batch that have a key, in order of rows.
 
-    ``placed`` are the messages that go to the streams, with their positions and times. ``now`` is the time of the
-    others.
+    ``placed`` are the messages that are stored in the streams, with their positions and times. ``now`` is the time of
+    the others.
     """
     stored, keyed = where.stored, where.keyed
     rows = np.fromiter(keyed, np.intp, len(keyed))
@@ -109,9 +109,9 @@ def _records(batch: MessageBatch, now: int) -> Iterator[_Record]:
 def read_keyed(request: ReadRequest, shard: Shard) -> ReadResult:
     """Return the next batch of a shard's keyed messages.
 
-    Their positions are those of the stored form, which are neither unique nor in order. The cursor's place is a msgpack
-    array of the first key and of the key before which to end. The cursor has no filter, and ``until`` and ``bound``
-    are ignored.
+    The messages' positions are those of the stored form, which are neither unique nor in order. The cursor's place is a
+    msgpack array of the range's first key and its end, exclusive. The cursor's filter, ``until`` and ``bound`` are
+    ignored.
     """
     cursor = request.cursor
     try:
@@ -139,7 +139,7 @@ def _place_of(shard: int, key: bytes) -> str:
 
 
 DECODERS: Decoders = {_PREFIX: lambda key, value: _CODEC.decode(key, value, "state: keyed message")}
-"""The decoder of the state that holds keyed messages, by prefix."""
+"""The decoder of keyed messages in the state, by prefix of the keys."""
 
 
 def _batch(records: list[_Record], shard: int) -> MessageBatch:

@@ -1,9 +1,9 @@
-"""Keyed messages: messages that a shard keeps under keys, outside its streams; each key has the last one only.
+"""Keyed messages: messages that a shard stores under keys, outside its streams; each key holds the last message stored.
 
-They are used for retained messages (MQTT 5, section 3.3.1.3) and wills (section 3.1.2.5). They outlive generations, and
-are not part of any replay. They are stored through ``topicstore_store`` and read through ``topicstore_read``, so
-plugins that transform messages see them too: in these hooks they are the messages of generation 0, in order of their
-keys.
+They are used for retained messages (MQTT 5, section 3.3.1.3) and wills (section 3.1.2.5). They are independent of
+generations, and not part of any replay. They are stored through ``topicstore_store`` and read through
+``topicstore_read``, so plugins that transform messages process them, too: in these hooks they are the messages of
+generation 0, in order of their keys.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def store_under(
     stored: Sequence[bool] | None = None,
     state: Mapping[int, Sequence[StateWrite]] | None = None,
 ) -> StoreResult:
-    """Store messages under keys, each in place of the previous message under its key.
+    """Store messages under keys; each replaces the previous message under its key.
 
     keys:   the key of each message; None for a message without a key.
-    shards: the shard that keeps each message under its key; by default that of its client id.
-    stored: whether each message also goes to the streams; by default none does.
-    state:  state writes by shard; they are committed in one engine write with the messages of the shard.
+    shards: the shard that stores each message under its key; by default that of its client id.
+    stored: whether each message is also stored in the streams; by default none is.
+    state:  state writes by shard; they are committed in the same engine write as the messages of the shard.
     """
     batch = MessageBatch.of(messages)
     for name, column in (("keys", keys), ("shards", shards), ("stored", stored)):
@@ -71,7 +71,7 @@ def store_under(
 
 
 def message_under(storage: Storage, shard: int, key: bytes) -> Message | None:
-    """Return the message that a shard has under a key, or None if there is none."""
+    """Return the message that a shard has under a key, or None."""
     batch = storage.read(cursor_over(storage.id, shard, key, key + b"\0"), 1).batch
     return batch.to_messages()[0] if len(batch) else None
 
@@ -79,8 +79,8 @@ def message_under(storage: Storage, shard: int, key: bytes) -> Message | None:
 def messages_under(storage: Storage, shard: int, prefix: bytes) -> Iterator[tuple[bytes, Message]]:
     """Yield (key, message) of all messages that a shard has under keys that begin with ``prefix``, in order of keys.
 
-    Each message is read by itself, so that its key is right even if a plugin removes or changes messages. That is slow
-    for many messages.
+    Each message is read individually, because otherwise keys and messages couldn't be matched if a plugin removes
+    messages. This is slow for many messages.
     """
     for under, _ in storage.state(shard).scan(state_key(prefix)):
         key = key_in(under)
@@ -91,25 +91,25 @@ def messages_under(storage: Storage, shard: int, prefix: bytes) -> Iterator[tupl
 
 @attrs.frozen
 class KeyedRead:
-    """Some messages that a shard has under keys, in order of their keys."""
+    """A batch of a shard's keyed messages, in order of their keys."""
 
     batch: MessageBatch
     following: bytes | None
-    """The key from which to read on; None at the end of the range."""
+    """The key from which to continue; None at the end of the range."""
 
 
 def read_between(storage: Storage, shard: int, start: bytes, end: bytes, limit: int) -> KeyedRead:
     """Read at most ``limit`` messages under keys from ``start`` (inclusive) to ``end`` (exclusive).
 
-    There may be fewer, or none, though others follow: a batch ends after some megabytes, and plugins may remove
-    messages.
+    The batch may have fewer messages, or none, although others follow: it ends after some megabytes, and plugins may
+    remove messages.
     """
     result = storage.read(cursor_over(storage.id, shard, start, end), limit)
     return KeyedRead(result.batch, None if result.end_of_stream else next_key(result.cursor))
 
 
 def batches_between(storage: Storage, shard: int, start: bytes, end: bytes) -> Iterator[MessageBatch]:
-    """Yield the messages that a shard has under keys from ``start`` (inclusive) to ``end`` (exclusive), in order."""
+    """Yield a shard's messages under keys from ``start`` (inclusive) to ``end`` (exclusive), in order of keys."""
     following: bytes | None = start
     while following is not None:
         read = read_between(storage, shard, following, end, _LIMIT)

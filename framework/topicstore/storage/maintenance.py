@@ -1,13 +1,9 @@
-"""Compaction: on request, and in the background while no messages are stored.
+"""Compaction, on request and in the background; checkpoints; deletes in all shards.
 
-Merging costs about as much as storing, and shares the interpreter with it. So compaction in the background waits until
-many messages were stored and then none for a moment, and stops between two steps when messages are stored again. Only
-if the backlog grows very large does it run beside the writers. While messages are read or delivered, it rests after
-each step, many times as long as the step took.
-
-Checkpoints: copies of a database, which are databases themselves.
-
-Deleting messages by topic and time, in all shards.
+Compaction costs about as much as storing, and shares the interpreter with it. Background compaction therefore waits
+until many messages were stored and then none for a moment, and pauses between two steps when messages are stored again.
+It runs concurrently with writers only if the backlog grows very large. While messages are read or delivered, it sleeps
+after each step for many times the duration of the step.
 """
 
 from __future__ import annotations
@@ -61,7 +57,7 @@ __all__ = [
 def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], object]) -> None:
     """Write a copy of a database into the new directory ``target``; see `Database.checkpoint`.
 
-    ``write_others`` adds to the copy, before it gets its name, what else lies in the database's directory.
+    ``write_others`` adds other files of the database's directory, such as queues, before the copy gets its final name.
     """
     storage.check_may_write()
     if "checkpoint" not in storage.capabilities:
@@ -73,16 +69,16 @@ def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], ob
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep_drafts(target.parent)
     with draft(target.parent) as unfinished:
-        copy = unfinished / target.name  # a directory in the draft, because both drafts and databases are locked
+        copy = unfinished / target.name  # a subdirectory, because both a draft and a database lock their directory
         write_copy(storage, copy)
         write_others(copy)
-        copy.rename(target)  # only a complete copy gets the name
+        copy.rename(target)  # atomic: only a complete copy gets the name
         sync_directory(target.parent)
     _warn_of_other_archives(storage, target)
 
 
 def write_copy(storage: Storage, copy: Path) -> None:
-    """Write a copy, consistent over all shards, into the new directory ``copy``. Writers only wait for the snapshot."""
+    """Write a copy, consistent over all shards, into the new directory ``copy``. Writers wait only for the snapshot."""
     storage.check_open()
     copy.mkdir(permissions_of(storage.path))
     with ExitStack() as stack:
@@ -97,7 +93,7 @@ def write_copy(storage: Storage, copy: Path) -> None:
         )
         for steps in copies:
             deque(steps, maxlen=0)
-    # If the copy is put back where the database was, its notes replace later ones.
+    # A copy has its own record of fsynced writes; otherwise restoring it over the database would look like data loss.
     with closing(SyncedWrites(copy, storage.id, len(storage.shards))) as synced:
         for number, tail in enumerate(tails):
             synced.note(number, tail.writes, tail.last_position)
@@ -106,13 +102,13 @@ def write_copy(storage: Storage, copy: Path) -> None:
 
 
 def _taken(steps: Iterator[None], shard: Shard) -> Tail:
-    """Take the snapshot of a shard, whose lock is held, and return its tail."""
+    """Take the snapshot of a shard, whose lock the caller holds, and return the shard's tail."""
     next(steps)
     return shard.writer.tail
 
 
 def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
-    """Warn of exports whose relative locations lead a copy to another directory than the database."""
+    """Warn about exports whose relative locations resolve to another directory from a copy than from the database."""
     locations = {record.archive for record in storage.shards[0].generations.listed() if record.archive is not None}
     for location in sorted(locations):
         here, there = archive_directory(storage.path, location), archive_directory(copy, location)
@@ -150,9 +146,9 @@ def _archived(storage: Storage, shard: Shard, request: ReplayRequest, bound: int
 def delete_local(
     storage: Storage, shard: Shard, topic_filter: TopicFilter | None, first: int, last: int, spare: Sequence[str]
 ) -> int:
-    """Delete messages of a shard in a range of positions that don't match ``spare`` and aren't archived.
+    """Delete a shard's messages from ``first`` to ``last``, except archived ones and those that match ``spare``.
 
-    Without a filter, messages of all topics are deleted.
+    Without a topic filter, messages of all topics are deleted. Returns the number of deleted messages.
     """
     storage.check_may_write()
     spared = [*map(TopicFilter, spare)]
@@ -167,14 +163,14 @@ def _forget_what_was_read(storage: Storage) -> None:
 
 
 WORTH_IT = 65_536
-"""The number of messages stored after which the scheduler checks whether there is work."""
+"""The number of newly stored messages after which the scheduler checks for work."""
 URGENT = 32 * WORTH_IT
-"""The number of messages that wait in a shard from which compaction doesn't wait for a quiet moment."""
+"""The backlog of a shard, in messages, from which compaction runs concurrently with writers."""
 QUIET = 0.5
-"""The number of seconds without a store that count as a quiet moment."""
+"""The number of seconds without a store after which background compaction may run."""
 
 _REST = 19
-"""The rest after a step, as a multiple of the time that the step took: while messages are read or delivered, compaction
+"""The pause after a step, as a multiple of the step's duration, while messages are read or delivered. Compaction then
 uses a twentieth of the time."""
 
 
@@ -183,18 +179,18 @@ class CompactReport:
     """The result of a compaction."""
 
     messages: int
-    """The number of messages rewritten; one that was merged twice counts twice."""
+    """The number of messages rewritten. A message that was rewritten twice counts twice."""
     live_bytes_before: int
     live_bytes_after: int
     disk_bytes_before: int
     disk_bytes_after: int
     seconds: float
     never_merging: tuple[str, ...] = ()
-    """The layouts in use, if none of them ever merges: they keep messages as they were stored. Else nothing."""
+    """The layouts in use, if none of them supports compaction; otherwise empty."""
 
 
 def compact(storage: Storage, stop: Callable[[], bool]) -> CompactReport:
-    """Merge and count everything stored before the call; see `Database.compact`."""
+    """Compact and count everything stored before the call; see `Database.compact`."""
     storage.check_may_write()
     started, before = time.perf_counter(), _Sizes.of(storage)
     messages = sum(shard.rewriter.compact(whole=True, stop=stop) for shard in storage.shards)
@@ -224,7 +220,7 @@ def _never_merging(storage: Storage) -> tuple[str, ...]:
 
 @attrs.frozen
 class _Sizes:
-    """The size of a database."""
+    """The sizes of a database in bytes."""
 
     live_bytes: int
     disk_bytes: int
@@ -238,7 +234,7 @@ class _Sizes:
 
 
 class CompactionScheduler:
-    """Compacts the shards of one database in the background, when there is something to do."""
+    """A scheduler that compacts the shards of one database in the background."""
 
     def __init__(self, shards: Sequence[Shard], jobs: BackgroundJobs) -> None:
         self.task = BackgroundTask("compaction", lambda _: self._work())
@@ -246,8 +242,9 @@ class CompactionScheduler:
         self._jobs = jobs
         self._job = jobs.add(self._look, messages=WORTH_IT)
         self._traffic = 0
-        """The reads and deliveries when the current step began. Only the thread uses it and the next attribute."""
+        """The number of reads and deliveries at the start of the current step. Used only by the task's thread."""
         self._began = 0.0
+        """The start of the current step (`time.monotonic`). Used only by the task's thread."""
         if self._backlog() >= WORTH_IT:
             self.task.wake()
 
@@ -256,12 +253,12 @@ class CompactionScheduler:
         self.task.wake()
 
     def stop(self) -> None:
-        """Stop the scheduler, and return when it has ended, at most one step later. May be called twice."""
+        """Stop the scheduler, and wait until it has ended, at most one step later. This is idempotent."""
         self.task.stop()
         self.task.join()
 
     def _work(self) -> None:
-        """Compact in every quiet moment until no work is worthwhile."""
+        """Compact whenever no messages are stored for a moment, until no compaction is worth the work."""
         done = False
         while not done and not self.task.stopping.is_set():
             seen = self._jobs.messages
@@ -270,7 +267,7 @@ class CompactionScheduler:
                 done = self._compact(seen)
 
     def _compact(self, seen: int) -> bool:
-        """Compact the shards that are worth it; return whether the end was reached."""
+        """Compact the shards where that is worth the work; return False if a store has interrupted it."""
         self._begin()
         pauses = [(shard, partial(self._must_pause, shard, seen)) for shard in self._shards]
         do_all(
@@ -280,7 +277,7 @@ class CompactionScheduler:
         return seen == self._jobs.messages
 
     def _must_pause(self, shard: Shard, seen: int) -> bool:
-        """Return whether to stop; before the next step, rest if messages were read or delivered during the last."""
+        """Return whether to stop compacting. Before, sleep if messages were read or delivered during the last step."""
         if seen == self._jobs.messages and self._traffic != self._reads_and_deliveries():
             self.task.stopping.wait(_REST * (time.monotonic() - self._began))
         self._begin()

@@ -1,11 +1,9 @@
-"""Opening a database: its files, its lock, its shards and the hooks around them, as one `Storage`.
+"""Opening a database: its directory's lock, its shards and its hooks, combined into a `Storage`.
 
-Opening one shard, and checking that it is the right one and that it has everything that was on disk once.
-
-The shards of a database that is open for writing, the notes beside them, and the lock of its directory.
-
-They are closed in this order, even if a step fails or is interrupted: the notes when no shard writes any more, the lock
-when nothing of the database is written any more.
+`ShardOpener` opens one shard, checks its identity, and detects the loss of writes that were on disk. `WrittenShards`
+holds the shards of a database that is open for writing, the record of their last fsynced writes, and the lock. They are
+closed in this order, even if a step fails or is interrupted: the record after all shards, the lock after all writes to
+the directory.
 """
 
 from __future__ import annotations
@@ -67,32 +65,32 @@ __all__ = [
 
 Recovery = Literal["strict", "point_in_time", "salvage"]
 _DESCRIPTORS, _ROOM = 32, 1 << 20
-"""The file descriptors, and the bytes of the disk, that must be there before a failed shard is closed and opened."""
+"""The number of file descriptors, and of bytes on disk, that must be free before a failed shard is reopened."""
 RECOVERIES: tuple[Recovery, ...] = ("strict", "point_in_time", "salvage")
 
 
 @attrs.frozen(kw_only=True)
 class OpenSettings:
-    """How a database is opened this time, beside what its manifest says. See `topicstore.open`."""
+    """The settings of one opening, in addition to the database's manifest. See `topicstore.open`."""
 
     open_archive: Callable[[Path, Manifest], OpenArchive]
-    """Opens the slabs of archived generations."""
+    """A function that returns the opener of archived generations' slabs."""
     options: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    """The options by plugin: the backend's, and the layout's for a first generation."""
+    """The options by plugin: the backend's, and the layout's for the first generation."""
     plugins: Sequence[str] = ()
     """The names of the plugins that wrap the data path, outermost first."""
     clocks: Clocks = attrs.field(factory=Clocks)
     recovery: Recovery = "strict"
-    """Whether the opening fails, goes back or leaves out, where stored data can't be read."""
+    """How to open a shard with missing or damaged writes; see `topicstore.open`."""
     read_only: bool = False
     lazily: bool = False
-    """Whether each shard is opened when it is first used; only with ``read_only``."""
+    """Whether each shard is opened on first use; only with ``read_only``."""
     permissions: int = OWNER_ONLY
-    """The permissions of the directory, if it is made."""
+    """The mode bits of the directory, if it is created."""
     ballast: bool = True
-    """Whether disk space is reserved (`topicstore.storage.directory.ballast`)."""
+    """Whether to reserve disk space (`topicstore.storage.directory.ballast`)."""
     allow_ancient: bool = False
-    """Whether times are accepted that are probably not in microseconds."""
+    """Whether to accept times that are probably not in microseconds."""
 
 
 @attrs.define
@@ -107,15 +105,15 @@ class ShardOpener:
     make_layout: MakeLayout
     open_archive: OpenArchive
     synced: SyncedWrites | None = None
-    """The notes of the last writes on disk; None if the backend isn't persistent."""
+    """The record of each shard's last fsynced write; None if the backend isn't persistent."""
 
     @property
     def files(self) -> ClosedFiles:
-        """The list of files, which exists while the database is closed."""
+        """The list of the database's files and their sizes, which is stored while the database is closed."""
         return ClosedFiles(self.path, self._id, self.manifest.shards, self.backend.unneeded)
 
     def check_files(self) -> None:
-        """Raise `DataLossError` if files were lost or cut short since the database was closed. Changes nothing."""
+        """Raise `DataLossError` if files are missing or have another size since the close. Changes nothing."""
         for number in range(self.manifest.shards):
             try:
                 self.files.check(number)
@@ -144,11 +142,11 @@ class ShardOpener:
             return shard
 
     def recover(self, shard: Shard) -> bool:
-        """Open a shard again that takes no writes since one failed; return whether that was needed.
+        """Reopen a shard that takes no writes after a failed write; return whether that was necessary.
 
-        Its engine isn't closed before room and file descriptors are there. Raises `StorageFullError`,
-        `TooManyOpenFilesError`, and the errors of `open`; then the shard still takes no writes. There is a warning if
-        acknowledged writes have vanished, or if the write that failed is stored nevertheless.
+        The engine is closed only if enough disk space and file descriptors are free to reopen it. Raises
+        `StorageFullError`, `TooManyOpenFilesError`, and the errors of `open`; the shard then still takes no writes.
+        A warning reports if acknowledged writes were lost, or if the failed write was stored after all.
         """
         salvaged: Salvaged | None = None
         number, engine, before = shard.number, shard.writer.engine, shard.writer.tail.writes
@@ -176,7 +174,7 @@ class ShardOpener:
         if salvaged is not None:
             salvaged.store_in(shard)
         stored = shard.writer.tail.writes
-        with contextlib.suppress(RuntimeWarning):  # where warnings are errors, the shard takes writes nevertheless
+        with contextlib.suppress(RuntimeWarning):  # even if warnings are errors, the recovery has succeeded
             if stored < before:
                 warn_caller(f"shard {number} lacks its last {before - stored:,} writes, which were not on disk yet")
             elif stored > before:
@@ -184,7 +182,7 @@ class ShardOpener:
         return True
 
     def _check_resources(self, directory: Path) -> None:
-        """Raise the error of what an engine needs to be opened again, and what isn't there yet: room, descriptors."""
+        """Raise an error if disk space or file descriptors don't suffice for reopening an engine."""
         with failure_told(), contextlib.ExitStack() as opened:
             for _ in range(_DESCRIPTORS):
                 opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
@@ -203,15 +201,15 @@ class ShardOpener:
         return self.path / f"shard-{number:04}"
 
     def _tell(self, lost: DataLossError) -> None:
-        """Raise the error of a loss, or warn of it if ``recovery`` allows losses."""
+        """Raise ``lost`` with ``recovery="strict"``; with other values, emit it as a warning."""
         if self.settings.recovery == "strict":
             raise lost
         warn_caller(f"opened all the same: {lost}")
 
     def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
-        """Open a shard for reading, and change nothing. Raises the errors of `open`, whatever ``recovery`` is."""
+        """Open a shard read-only, without changing its files. Losses raise errors whatever ``recovery`` is."""
         self.files.check(number)
-        # Read before the engine is opened, because its writer continues.
+        # Read before the engine is opened: a concurrent writer may advance it afterwards.
         reached = SyncedWrites(self.path, self._id, self.manifest.shards).read(number)
         engine = open_engine()
         with Taken() as taken:
@@ -222,11 +220,11 @@ class ShardOpener:
             return self._make(number, engine, read_only=True)
 
     def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> tuple[Engine, Salvaged | None]:
-        """Open the engine. Cut its log if it is damaged, as after a power failure, and set aside what is cut off.
+        """Open the engine. Truncate a damaged log, and keep the truncated part in a separate file.
 
-        With ``recovery="strict"`` this is done only if no write is lost that was known to be on disk. There is a
-        warning if readable writes are cut off too, unless they are salvaged. Returns the engine and, with
-        ``recovery="salvage"``, the messages that were salvaged from the part after the cut.
+        With ``recovery="strict"``, the log is truncated only if no write is lost that was known to be on disk. A
+        warning reports discarded readable writes, unless they are salvaged. Returns the engine and, with
+        ``recovery="salvage"``, the messages salvaged from the truncated part.
         """
         directory = self._directory(number)
         try:
@@ -252,7 +250,7 @@ class ShardOpener:
         )
 
     def _salvage(self, number: int, directory: Path, damaged: CorruptionError) -> Salvaged | None:
-        """Read the messages after damage, and change nothing. Returns None if there are none."""
+        """Read the messages after damage, without changing files. Returns None if there are none."""
 
         def opened(*, behind: bool) -> Shard:
             engine = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=behind)
@@ -292,29 +290,29 @@ def _tail(number: int, engine: Engine) -> Tail:
 
 
 class WrittenShards:
-    """The open parts of a database that is open for writing. They are added while the database is opened."""
+    """The open shards, files and lock of a database that is open for writing. They are added during the opening."""
 
     def __init__(self) -> None:
         self.shards: list[Shard] = []
         self.synced: SyncedWrites | None = None
-        """The notes of the last writes on disk; None if the backend isn't persistent."""
+        """The record of each shard's last fsynced write; None if the backend isn't persistent."""
         self.files: ClosedFiles | None = None
-        """The list of files, to be written when the shards are closed; None before all are open, and after it was
+        """The list of files to write after the shards are closed; None before all shards are open, and after it was
         written."""
         self._locked = Taken()
 
     def lock(self, directory: Path) -> None:
-        """Take the lock of the directory. Raises `DatabaseLockedError`."""
+        """Acquire the lock of the directory. Raises `DatabaseLockedError`."""
         self._locked.add(DirectoryLock(directory).release)
 
     def close(self) -> None:
-        """Close the shards, and then the notes. An interrupted close is finished by the next call."""
+        """Close the shards, then the record of fsynced writes. If a call is interrupted, the next call finishes it."""
         release_all((*(shard.close for shard in reversed(self.shards)), self._close_notes))
 
     def unlock(self) -> None:
         """Release the lock, unless a shard is still open because closing it was interrupted."""
         if self._closed:
-            self.files = None  # from now on other processes may write
+            self.files = None  # other processes may write after the release
             self._locked.release()
 
     @property
@@ -332,9 +330,9 @@ class WrittenShards:
 
 
 def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Storage:
-    """Open the shards of the database that a manifest describes, or make them if it is not complete.
+    """Open the shards of the database that a manifest describes, or create them if the manifest isn't complete.
 
-    Raises the errors of `topicstore.open`, and leaves nothing open then.
+    Raises the errors of `topicstore.open`; nothing stays open after an error.
     """
     path = path.absolute()  # the working directory may change
     spec = registry().backend(manifest.backend)
@@ -346,7 +344,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     target: type[Backend] = load_target(spec)
     backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
     backend.check_path(path)
-    make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before a file is made
+    make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options before a file is created
     shard_map = ShardMap(manifest.shards)
     hooks = data_path(wrappers, core).hook  # refuses unsuitable plugins
     open_archive = settings.open_archive(path, manifest)
@@ -393,16 +391,16 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
 
 
 def _room(backend: Backend, shards: int) -> int:
-    """Return the bytes that opening all shards, and reclaiming a part of them, need temporarily.
+    """Return the disk space, in bytes, that opening all shards and reclaiming a part of them need temporarily.
 
-    Shards are opened in turn, but what `Backend.room_at_once` is needed for goes on in all of them at the same time.
+    Shards are opened in turn, so one shard's `Backend.room` suffices; `Backend.room_at_once` is needed for each shard.
     """
     return backend.room + (shards - 1) * backend.room_at_once
 
 
 def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> None:
     known = {manifest.backend, manifest.layout}
-    for name in () if manifest.complete else options:  # otherwise they were compared with the stored ones
+    for name in () if manifest.complete else options:  # those of a complete database were already checked
         if name not in known:
             raise InvalidArgumentError(
                 f"options are by plugin: {{'{manifest.backend}': {{...}}, "
@@ -425,7 +423,7 @@ def _open_to_write(
     locked: Taken,
     opened: Taken,
 ) -> tuple[Manifest, list[Shard]]:
-    """Return the present manifest and the shards. ``opened`` closes them, and then ``locked`` releases the lock."""
+    """Return the current manifest and the shards. ``opened`` closes them, and then ``locked`` releases the lock."""
     creating, settings = not manifest.complete, opener.settings
     written = WrittenShards()
     locked.add(written.unlock)
@@ -458,7 +456,7 @@ def _open_to_write(
 
 
 def _take_directory(path: Path, written: WrittenShards, room: int, permissions: int) -> None:
-    """Make the directory if it is missing, lock it, and give up its ballast if less than ``room`` is free."""
+    """Create the directory if it is missing, and lock it; free its ballast if fewer than ``room`` bytes are free."""
     make_directory(path, permissions)
     written.lock(path)
     check_no_links(path)

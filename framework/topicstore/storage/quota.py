@@ -1,4 +1,4 @@
-"""The quota: whether a database has room for more, and the refusal if it has not."""
+"""`Quota`: the limit on the stored bytes of a database, which refuses stores above it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNLIMITED = sys.maxsize
 
 
 class _Room:
-    """The bytes written since the opening up to which there is certainly room."""
+    """The number of written bytes (`written_bytes`) up to which the quota certainly isn't reached."""
 
     __slots__ = ("until",)
 
@@ -23,24 +23,24 @@ class _Room:
 
 
 class Quota:
-    """The limit on the bytes of values that a database holds. They are counted only when there may be too many."""
+    """The limit on the bytes of values that a database holds. They are summed only when they may reach the limit."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.enforce: Callable[[], object] | None = None
-        """A function that is called before a store for which there may be no room. It makes some, or raises to refuse
+        """A function that is called before a store that may exceed the limit. It frees space, or raises to refuse
         the store. It calls `check`, `reached` or `lift`."""
         self._shards = shards
         self._room = _Room()
-        """Needs no lock: all threads compute the same value, and those that know an earlier limit change another
-        object."""
+        """Needs no lock: all threads compute the same value. `reset` replaces the object, so a thread with an earlier
+        limit changes only the old one."""
 
     def admit(self) -> None:
-        """Raise `QuotaExceededError`, or the error of settings that can't be read, if no message may be stored."""
+        """Raise `QuotaExceededError` if the limit is reached. Raises the errors of reading the limit, too."""
         if self._room.until < _UNLIMITED and written_bytes(self._shards) >= self._room.until and self.enforce:
             self.enforce()
 
     def reset(self) -> None:
-        """Ask again before the next store, because the limit has changed."""
+        """Call `enforce` before the next store, because the limit has changed."""
         self._room = _Room()
 
     def lift(self) -> None:
@@ -50,7 +50,7 @@ class Quota:
     def check(self, max_bytes: int) -> None:
         """Raise `QuotaExceededError` if the database holds at least ``max_bytes`` bytes of values.
 
-        A batch that begins below the limit is stored whole.
+        A batch may exceed the limit if the database was below it before the batch.
         """
         held = self.reached(max_bytes)
         if held:
@@ -60,9 +60,9 @@ class Quota:
             )
 
     def reached(self, max_bytes: int, *, removing: bool = False) -> int:
-        """Return the bytes of values that the database holds if there are at least ``max_bytes``, else 0.
+        """Return the bytes of values that the database holds if they are at least ``max_bytes``, else 0.
 
-        ``removing``: count those of dropped generations that were not removed yet, too.
+        removing: whether to include dropped generations whose removal has not finished.
         """
         room, written = self._room, written_bytes(self._shards)
         if written < room.until:
@@ -74,10 +74,10 @@ class Quota:
 
 
 def removing_bytes(shards: Sequence[Shard]) -> int:
-    """Return the bytes of values of dropped generations that were not removed yet."""
+    """Return the bytes of values of dropped generations whose removal has not finished."""
     return sum(shard.generations.removing_bytes() for shard in shards)
 
 
 def written_bytes(shards: Sequence[Shard]) -> int:
-    """Return the bytes of values written since the database was opened: live bytes never grow by more."""
+    """Return the bytes of values written since the database was opened, an upper bound of the growth of live bytes."""
     return sum([shard.writer.counters.bytes for shard in shards])

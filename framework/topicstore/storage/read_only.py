@@ -1,12 +1,12 @@
-"""Opening a database read-only, beside a writer if the backend can do that.
+"""Opening a database read-only, concurrently with a writing process if the backend supports that.
 
-Nothing of the database is created, migrated or changed. Each shard is seen as it was at one moment:
-that of the opening, or of the last `Database.refresh`, which opens the shards again. A view that was
-replaced is closed when the last read that began in it has ended.
+A read-only opening creates, migrates and changes nothing on disk. Each shard is a snapshot
+as of the opening or the last `Database.refresh`, which opens new snapshots. A replaced snapshot is closed after the
+last read that began in it has ended.
 
-If the backend can open shards beside a writer (`topicstore.contract.engine.Backend.open_reader`), no lock is
-taken. If it can't, the reader holds the lock of the database as a writer does, and so keeps
-writers out; nothing can change then, and a refresh has nothing to do. Readers that can't write the lock file,
+If the backend can open shards that another process writes (`topicstore.contract.engine.Backend.open_reader`), no lock
+is acquired. Otherwise the reader holds the lock of the database like a writer, which excludes
+writers; a refresh then has no effect, because nothing can change. Readers that can't write the lock file,
 for example on a read-only file system, share the lock.
 """
 
@@ -28,18 +28,17 @@ from .directory.files import failure_told
 __all__ = ["Mode", "ReadOnlyShards"]
 
 Mode = Literal["read-only", "owner"]
-"""``"read-only"`` is beside a possible writer; with ``"owner"`` no process has the database open for writing, or can
-open it so."""
+"""With ``"read-only"``, another process may be writing. With ``"owner"``, the lock excludes writing processes."""
 
 
 class _Views(Sequence[Shard]):
-    """The shards, each as it was at the moment of its first use."""
+    """Snapshots of the shards, each opened on first use."""
 
     def __init__(self, count: int, open_shard: Callable[[int], Shard]) -> None:
         self._shards: list[Shard | None] = [None] * count
         self._open = open_shard
         self._lock = ProcessLock()
-        """Guards the attributes below, and the opening of shards."""
+        """Guards `_closed`, and the opening of shards."""
         self._closed = False
 
     @overload
@@ -67,14 +66,14 @@ class _Views(Sequence[Shard]):
             return shard
 
     def close(self) -> None:
-        """Close the shards that were opened."""
+        """Close the opened shards."""
         with self._lock:
             self._closed = True
             release_all(shard.close for shard in self._shards if shard is not None)
 
 
 class ReadOnlyShards(Sequence[Shard]):
-    """The shards of a database that is open read-only, at one moment, which `refresh` moves. Open until `close`."""
+    """The shards of a database that is open read-only: snapshots, which `refresh` replaces by new ones."""
 
     def __init__(
         self,
@@ -85,17 +84,20 @@ class ReadOnlyShards(Sequence[Shard]):
         *,
         lazily: bool,
     ) -> None:
-        """Open no shard yet. ``open_view`` opens the shard of a number with a function that opens its engine."""
+        """Open the shards or, with ``lazily``, open each on first use.
+
+        ``open_view`` opens a shard, given its number and a function that opens its engine.
+        """
         self.mode: Mode = "read-only"
-        """The mode, which is known when a shard was opened. Guarded by the lock of the views, under which shards are
-        opened."""
+        """The mode, which is determined when the first shard is opened. Guarded by the lock of `_Views`, which is held
+        while shards are opened."""
         self._path = path
         self._count = shards
         self._backend = backend
         self._open_view = open_view
         self._lazily = lazily
         self._locked = Taken()
-        """The lock of the directory, if it was taken. Guarded like `mode`."""
+        """The lock of the directory, if it was acquired. Guarded like `mode`."""
         self._views = _Views(shards, self._open_shard)
         with Taken() as taken:
             taken.add(self.close)
@@ -111,18 +113,18 @@ class ReadOnlyShards(Sequence[Shard]):
         return self._views[index]
 
     def __iter__(self) -> Iterator[Shard]:
-        return iter(self._views)  # all at one moment, even if there is a refresh meanwhile
+        return iter(self._views)  # all from the same refresh, even if another one happens meanwhile
 
     def __len__(self) -> int:
         return self._count
 
     def refresh(self) -> None:
-        """Show the shards as they are now. The previous views stay open as long as they are being read."""
+        """Replace the snapshots by current ones. The previous snapshots stay open while they are being read."""
         if self.mode == "read-only":
             self._views = self._view()
 
     def close(self) -> None:
-        """Close the shards and release the lock. May be called twice."""
+        """Close the shards and release the lock. This is idempotent."""
         release_all((self._views.close, self._locked.release))
 
     def _view(self) -> _Views:

@@ -16,17 +16,17 @@ from .keyed_message_records import read_keyed
 __all__ = ["BATCH_BYTES", "plan_replay", "read_batch"]
 
 BATCH_BYTES = 8 << 20
-"""The number of payload bytes after which a batch that is read ends early, so that large payloads don't fill memory."""
+"""The maximum size of a batch's payloads in bytes, approximately, which bounds the memory of reads."""
 
 
 def plan_replay(request: ReplayRequest, shards: Sequence[Shard], database: bytes) -> ReplayPlan:
-    """Return a plan of each shard's generations in turn, each with the streams that its layout finds cheapest.
+    """Return a plan of each shard's generations in order, each with the streams that its layout chose as cheapest.
 
-    ``database`` is the database's id, which its cursors have.
+    ``database`` is the database's id, which becomes part of the plan's cursors.
     """
     began = time.monotonic()
     last = None if request.until is None else first_position(request.until) - 1
-    bounds = [shard.writer.watermark for shard in shards]  # all at one moment, because planning may wait
+    bounds = [shard.writer.watermark for shard in shards]  # before planning, which may wait
     if last is not None:
         bounds = [min(bound, last) for bound in bounds]
     first, timestamps = first_position(request.start), request.timestamps

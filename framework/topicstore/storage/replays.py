@@ -1,15 +1,14 @@
-"""Replays: executing a plan, which reads streams in an order and yields batches.
+"""Execution of replay plans: reading streams and yielding batches in the order of the plan.
 
-The order obeys the rules for consumers: shards are independent. Within a shard a generation is read
-only after the previous one has been read to its end. Within a generation streams are
-independent, and take turns batch by batch, so that none waits for another to finish.
+Shards are independent of each other. Within a shard, a generation is read only after the end of the previous one.
+Within a generation, streams are independent, and take turns batch by batch, so that none waits for another to finish.
 
 In order of time, streams are merged by position. If a layout has epochs, each stream is first
-sorted an epoch at a time, so that an epoch of it is in memory. Before the first message is returned, some messages of
-every stream are in memory.
+sorted one epoch at a time, which holds an epoch of each stream in memory. The merge holds some messages of every stream
+in memory before it returns the first message.
 
-A replay by timestamp has a plan without the ranges that are known to have no message of the wanted times, and keeps
-only messages of these times of each batch that is fetched.
+The plan of a replay by timestamp omits the ranges that are known to have no message of the requested times. From each
+fetched batch, only messages of these times are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["Fetch", "in_order", "limited", "run", "slices"]
 Fetch = Callable[[Cursor, int, int], ReadResult]
 """A function that fetches the next batch of a cursor, up to a bound, of at most the given number of messages."""
 _LEAST = 64
-"""The least number of messages of a stream to fetch at once, however many streams are merged."""
+"""The minimum number of messages of a stream to fetch at once, however many streams are merged."""
 
 
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
@@ -45,7 +44,7 @@ def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
 
 
 def _only(timestamps: TimeRange, fetch: Fetch) -> Fetch:
-    """Return a function that fetches the same batches without messages of other times."""
+    """Return a function that fetches batches and removes the messages outside of the range of timestamps."""
 
     def fetch_only(cursor: Cursor, bound: int, limit: int) -> ReadResult:
         result = fetch(cursor, bound, limit)
@@ -77,13 +76,13 @@ def _stream(cursor: Cursor, bound: int, fetch: Fetch, limit: int) -> Iterator[Me
     while not ended:
         result = fetch(cursor, bound, limit)
         held, cursor, ended = [result.batch], result.cursor, result.caught_up or result.end_of_stream
-        del result  # a stream that waits for its turn must not keep the batch that it yielded
+        del result  # a suspended stream must not hold the batch that it has yielded in memory
         if len(held[0]):
             yield held.pop()
 
 
 def _by_epoch(stream: Iterator[MessageBatch], epoch: int) -> Iterator[MessageBatch]:
-    """Sort a stream whose epochs follow each other by position, an epoch at a time."""
+    """Sort a stream by position, one epoch at a time; the stream's epochs must be in order."""
     held: list[MessageBatch] = []
     for batch in stream:
         epochs = batch.positions // np.uint64(epoch)
@@ -108,13 +107,13 @@ def _take_turns(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]
 
 
 def _merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
-    """Merge sources that are each in order of position; equal positions by order of the sources.
+    """Merge sources that are each in order of position; equal positions are in the order of the sources.
 
-    The merge takes a whole run at a time: everything up to the lowest of the heads' last positions is complete,
-    whatever the sources still yield, and is ordered by one stable sort. Of thousands of
-    sources, only those with messages in the run are looked at.
+    The merge processes a whole run at a time. All messages up to the lowest last position of the sources' current
+    batches are known, and are ordered by one stable sort. Of thousands of
+    sources, only those with messages in the run are examined.
     """
-    heads: list[tuple[int, int, MessageBatch]] = []  # ordered by first position; each source has one head at most
+    heads: list[tuple[int, int, MessageBatch]] = []  # a heap by first position, with at most one batch of each source
     lasts: list[int] = []
     for number, source in enumerate(sources):
         _push(heads, lasts, number, next(source, None))
@@ -154,14 +153,14 @@ def _sorted(batches: list[MessageBatch]) -> MessageBatch:
 
 
 def limited(batches: Iterator[MessageBatch], limit: int) -> Iterator[MessageBatch]:
-    """Yield the first ``limit`` rows. No further batch is requested after them."""
+    """Yield the first ``limit`` rows, without requesting further batches."""
     while limit > 0 and (batch := next(batches, None)) is not None:
         yield batch[:limit]
         limit -= len(batch)
 
 
 def slices(batches: Iterable[MessageBatch], rows: int) -> Iterator[MessageBatch]:
-    """Yield the batches cut so that none has more than ``rows`` rows."""
+    """Yield the batches, split so that none has more than ``rows`` rows."""
     for batch in batches:
         for start in range(0, len(batch), rows):
             yield batch[start : start + rows]

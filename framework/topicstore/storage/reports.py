@@ -34,7 +34,7 @@ class ShardInfo:
     ahead: int
     """The number of microseconds by which the last position lies in the future."""
     lifted: int
-    """The number of late messages that took the next position, since the database was created."""
+    """The number of late messages that took the next free position, since the database was created."""
     failure: str | None
     """The reason why the shard takes no writes, or None."""
     disk_bytes: int
@@ -42,7 +42,7 @@ class ShardInfo:
     counters: ShardCounters
     """The work done and the time spent since the database was opened."""
     reads: dict[int, ReadCounters]
-    """The costs of reads by generation, since the database was opened."""
+    """The work done by reads, by generation, since the database was opened."""
     slabs: dict[int, SlabInfo]
     """The layout's statistics of each generation."""
     engine: dict[str, str | int]
@@ -50,7 +50,7 @@ class ShardInfo:
 
 
 def shard_info(shard: Shard) -> ShardInfo:
-    """Return the statistics of a shard. This is cheap: no messages are read."""
+    """Return the statistics of a shard. This is cheap: it reads no messages."""
     engine = shard.writer.open_engine().info()
     slabs = {record.number: slab for record, slab in shard.generations.with_slabs()}
     return ShardInfo(
@@ -96,9 +96,9 @@ class VerifyReport:
 
 
 def verify(storage: Storage, decoders: Decoders, progress: Callable[[int], None] | None = None) -> VerifyReport:
-    """Read everything, and report what is damaged; see `Database.verify`.
+    """Read everything, and report the damage; see `Database.verify`.
 
-    ``decoders`` decode the framework's state.
+    ``decoders`` are the decoders of the framework's state records.
     """
     storage.check_open()
     messages, damages = 0, list(_damaged_manifest(storage))

@@ -1,6 +1,6 @@
 """The mapping from publishers to shards: xxh64 of the client id, modulo the number of shards.
 
-It is part of the stored format: a publisher must stay in its shard, or the order of its messages would be lost.
+The mapping is part of the stored format: a publisher must stay in its shard, because only a shard orders messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShardMap:
         return xxhash.xxh64_intdigest(client_id.encode()) % self.shards
 
     def split(self, client_ids: Column) -> list[tuple[int, npt.NDArray[np.intp] | None]]:
-        """Return each shard of a batch with the indices of its rows, or with None if it has all rows."""
+        """Return (shard, row indices) for each shard of a batch; the indices are None if the shard gets all rows."""
         if self.shards == 1:
             return [(0, None)]
         if isinstance(client_ids, Constant):
@@ -49,7 +49,7 @@ class ShardMap:
         try:
             return np.fromiter(map(cache.__getitem__, client_ids), np.intp, len(client_ids))
         except KeyError:
-            # A new dictionary rather than a cleared one, because other threads may be reading the old one.
+            # A new dictionary instead of changing the old one, which other threads may be reading.
             fresh = {client_id: self.of(client_id) for client_id in set(client_ids)}
             self._cache = {**cache, **fresh} if len(cache) + len(fresh) <= _CACHED else fresh
             return np.fromiter(map(fresh.__getitem__, client_ids), np.intp, len(client_ids))

@@ -1,8 +1,8 @@
-"""`Storage`: the shards of one open database, behind its hooks. `topicstore.storage.opening` makes one.
+"""`Storage`: the shards of one open database, accessed through its hooks. `topicstore.storage.opening` creates it.
 
-Readers hold a reference to the `Storage`, and so keep the database open. The parts that it holds itself (the listener,
-retention, compaction and queues, which register with `listen`, `jobs` and `on_close`) have only weak references
-to it or none, so that a database without other references is closed.
+Readers hold a reference to the `Storage`, and so keep the database open. The parts that the `Storage` references (the
+listener, retention, compaction and queues, which register with `listen`, `jobs` and `on_close`) hold at most weak
+references to it, so that a database without other references is closed.
 """
 
 from __future__ import annotations
@@ -68,23 +68,23 @@ class StorageListener(CommitListener, Protocol):
     """An object that is notified of changes to stored messages; for commits, see `CommitListener`."""
 
     def dropped(self) -> None:
-        """Called, without the lock of a shard, after a generation was dropped, or a shard was opened again."""
+        """React to a dropped generation or a reopened shard; called without a shard's lock."""
 
     def forget(self) -> None:
-        """Called after messages were deleted or archived: messages read before must no longer be returned."""
+        """Discard cached messages; called after messages were deleted or archived."""
 
     def stop(self) -> None:
-        """Called before the database is closed: end all waits, and notify no more."""
+        """End all waits, and stop notifying; called before the database is closed."""
 
     def join(self) -> None:
-        """Called after the shards were closed: return when none of the listener's threads runs."""
+        """Wait until all threads of the listener have ended; called after the shards were closed."""
 
 
 class Storage:
-    """The shards of one open database, behind its hooks. All methods may be called from any thread.
+    """The shards of one open database, accessed through its hooks. All methods are thread-safe.
 
-    Times are in microseconds since the epoch. Close it after use; an object that is freed without that warns, and
-    closes itself.
+    Times are in microseconds since the epoch. Close it after use: an object that is freed without being closed emits a
+    `ResourceWarning` and closes itself.
     """
 
     def __init__(
@@ -112,35 +112,35 @@ class Storage:
         self.id = bytes.fromhex(manifest.id)
         """The database's id: sixteen bytes, the same for all copies of it, and part of every cursor."""
         self.shards = shards
-        """The shards. It is always the same object; `refresh` changes its items."""
+        """The shards. The sequence is always the same object; `refresh` replaces its items."""
         self.plugins = tuple(plugins)
         """The names of the plugins that wrap the data path, outermost first."""
         self.capabilities = frozenset(capabilities)
         """The capabilities of the backend."""
         self.unneeded = unneeded
-        """The backend's patterns of files: see `topicstore.contract.engine.Backend.unneeded`."""
+        """The backend's patterns of unneeded files: see `topicstore.contract.engine.Backend.unneeded`."""
         self.make_layout = make_layout
-        """A function that makes a layout by name and options, or raises if it can't run on the backend."""
+        """A function that creates a layout by name and options. It raises if the backend can't run the layout."""
         self.shard_map = shard_map
         self.allow_ancient = allow_ancient
-        """Whether times that are probably not in microseconds are accepted: see `topicstore.contract.times`."""
+        """Whether to accept times that are probably not in microseconds: see `topicstore.contract.times`."""
         self.hooks = hooks
         """The hooks of the data path, including those of plugins."""
         self.clocks = clocks
         self.clock = clocks.wall
-        """A function that returns the present time."""
+        """A function that returns the current time."""
         self.steady = SteadyClock(clocks)
-        """A function that returns the present time without the clock's jumps since the database was opened."""
+        """A function that returns the current time without the clock's jumps since the database was opened."""
         self.ballast = ballast
-        """The ballast. It has a lock of its own, which is taken before those of shards."""
+        """The reserved disk space. Its own lock is acquired before those of shards."""
         self.notes = notes
-        """The notes of the last writes on disk; None if the database is only read, or isn't persistent."""
+        """The record of each shard's last fsynced write; None if the database is read-only or not persistent."""
         self.quota = Quota(shards)
-        """The limit on the bytes that are stored, which retention sets."""
+        """The limit on the stored bytes, which retention sets."""
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
-        """The jobs that become due as messages are stored."""
+        """The background jobs that become due as messages are stored."""
         self.listener: StorageListener | None = None
-        """The listener, or None as long as there is none; see `listen`."""
+        """The listener that `listen` has set, or None."""
         self._close_shards = close_shards
         self._unlock = unlock
         self._recover_shard = recover_shard
@@ -157,7 +157,7 @@ class Storage:
         remember(self)
 
     def kept(self, make: type[T]) -> T:
-        """Return the object of a class that is kept in memory with the database, made by the first call."""
+        """Return the database's single object of class ``make``, which the first call creates."""
         with self._registering:
             if make not in self._kept:
                 self._kept[make] = make()
@@ -189,22 +189,22 @@ class Storage:
         return result
 
     def state(self, shard: int) -> ShardState:
-        """Return the state keyspace of a shard: small values beside the messages."""
+        """Return the key-value state of a shard."""
         self.check_shard(shard)
         found = self.shards[shard]
         return ShardState(shard, found.writer.open_engine, found.writer.write_state)
 
     def shard_of(self, client_id: str) -> int:
-        """Return the number of the shard that a publisher's messages go to."""
+        """Return the number of the shard that stores a publisher's messages."""
         return self.shard_map.of(client_id)
 
     def flush(self) -> None:
-        """Return when everything stored so far is on disk, whatever the durability."""
+        """Fsync everything stored so far in all shards, whatever the durability; return when it is on disk."""
         self.check_open()
         do_all([shard.writer.flush for shard in self.shards], "could not be flushed")
 
     def recover(self) -> list[int]:
-        """Open the shards again that take no writes since one failed: see `Database.recover`."""
+        """Reopen the shards that became read-only after a failed write: see `Database.recover`."""
         self.check_may_write()
         recovered: list[int] = []
 
@@ -221,7 +221,7 @@ class Storage:
         return recovered
 
     def locked(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns while the locks of all shards are held, taken in ascending order."""
+        """Call ``work`` while the locks of all shards are held, acquired in ascending order; return its result."""
         return holding((shard.writer.lock for shard in self.shards), work)
 
     # --- reading ---
@@ -247,7 +247,7 @@ class Storage:
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
         """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.
 
-        A position after the end counts as the end: what is stored from now on may have an earlier one.
+        A position after the end is lowered to the end, because messages stored later may get lower positions.
         """
         self.check_shard(shard)
         found = self.shards[shard]
@@ -267,9 +267,9 @@ class Storage:
         bound: int | None = None,
         timeout: float | None = None,
     ) -> ReadResult:
-        """Fetch the next batch of a cursor, up to a time ``until`` and the position ``bound``.
+        """Fetch the next batch of a cursor, before the time ``until`` and up to the position ``bound``.
 
-        Raises the errors of `Database.read` but `PlaceAheadError`, which `check_place` raises.
+        Raises the errors of `Database.read` except `PlaceAheadError`, which `check_place` raises.
         """
         self._check_own(cursor)
         check_count("limit", limit)
@@ -280,9 +280,9 @@ class Storage:
         return result
 
     def check_place(self, cursor: Cursor) -> None:
-        """Raise `PlaceAheadError` for a cursor after everything that this database has, if its layout can say so.
+        """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
-        Beside a writer there may be more than this process sees, so nothing is refused there.
+        A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
         """
         self._check_own(cursor)
         if self.mode == "read-only":
@@ -292,12 +292,12 @@ class Storage:
             slab = shard.generations.slab(cursor.generation)
             reached = slab.reached(cursor.stream, cursor.place)
         except (KeyError, ValueError, InvalidCursorError):
-            return  # no place of a stream, but perhaps one among keyed messages: `read` says so
+            return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
         if reached is not None:
             shard.reader.check_reached(reached, slab.epoch)
 
     def _check_own(self, cursor: Cursor) -> None:
-        """Raise for what is no cursor of this database."""
+        """Raise an error unless ``cursor`` is a cursor of this database."""
         self.check_open()
         if not isinstance(cursor, Cursor):
             raise InvalidCursorError(f"a {type(cursor).__name__} is not a cursor")
@@ -307,11 +307,11 @@ class Storage:
             raise InvalidCursorError(f"there is no shard {cursor.shard}")
 
     def fetch(self, cursor: Cursor, bound: int, limit: int) -> ReadResult:
-        """Fetch the next batch of a cursor, up to a position. Replays are run with this method."""
+        """Fetch the next batch of a cursor, up to a position. Replays read their streams with this method."""
         return self.read(cursor, limit, bound=bound)
 
     def plan(self, request: ReplayRequest) -> ReplayPlan:
-        """Return the plan of a replay of everything stored before the call; `fetch` reads its streams."""
+        """Return the plan of a replay of messages stored before the call; `fetch` reads its streams."""
         self.check_open()
         if request.order not in ("time", "any"):
             raise InvalidArgumentError(f"order is 'time', 'any' or, of a replay, 'timestamp', not {request.order!r}")
@@ -331,10 +331,10 @@ class Storage:
         since: float | None = None,
         timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Return a plan that reads a shard's matching messages from ``first`` to ``last`` (None: to the end).
+        """Return a plan that reads a shard's matching messages at positions ``first`` to ``last`` (None: to the end).
 
-        ``since`` and ``timestamps`` have the meaning that they have in `topicstore.shard.reader.ShardReader.plan`.
-        Without ``since``, messages that a layout still hides are left out.
+        ``since`` and ``timestamps`` are those of `topicstore.shard.reader.ShardReader.plan`. Without ``since``, the
+        messages of an epoch that hasn't ended are left out.
         """
         found = self.shards[shard]
         watermark = found.writer.watermark
@@ -344,9 +344,9 @@ class Storage:
     def run_shards(
         self, plans: Sequence[ShardPlan], rows: int, order: Order = "time", timestamps: TimeRange | None = None
     ) -> Iterator[MessageBatch]:
-        """Yield the batches of plans that `plan_shard` made, with at most about the given number of rows.
+        """Yield the batches of plans from `plan_shard`, of about ``rows`` rows at most.
 
-        ``timestamps`` are those that the plans were made with.
+        ``timestamps`` must be those with which the plans were created.
         """
         plan = ReplayPlan(shards=list(plans), order=order, batch_size=rows, timestamps=timestamps)
         return replays.run(plan, self.fetch)
@@ -354,7 +354,7 @@ class Storage:
     # --- listening ---
 
     def listen(self, listener: StorageListener) -> None:
-        """Set the listener, which is notified of all commits from now on. Raises `DatabaseClosedError`."""
+        """Set the listener, which is notified of all later commits. Raises `DatabaseClosedError`."""
         with self._registering:
             self.check_open()
             self.listener = listener
@@ -370,7 +370,7 @@ class Storage:
         return self.shards.mode if isinstance(self.shards, ReadOnlyShards) else None
 
     def refresh(self) -> None:
-        """Show the messages stored since a read-only database was opened or last refreshed: see `Database.refresh`."""
+        """Make newly stored messages visible in a read-only database: see `Database.refresh`."""
         self.check_open()
         with self._closing:
             self.check_open()
@@ -380,7 +380,7 @@ class Storage:
     # --- closing ---
 
     def on_close(self, stop: Callable[[], object]) -> None:
-        """Call ``stop`` before the shards are closed; the last one registered is called first. Raises as `listen`."""
+        """Register ``stop``, to be called before the shards are closed, last registered first. Raises as `listen`."""
         with self._registering:
             self.check_open()
             self._on_close.append(stop)
@@ -393,10 +393,10 @@ class Storage:
 
     @property
     def entered(self) -> bool:
-        """Whether this thread is within a call that must end before the database can be closed.
+        """Whether this thread is inside another call that must end before the database can be closed.
 
-        This may be so in a signal handler or a destructor, because it runs within the call that it interrupts. A call
-        that holds no lock at the moment, and isn't in an engine, notices the close as if another thread had closed.
+        This is possible in a signal handler or a destructor, because it runs inside the call that it interrupts. An
+        interrupted call that holds no lock, and isn't in an engine, handles the close like one by another thread.
         """
         return holds_lock() or owned(self._closing)
 
@@ -406,10 +406,10 @@ class Storage:
         return self._refusal is not None
 
     def close(self) -> None:
-        """Stop the listener, notify the plugins, close the shards and release the lock. May be called twice.
+        """Stop the listener, notify the plugins, close the shards and release the lock. This is idempotent.
 
-        Each step is done even if another one raises; see `release_all`. The next call tries again to close the shards
-        that could not be closed.
+        Each step is done even if another one raises; see `release_all`. If shards could not be closed, the next call
+        tries again.
         """
         if self.inherited:
             return
@@ -447,12 +447,12 @@ class Storage:
             shard.writer.check_writable()
 
     def check_times(self, batch: MessageBatch) -> None:
-        """Raise `InvalidMessageError` if a time is probably not in microseconds, unless ``allow_ancient`` is set."""
+        """Raise `InvalidMessageError` for a time probably not in microseconds, unless ``allow_ancient`` is set."""
         if len(batch) and not self.allow_ancient:
             check_recent(batch.timestamps)
 
     def check_shard(self, shard: int) -> None:
-        """Raise `InvalidArgumentError` if there is no such shard."""
+        """Raise `InvalidArgumentError` if the shard doesn't exist."""
         self.check_open()
         if not isinstance(shard, int) or not 0 <= shard < len(self.shards):
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")

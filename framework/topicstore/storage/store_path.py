@@ -1,4 +1,4 @@
-"""Storing a batch: each shard's part becomes a `PendingWrite`, and all are prepared, encoded and committed together."""
+"""Storing a batch: each shard's part becomes a `PendingWrite`; all are prepared, then encoded, then committed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def store_batch(
 
 
 def _split_batch(request: StoreRequest, shards: Sequence[Shard], shard_map: ShardMap) -> list[PendingWrite]:
-    """Return a write for every shard that gets messages or state, in ascending order of shards."""
+    """Return a write for every shard that has messages or state to store, in ascending order of shards."""
     batch, destinations, state, chosen = request.batch, request.destinations, request.state, None
     if destinations is not None:
         if len(batch) != len(destinations.stored):
@@ -80,7 +80,7 @@ def _split_batch(request: StoreRequest, shards: Sequence[Shard], shard_map: Shar
 
 
 def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
-    """Prepare every shard's write. The error names the first message in the batch that a shard refuses."""
+    """Prepare every shard's write. If shards refuse messages, raise the error of the first of them in the batch."""
     refused = []
     for one in pending:
         try:
@@ -94,10 +94,10 @@ def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
 
 
 def submit_locked(pending: Sequence[PendingWrite]) -> None:
-    """Encode prepared writes of several shards, then commit them. The locks of all their writers are held.
+    """Encode prepared writes of several shards, then commit them. The caller holds the locks of all their writers.
 
-    Those of writers with a log are proposed to it instead. If one fails, those before it are committed: the caller then
-    finishes these, by `finish_commits`.
+    A writer with a log proposes its write to the log instead. If a commit fails, the earlier ones remain: the caller
+    must complete these with `finish_commits`.
     """
     for one in pending:
         if one.writer.log is None:
@@ -110,16 +110,16 @@ def submit_locked(pending: Sequence[PendingWrite]) -> None:
 
 
 def finish_commits(pending: Sequence[PendingWrite]) -> None:
-    """Finish the writes that were committed, even after one that fails: committed messages must become visible.
+    """Complete the committed writes, even if one of them fails, because committed messages must become visible.
 
-    No lock of a writer is held. The first error is raised.
+    The caller must hold no lock of a writer. Raises the first error.
     """
     failures: list[BaseException] = []
     for one in pending:
         if one.number:
             try:
                 one.writer.finish_commit(one)
-            except BaseException as failed:  # noqa: BLE001 - the first one is raised when all are finished
+            except BaseException as failed:  # noqa: BLE001 - the first one is raised after all are completed
                 one.writer.counters.failed_batches += 1
                 failures.append(failed)
     if failures:
@@ -127,7 +127,7 @@ def finish_commits(pending: Sequence[PendingWrite]) -> None:
 
 
 def _rejoin(pending: Sequence[PendingWrite]) -> MessageBatch:
-    """Return all messages that went to streams, with their shards, positions and times, in the order of the batch."""
+    """Return all messages stored in streams, with their shards, positions and times, in the order of the batch."""
     stored = [one for one in pending if len(one.batch)]
     if len(stored) < 2:
         return stored[0].batch if stored else MessageBatch.empty()

@@ -1,1 +1,1 @@
-"""Counts of messages by topic, client id and time, and how far readers are behind."""
+"""Counts of messages by topic, client id and time, and the lag of readers."""

@@ -1,20 +1,15 @@
-"""The contents of a database: its topics and client ids, counted, and the last message of each topic.
+"""The contents of a database: message counts by topic and by client id, and the last message of each topic.
 
-Counts by topic are kept in memory (`topicstore.storage.counting.contents`). For those by client id the counts of tables
-(`topicstore.shard.tally_tables`) are added up, and messages that no table counts are read. All
-concern messages as they are stored, without plugins. Topics that begin with ``$``, which only filters with the same
-first level match (MQTT 5, section 4.7.2), are in no table and are read each time.
+Counts by client id are summed from the tally tables (`topicstore.shard.tally_tables`), and messages that no table
+counts are read. Counts by topic are cached in memory (`TopicCounts`). All counts concern the stored form of messages,
+without plugins. Topics that begin with ``$`` are in no table, and their messages are read at each call. Only filters
+with the same first level match them (MQTT 5, section 4.7.2).
 
-`TopicCounts`: what a database has of each topic, kept in memory and brought up to date with what was stored since.
+`TopicCounts` is initialized from the tally tables. Afterwards each range that is counted in the background is added to
+it. The messages that no table counts yet, about 65,000 in each shard, are each read once: a call reads those stored
+since the last call. After a delete or the drop of a generation, the counts of the shard are computed again.
 
-They are made of the tally tables (`topicstore.shard.tally_tables`) once. From then on each range that is counted in the
-background is added as it is counted, and messages that no table counts yet, about 65,000 in each shard, are read once
-each: a call reads those that were stored since the last one. After a delete, and when a generation was dropped, the
-counts of the shard are made anew.
-
-Topics that begin with ``$``, which ``#`` doesn't match, are not counted here.
-
-`Levels`: the children of a level of topics, each with the counts of all topics below it.
+`Levels` has the children of a level of topics, each with the counts of all topics below it.
 """
 
 from __future__ import annotations
@@ -61,28 +56,29 @@ __all__ = [
 ]
 
 MOST_TOPICS = 1_000_000
-"""The most topics of a shard whose counts are kept, about 200 bytes each. Counts of more are made for each call."""
+"""The maximum number of topics of a shard whose counts are cached, about 200 bytes each. With more topics, counts are
+computed at each call."""
 _EVERYTHING = TopicFilter("#")
 _NEVER = -1
-"""A number of deleted messages that no shard has, so that everything is counted again."""
+"""A number of deleted messages that no shard has, which forces a new count."""
 _WAITING = 16
-"""The number of ranges counted meanwhile that wait to be added, before the counting thread adds them."""
+"""The number of counted ranges in the queue from which the counting thread adds them to the counts itself."""
 
 _Counted = tuple[int, int, int, Tally]
-"""A generation, a range of its positions as (before, last), and what there is in it."""
+"""A generation, a range of positions as (before, last), and the tally of its messages."""
 
 
 class TopicCounts:
-    """The counts of one open database. Its methods may be called from any thread, and raise the errors of reading."""
+    """The cached counts by topic of one open database. The methods are thread-safe, and raise the errors of reading."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._shards: dict[int, _ShardCounts] = {}
         self._added: tuple[list[Tally], Tally] = [], Tally.empty()
-        """The counts of shards, and what they are together."""
+        """The last counts of all shards, and their sum."""
 
     def of(self, storage: Storage) -> Tally:
-        """Return the counts by topic, with all that was stored before the call."""
+        """Return the counts by topic of all messages stored before the call."""
         tallies = [self.of_shard(storage, shard) for shard in storage.shards]
         known, together = self._added
         if len(known) != len(tallies) or any(map(is_not, known, tallies)):
@@ -91,8 +87,8 @@ class TopicCounts:
         return together
 
     def of_shard(self, storage: Storage, shard: Shard) -> Tally:
-        """Return the counts of a shard by topic, with all that was stored before the call."""
-        if shard.writer.read_only:  # whoever writes may delete, which isn't told here
+        """Return the counts by topic of all messages that a shard stored before the call."""
+        if shard.writer.read_only:  # no caching, because deletes of the writing process aren't visible here
             return _ShardCounts().brought_up(storage, shard)
         with self._lock:
             counts = self._shards.setdefault(shard.number, _ShardCounts())
@@ -102,7 +98,7 @@ class TopicCounts:
 
 @attrs.define
 class _Tail:
-    """The messages of a generation behind those that tables count."""
+    """The counts of a generation's messages after the last one that tables count."""
 
     before: int
     last: int
@@ -112,24 +108,24 @@ class _Tail:
 class _ShardCounts:
     def __init__(self) -> None:
         self.lock = Lock()
-        """Held while messages are counted, which may take seconds the first time: no writer waits for it."""
+        """Held while messages are counted, which may take seconds the first time. No writer waits for it."""
         self._waiting: deque[_Counted] = deque()
         self._forget(0)
 
     def _forget(self, deleted: int) -> None:
         self._deleted = deleted
-        """The number of messages that had been deleted in the shard before any of these were counted."""
+        """The shard's number of deleted messages when counting began. If it has changed, the counts are invalid."""
         self._tables = Gathering(Tally.by_topic)
         self._ends: dict[int, int] = {}
-        """By generation, the position up to which its messages are in ``_tables``."""
+        """By generation, the position up to which ``_tables`` counts its messages."""
         self._tails: dict[int, _Tail] = {}
         self._total: Tally | None = None
-        self._waiting.clear()  # of ranges that were counted before a delete
+        self._waiting.clear()  # ranges that were counted before a delete
 
     def brought_up(self, storage: Storage, shard: Shard) -> Tally:
-        """Count what was stored since the last call, and return the counts of all. With the lock held."""
+        """Count the messages stored since the last call, and return all counts. The lock must be held."""
         if not shard.writer.read_only:
-            shard.tallies.counted = self._note  # before tables are read, so that none is missed
+            shard.tallies.counted = self._note  # before reading the tables, so that no table is missed
         while True:
             try:
                 return self._brought_up(storage, shard)
@@ -173,10 +169,10 @@ class _ShardCounts:
         if tail.last > end:
             self._tails[number] = tail
 
-    # --- what is counted in the background ---
+    # --- ranges counted in the background ---
 
     def _note(self, generation: int, before: int, last: int, tally: Tally) -> None:
-        """Keep a range that was just counted, to be added by the next call, or now if there are many."""
+        """Queue a range that was just counted; the next call adds it, or this one if the queue is long."""
         self._waiting.append((generation, before, last, tally.by_topic()))
         if len(self._waiting) >= _WAITING and self.lock.acquire(blocking=False):
             try:
@@ -185,7 +181,10 @@ class _ShardCounts:
                 self.lock.release()
 
     def _take(self) -> None:
-        """Add the ranges that continue what is counted; messages of others are read instead. With the lock held."""
+        """Add the queued ranges that continue the counted ones; messages of others are read instead.
+
+        The lock must be held.
+        """
         while self._waiting:
             generation, before, last, tally = self._waiting.popleft()
             if self._ends.get(generation) == before:
@@ -200,25 +199,27 @@ def _read(storage: Storage, shard: Shard, generation: int, before: int, last: in
 
 
 _BEHIND_SLASH = chr(ord("/") + 1)
-"""The character after a slash: in the order of texts, the topics below a level lie between the level with either."""
+"""The character after a slash. In sorted order, the topics below level ``a`` lie between ``a/`` and ``a0``."""
 
 
 @attrs.frozen(eq=False)
 class Levels:
-    """Columns with a row for each child of a level."""
+    """The children of a level of topics, as columns with a row for each child."""
 
     names: list[str]
     topics: npt.NDArray[np.intp]
-    """The number of topics that end at each level or below it."""
+    """The number of topics that end at each child or below it."""
     messages: Numbers
     size: Numbers
+    """The total size of payloads and topics, in bytes."""
     last: Numbers
+    """The position of the last message."""
     ends: npt.NDArray[np.bool_]
-    """Whether a topic ends there."""
+    """Whether a topic ends at the child itself."""
 
     @classmethod
     def of(cls, tally: Tally, parents: Sequence[str]) -> Self:
-        """Return the children of the level at ``parents``, of counts by topic. Looks at the topics below it alone."""
+        """Return the children of the level at ``parents``, from counts by topic. Examines only the topics below it."""
         begin = "".join(f"{level}/" for level in parents)
         end = bisect_left(tally.topics, begin[:-1] + _BEHIND_SLASH) if parents else len(tally.topics)
         edges = bisect_left(tally.topics, begin), end
@@ -247,16 +248,16 @@ class Levels:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEEK = 2_048
-"""The approximate number of messages that are read in the time that finding one by its topic takes."""
+"""The approximate cost of finding one message by its topic, in messages that could be read in the same time."""
 _SCAN = 32_768
-"""The approximate number of messages that are read in the time that a layout may need to begin reading all messages at
-a place, because it has to decode those around it."""
+"""The approximate cost of beginning a scan, in messages that could be read in the same time. A layout may have to
+decode the messages around the place."""
 _TRIES = 3
 _ROWS = 4_096
 
 
 class _Times:
-    """Mixin with the times of the first and the last message as datetimes."""
+    """A mixin that returns the times of the first and the last message as datetimes."""
 
     first: int
     last: int
@@ -301,7 +302,7 @@ def topics(storage: Storage, topic_filter: TopicFilter) -> list[TopicTally]:
 
 
 def counted_topics(storage: Storage, topic_filter: TopicFilter) -> Tally:
-    """Return the counts of the topics that match, in order of topics, with all that was stored before the call."""
+    """Return the counts of the matching topics, in order of topics, of all messages stored before the call."""
     storage.check_open()
     if not covers(topic_filter):
         return _tally(storage, topic_filter, Tally.by_topic)
@@ -327,7 +328,7 @@ def latest(storage: Storage, topic_filter: TopicFilter) -> list[Message]:
         request = ReplayRequest(db=storage, topic_filter=topic_filter, start=0, until=None, order="time", batch_size=1)
         return [message for batch in newest_first(storage, request, 1) for message in batch.to_messages()]
     found: dict[_Place, Message] = {}
-    for _ in range(_TRIES):  # again, if messages are deleted between counting and reading
+    for _ in range(_TRIES):  # repeated if messages are deleted between counting and reading
         tallies = [_of_shard(storage, shard, topic_filter, Tally.by_topic) for shard in storage.shards]
         last: dict[str, _Place] = {}
         for shard, tally in enumerate(tallies):
@@ -368,7 +369,7 @@ def _of_generation(
     change: Callable[[Tally], Tally],
     began: float,
 ) -> Tally:
-    """Count the messages of a generation. If it is dropped meanwhile, there are none."""
+    """Count the messages of a generation. Returns an empty tally if the generation is dropped meanwhile."""
     while True:
         total, number = Gathering(change), record.number
         try:
@@ -380,7 +381,7 @@ def _of_generation(
                     total.add(Tally.of(batch))
             shard.generations.slab(number)  # raises if it was dropped
         except GenerationArchivedError:
-            continue  # its export is read next
+            continue  # the next attempt reads its export
         except GenerationDroppedError:
             return Tally.empty()
         return total.total()
@@ -400,7 +401,7 @@ def _counts(row: tuple[int, ...]) -> dict[str, int]:
 
 
 class _Place(NamedTuple):
-    """The place of a message; that of a later message is greater."""
+    """The place of a message, ordered by position and then by shard."""
 
     position: int
     shard: int
@@ -409,7 +410,10 @@ class _Place(NamedTuple):
 def _read_last(
     storage: Storage, shard: int, topic_filter: TopicFilter, wanted: list[tuple[int, str]], apart: int
 ) -> dict[_Place, Message]:
-    """Read messages of a shard by position and topic, which are about ``apart`` positions from each other."""
+    """Read messages of a shard, given by position and topic.
+
+    ``apart`` is the average distance of the shard's messages in positions.
+    """
     found: dict[_Place, Message] = {}
     for span in _spans(wanted, _SCAN * apart):
         scanned = _SCAN + (span[-1][0] - span[0][0]) // apart
@@ -422,12 +426,12 @@ def _read_last(
 
 
 def _positions_a_message(tally: Tally) -> int:
-    """Return the distance of the counted messages in positions, if they are evenly distributed."""
+    """Return the average distance between counted messages, in positions."""
     return (int(tally.last.max()) - int(tally.first.min())) // tally.count + 1 if len(tally) else 1
 
 
 def _spans(wanted: list[tuple[int, str]], apart: int) -> Iterator[list[tuple[int, str]]]:
-    """Yield groups of wanted messages that are at most ``apart`` positions from each other."""
+    """Yield groups of consecutive wanted messages with gaps of at most ``apart`` positions."""
     span = wanted[:1]
     for before, one in pairwise(wanted):
         if one[0] - before[0] > apart:
@@ -441,7 +445,7 @@ def _spans(wanted: list[tuple[int, str]], apart: int) -> Iterator[list[tuple[int
 def _batches(
     storage: Storage, shard: int, topic_filter: TopicFilter, span: list[tuple[int, str]], scanned: int
 ) -> Iterator[MessageBatch]:
-    """Yield messages that include the wanted ones: those of the whole span, or each by itself if that is faster.
+    """Yield batches that include the wanted messages: the whole span, or each message individually if that is faster.
 
     ``scanned`` is the cost of reading the whole span, in messages.
     """

@@ -1,13 +1,11 @@
-"""Counting messages into stored tables, a range at a time: by `compact`, and in the background beside writers.
+"""Counting messages into stored tally tables, one range at a time: by `compact`, and in the background.
 
-Each range of `RANGE` messages of a shard's generation becomes a table of `topicstore.shard.tally_tables`; the rest at
-the end of a sealed generation, or before a range that is counted already, becomes a smaller one. Deletes wait while a
+Each range of `RANGE` messages of a shard's generation becomes a table of `topicstore.shard.tally_tables`. The rest at
+the end of a sealed generation, or before a range that is already counted, becomes a smaller table. Deletes wait while a
 range is read and counted.
 
-`KeptRows`: what tally tables count of a filter's messages, kept in memory for later calls.
-
-Each row says how many messages lie between two times. The tables of many topics take seconds to read, and a histogram
-of the same filter is asked for again whenever somebody looks at another time. A table never changes but by deletes.
+`KeptRows` caches the counts of a filter's messages from tally tables. Reading the tables of many topics takes seconds,
+and histograms of the same filter are requested repeatedly, with other times. Only deletes change a table.
 """
 
 from __future__ import annotations
@@ -51,29 +49,31 @@ __all__ = [
 
 Numbers = npt.NDArray[np.float64]
 Rows: TypeAlias = tuple[Numbers, Numbers, Numbers]
-"""The times of the first and the last message of each row, in microseconds since the epoch, and their number."""
+"""Columns of rows: the times of the first and the last message, in microseconds since the epoch, and the number of
+messages between these times, inclusive."""
 MOST_ROWS = 2_000_000
-"""The most rows that are kept, of 24 bytes each; those that were not asked for the longest go first."""
+"""The maximum number of cached rows, of 24 bytes each. The least recently used are evicted first."""
 _Key = tuple[int, int, str]
 """A shard, a generation, and a filter."""
 
 
 class KeptRows:
-    """The rows of one open database. Its methods may be called from any thread."""
+    """A cache of the rows of one open database. Its methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: dict[_Key, tuple[int, dict[TallyRange, Rows]]] = {}
-        """With the number of messages that had been deleted in the shard before. It is in order of use."""
+        """The cached rows, least recently used first, each with the shard's number of deleted messages at that time. If
+        that number has changed, the rows are invalid."""
         self._firsts: dict[tuple[int, int], tuple[int, float]] = {}
-        """The same number, and the time of the first message, by shard and generation."""
+        """By shard and generation, the shard's number of deleted messages, and the time of the first message."""
 
     def of(self, shard: Shard, generation: int, topic_filter: TopicFilter) -> tuple[tuple[TallyRange, ...], list[Rows]]:
-        """Return the ranges of a generation's tables, and rows of what they count of a filter's messages."""
+        """Return the ranges of a generation's tables, and the rows of each table for a filter's messages."""
         key, deleted = (shard.number, generation, topic_filter.text), shard.writer.counters.deleted
         with self._lock:
             before, known = self._kept.get(key, (deleted, {}))
-        if before != deleted or shard.writer.read_only:  # whoever writes may delete, which isn't told to who only reads
+        if before != deleted or shard.writer.read_only:  # deletes of a writing process aren't visible to a reader
             known = {}
         found = {
             counted: known[counted] if parts is None else _joined([_rows_of(part) for part in parts])
@@ -86,7 +86,7 @@ class KeptRows:
         return tuple(found), list(found.values())
 
     def first_time(self, shard: Shard, generation: int, find: Callable[[], float]) -> float:
-        """Return the time of a generation's first message, which ``find`` returns, if it isn't known."""
+        """Return the time of a generation's first message. ``find`` determines it if it isn't cached."""
         key, deleted = (shard.number, generation), shard.writer.counters.deleted
         if self._firsts.get(key, (-1, 0.0))[0] != deleted or shard.writer.read_only:
             self._firsts[key] = deleted, find()
@@ -113,21 +113,21 @@ def _joined(parts: list[Rows]) -> Rows:
 
 
 def times_of(positions: Positions) -> Numbers:
-    """Return the times of positions as floats, which are exact up to 2 to the power of 53."""
+    """Return the times of positions in microseconds as floats, which are exact up to 2**53."""
     return (positions >> np.uint64(COUNTER_BITS)).astype(np.float64)
 
 
 RANGE = 65_536
 """The number of messages that are counted into one table."""
 _REST = 19
-"""The rest after a range, as a multiple of the time that the range took: while messages are stored, counting uses a
+"""The pause after a range, as a multiple of the time for counting it, while messages are stored. Counting then uses a
 twentieth of the time."""
 _COUNTED = TopicFilter("#")
 """The filter of the messages that tables count."""
 
 
 def backlog(shard: Shard) -> int:
-    """Return the number of messages that are not counted, including those of ``$`` topics, which never are."""
+    """Return the number of messages that no table counts, including those of ``$`` topics, which are never counted."""
     return sum(record.messages - _counted(shard, record.number) for record in shard.generations.listed())
 
 
@@ -138,7 +138,7 @@ def _counted(shard: Shard, generation: int) -> int:
 def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never) -> int:
     """Count the messages of a shard that no table counts, until ``stop`` returns True; return their number.
 
-    Those of a generation that can't be opened are left out: reading them says why.
+    Generations that can't be opened are skipped; reading their messages raises the reason.
     """
     counted = 0
     damaged = {record.number for record, slab in shard.generations.with_slabs() if isinstance(slab, DamagedSlab)}
@@ -155,10 +155,10 @@ def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never) -> i
 
 
 class CountingScheduler:
-    """A thread that counts the messages of one database in the background.
+    """A scheduler that counts the messages of one database in the background.
 
-    It doesn't wait for a quiet moment, because a database may never have one. While messages are stored it rests
-    between two ranges, many times as long as a range took, so that it hardly slows writers down.
+    It doesn't wait for a pause of the writers, because there may never be one. While messages are stored, it sleeps
+    after each range for many times the duration of the count, so that it hardly slows writers down.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -167,8 +167,9 @@ class CountingScheduler:
         self._jobs = storage.jobs
         self._job = storage.jobs.add(self._look, messages=RANGE)
         self._seen = 0
-        """The messages stored when the current range began. Only the thread uses it and the next attribute."""
+        """The number of stored messages at the start of the current range. Used only by the task's thread."""
         self._began = 0.0
+        """The start of the current range (`time.monotonic`). Used only by the task's thread."""
         if max(map(backlog, storage.shards)) >= RANGE:
             self.task.wake()
 
@@ -177,7 +178,7 @@ class CountingScheduler:
         self.task.wake()
 
     def stop(self) -> None:
-        """Stop the scheduler, and return when it has ended, at most one range later. May be called twice."""
+        """Stop the scheduler, and wait until it has ended, at most one range later. This is idempotent."""
         self.task.stop()
         self.task.join()
 
@@ -188,7 +189,7 @@ class CountingScheduler:
             do_all((partial(count, storage, shard, self._rest) for shard in storage.shards), "could not be counted")
 
     def _rest(self) -> bool:
-        """Rest after a range if messages were stored meanwhile; return whether to stop."""
+        """Sleep after a range if messages were stored meanwhile; return whether to stop."""
         if self._seen != self._jobs.messages:
             self.task.stopping.wait(_REST * (time.monotonic() - self._began))
         self._begin()
@@ -218,21 +219,21 @@ class _Gap:
     before: int
     last: int
     closed: bool = attrs.field(kw_only=True)
-    """Whether no message is ever added to it, so that its last messages are counted although they are few."""
+    """Whether no messages will be added to the gap, so that a rest of fewer than `RANGE` messages is counted, too."""
     _ranges: Iterator[_Range] | None = None
     _deleted: int = 0
-    """The number of messages that had been deleted in the shard when reading began."""
+    """The shard's number of deleted messages when reading began."""
 
     def count_on(self) -> int | None:
-        """Count the next range; return the number of its messages, or None if there is none."""
+        """Count the next range, and return its number of messages; None if nothing is left to count."""
         with self.shard.generations.rewrite_lock:
             if uncounted(self.shard.tallies.ranges(self.generation), self.before, self.last) != [
                 (self.before, self.last)
             ]:
-                return None  # all is counted, or another thread is counting it
+                return None  # all is counted, or another thread has counted a part of it
             if (
                 self._ranges is None or self._deleted != self.shard.writer.counters.deleted
-            ):  # messages read ahead may be gone
+            ):  # messages that were read ahead may have been deleted
                 self._deleted = self.shard.writer.counters.deleted
                 self._ranges = self._read()
             found = next(self._ranges, None)
@@ -251,14 +252,14 @@ class _Gap:
 
 @attrs.frozen
 class _Range:
-    """The tally of the messages up to a position."""
+    """The tally of a range of messages, and the range's last position."""
 
     last: int
     tally: Tally
 
 
 def _ranges(batches: Iterator[MessageBatch], end: int | None) -> Iterator[_Range]:
-    """Yield whole ranges of messages in order of positions, and the rest up to ``end``, if that is known."""
+    """Yield full ranges of messages in order of positions, and then the rest up to ``end``, unless that is None."""
     total, held = Gathering(), 0
     for batch in batches:
         while len(batch):

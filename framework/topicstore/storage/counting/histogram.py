@@ -1,11 +1,12 @@
-"""Histograms: how many messages match a filter in each of a number of spans of time, without reading all of them.
+"""Histograms: the number of matching messages in each of several spans of time, without reading all messages.
 
-How many messages of any topic there are is known from zones, of 65,536 consecutive messages each. For other filters,
-where tally tables (`topicstore.shard.tally_tables`) have counted, a row says how many messages of a topic and a client
-lie between two times. If both lie in one span, that is exact. Otherwise the messages are spread over the time between
-as all messages of the shard are, which zones tell. Messages that no table counts
-are read, as far as they are few; then the rest is estimated from those. And if there are few messages altogether, all
-of them are read.
+For the filter ``#``, the counts come from zones of 65,536 consecutive messages. For other filters, they come from tally
+tables (`topicstore.shard.tally_tables`), whose rows have the number of a topic's and client's messages between
+two times. If both times lie in the same span, the count is exact. Otherwise the row's messages are distributed over
+the time in proportion to all messages of the shard, whose distribution the zones give.
+
+Messages that no table counts are read, up to a limit; beyond it, their number is extrapolated. If few messages match
+altogether, all of them are read, for exact counts.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from .counting import KeptRows
 __all__ = ["Histogram", "histogram"]
 
 _READ = 262_144
-"""The most messages that are read of those that no table counts, and of those that are read to be exact."""
+"""The maximum number of uncounted messages to read, and of matching messages to read for exact counts."""
 
 _Numbers = npt.NDArray[np.float64]
-"""Times in microseconds since the epoch, which are exact up to 2 to the power of 53, and counts."""
+"""Times in microseconds since the epoch, which are exact up to 2**53, or counts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +54,7 @@ class Histogram:
     messages: int
     """The sum of the counts."""
     exact: bool
-    """Whether every count is exact; else messages are spread over the times between which they are known to lie."""
+    """Whether every count is exact. Otherwise messages are distributed over the times between which they lie."""
 
 
 def histogram(
@@ -61,8 +62,8 @@ def histogram(
 ) -> Histogram:
     """Count the matching messages stored before the call in ``spans`` spans of equal length.
 
-    They begin at ``start`` (None: at the first message). The last of them ends at or shortly after ``until`` (None: the
-    last message), but a message at ``until``, or later, is in none. No span is shorter than a microsecond.
+    The first span begins at ``start`` (None: at the first message). The last ends at or shortly after ``until`` (None:
+    after the last message). Messages at or after ``until`` are not counted. A span has at least one microsecond.
     """
     storage.check_open()
     parts = [
@@ -83,12 +84,12 @@ def histogram(
     if not exact and counts.sum() <= _READ:
         read = _read(storage, topic_filter, edges)
         counts, exact = (counts, False) if read is None else (read, True)
-    whole = np.diff(np.rint(np.concatenate(([0.0], np.cumsum(counts))))).astype(np.int64)  # rounding adds up to nothing
+    whole = np.diff(np.rint(np.concatenate(([0.0], np.cumsum(counts))))).astype(np.int64)  # rounding keeps the sum
     return Histogram(start=int(begin), width=width, counts=whole.tolist(), messages=int(whole.sum()), exact=bool(exact))
 
 
 def _read(storage: Storage, topic_filter: TopicFilter, edges: _Numbers) -> _Numbers | None:
-    """Count by reading; None if there are too many messages after all."""
+    """Count by reading the messages. Returns None if there are more than estimated, so that reading would take long."""
     request = ReplayRequest(
         db=storage,
         topic_filter=topic_filter,
@@ -107,18 +108,18 @@ def _read(storage: Storage, topic_filter: TopicFilter, edges: _Numbers) -> _Numb
 
 @attrs.frozen
 class _Part:
-    """What matches of a generation in a shard: rows, each of a number of messages between two times."""
+    """The matching messages of a generation in a shard: rows, each with a number of messages between two times."""
 
     first: _Numbers
     last: _Numbers
     messages: _Numbers
     times: _Numbers
-    """Times at which it is known how many messages of any topic there were, in order."""
+    """Times, ascending, at which the number of stored messages of all topics is known."""
     ranks: _Numbers
-    """Those numbers."""
+    """The number of stored messages of all topics at each of `times`."""
 
     def counts(self, edges: _Numbers) -> tuple[_Numbers, bool]:
-        """Return the number of messages between each two edges, and whether they are exact."""
+        """Return the number of messages between consecutive edges, and whether the numbers are exact."""
         spans = len(edges) - 1
         places = [np.searchsorted(edges, times, side="right") - 1 for times in (self.first, self.last)]
         within = places[0] == places[1]
@@ -130,7 +131,7 @@ class _Part:
         return counts, not across.any()
 
     def _before(self, edges: _Numbers, rows: npt.NDArray[np.bool_]) -> _Numbers:
-        """Return how many messages of some rows come before each edge, if they are spread as all messages are."""
+        """Return how many messages of ``rows`` come before each edge, if they are distributed like all messages."""
         first, last, at = (
             np.interp(times, self.times, self.ranks) for times in (self.first[rows], self.last[rows], edges)
         )
@@ -138,12 +139,12 @@ class _Part:
 
 
 def _part(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> _Part | None:
-    """Return what matches of a generation; None if that is nothing, or if the generation was dropped meanwhile."""
+    """Return the matching messages of a generation; None if there are none, or if it was dropped meanwhile."""
     while True:
         try:
             return _gathered(storage, shard, record, topic_filter)
         except GenerationArchivedError:
-            continue  # its export is read next
+            continue  # the next attempt reads its export
         except GenerationDroppedError:
             return None
 
@@ -173,7 +174,7 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
 
 
 def _of_zones(storage: Storage, shard: Shard, record: GenerationRecord) -> _Part | None:
-    """Return all messages of a generation, zone by zone, without reading more than the first one, and that once."""
+    """Return all messages of a generation, with a row for each zone. Reads only the first message, once."""
     if not record.messages:
         return None
     last = shard.writer.watermark if record.last_position is None else record.last_position
@@ -206,17 +207,17 @@ def _positions(
 def _estimated(
     seen: int, positions: tuple[int, int, int], times: _Numbers, ranks: _Numbers
 ) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Return a row for messages that aren't read, if as many of all match as of those that were read before."""
+    """Return a row for unread messages, extrapolated from the share of matching messages among those that were read."""
     at = np.array([time_of(position) for position in positions], np.float64)
     begin, read, end = np.interp(at, times, ranks)
     return at[1:2] + 1, at[2:3], np.array([seen * (end - read) / max(read - begin, 1.0)])
 
 
 def _density(shard: Shard, record: GenerationRecord, last: int) -> tuple[_Numbers, _Numbers]:
-    """Return times, and how many messages of a generation in a shard had come by then."""
+    """Return times, ascending, and the number of a generation's messages in a shard up to each of them."""
     ends = shard.reader.zone_ends(record.number)
     times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
-    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last of a sealed one isn't
+    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # a sealed one's last isn't full
     ranks = np.array([*full, max(record.messages, 1)], np.float64)
     return np.maximum.accumulate(times), ranks
 

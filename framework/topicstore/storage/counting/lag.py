@@ -1,13 +1,14 @@
-"""A reader's lag: the number of messages that it has not read, counted as far as that is cheap.
+"""A reader's lag: the number of messages that it has not read, counted where that is cheap, and estimated otherwise.
 
-Where few messages of any topic follow its place in a shard, those that it reads are counted, up to `COUNTED`. After
-these, a few messages are read at each of `_PROBES` points that are evenly spaced in time, and their density is assumed
-to hold up to the next point. No index has the number of a filter's messages between two positions, so this part is an
-estimate.
+If at most 65,536 messages of all topics follow the reader's place in a shard, the matching messages are counted, up to
+`COUNTED`. The rest is estimated, because no index has the number of a filter's messages between two positions: a few
+messages are read at each of `_PROBES` points that are evenly spaced in time, and their density is assumed to hold up to
+the next point.
 
-Where more than 65,536 messages follow, nothing is read at all, so that ten thousand readers cost little more than
-one: it is known how many messages each topic has and where its first and last are
-(`topicstore.storage.counting.contents`), and those of a topic are taken to be spread as all messages between the two.
+If more messages follow, nothing is read, so that ten thousand readers cost little more than one. The estimate uses the
+number of messages of each topic, and the positions of its first and last
+(`topicstore.storage.counting.contents`). A topic's messages are assumed to be distributed like all messages between the
+two.
 """
 
 from __future__ import annotations
@@ -32,34 +33,34 @@ from .contents import TopicCounts
 __all__ = ["COUNTED", "Lag", "LagCounter", "Wanted"]
 
 COUNTED = 10_000
-"""The number of messages of a shard that are counted exactly."""
+"""The maximum number of messages of a shard that are counted exactly."""
 _ROWS = 2_500
 _PROBES = 16
 _PROBED = 250
-"""The number of messages that are read at each point."""
+"""The number of messages to read at each point."""
 _FAR = 65_536
-"""The number of messages of any topic that follow a place, from which on they aren't read."""
+"""The number of following messages, of all topics, from which they are estimated instead of read."""
 _REMEMBERED = 1_000_000
-"""The number of positions that are kept for readers of the same filter."""
+"""The maximum number of positions that are cached for readers of the same filter."""
 
 Wanted = Callable[[int, MessageBatch], npt.NDArray[np.bool_]]
-"""A function that returns, for each message of a batch of a shard, whether the reader is still to get it."""
+"""A function that returns, for each message of a batch of a shard, whether it must still be delivered to the reader."""
 
 
 @attrs.frozen(kw_only=True)
 class Lag:
-    """The distance of a reader from the messages that can be read at the moment."""
+    """The lag of a reader behind the newest readable messages, in messages and in time."""
 
     messages: int
     """The number of stored messages that match and were not delivered."""
     exact: bool
-    """Whether all of them were counted, as up to 10,000 in each shard always are if at most 65,536 of any topic follow.
-    Otherwise it is an estimate, from what is known of each topic or from samples at 16 points in time, and never more
-    than the number of messages stored."""
+    """Whether ``messages`` is exact. It always is if at most 10,000 matching messages, and 65,536 of all topics, follow
+    in each shard. Otherwise it may be an estimate, from counts of each topic or from samples at 16 points in
+    time. The estimate is never more than the number of messages stored."""
     seconds: float
-    """The seconds between the position of the next message to be delivered and that of the newest message of the
-    database; 0 if there is no next message. The time of a position is that of the store, or the message's own time if
-    positions come from those."""
+    """The seconds from the position of the next message to deliver to that of the newest message of the
+    database; 0 if there is no next message. The time of a position is that of the store, or the message's own time with
+    ``timestamps="message"``."""
 
     @classmethod
     def none(cls) -> Lag:
@@ -67,7 +68,7 @@ class Lag:
         return cls(messages=0, exact=True, seconds=0.0)
 
     def __add__(self, other: Lag) -> Lag:
-        """Return the lag of a reader that has the messages of both lags to read."""
+        """Return the combined lag of a reader that has the undelivered messages of both."""
         return Lag(
             messages=self.messages + other.messages,
             exact=self.exact and other.exact,
@@ -77,19 +78,19 @@ class Lag:
 
 @attrs.frozen
 class _Unread:
-    """The messages after a place in one shard."""
+    """The matching messages after a place in one shard."""
 
     positions: Positions
-    """The positions of those that were counted."""
+    """The positions of the counted messages."""
     more: int
-    """An estimate of the number of messages that follow the counted ones."""
+    """The estimated number of messages after the counted ones."""
     exact: bool
-    """Whether ``more`` is exact, because no messages follow or all that follow were counted too."""
+    """Whether ``more`` is exact."""
     reached: int
     """The position up to which all messages were counted."""
 
     def behind(self, place: int) -> _Unread:
-        """Return the messages after a later place, if all of them were counted."""
+        """Return the messages after a later place. All messages must have been counted."""
         return attrs.evolve(
             self, positions=self.positions[np.searchsorted(self.positions, np.uint64(place), "right") :]
         )
@@ -99,7 +100,7 @@ class _Unread:
 
     @property
     def oldest(self) -> int | None:
-        """The position of the next message, or one before it if it was not found; None if there is no message."""
+        """The position of the next message, or a lower bound of it if it was not read; None if there is no message."""
         if len(self.positions):
             return int(self.positions[0])
         return self.reached if self.more else None
@@ -107,12 +108,12 @@ class _Unread:
 
 @attrs.frozen
 class _TopicSpread:
-    """Where the messages of matching topics lie in a shard."""
+    """The distribution of the messages of matching topics in a shard."""
 
     first: Positions
-    """The first positions of topics, in order."""
+    """The sorted positions of the topics' first messages."""
     last: Positions
-    """The last positions of topics, in order."""
+    """The sorted positions of the topics' last messages."""
     spread: Spread
     messages: int
 
@@ -123,9 +124,9 @@ class _TopicSpread:
         return cls(np.sort(tally.first), np.sort(tally.last), spread, tally.count)
 
     def after(self, place: int, history: History) -> tuple[int, bool, int]:
-        """Return how many messages follow a place, whether that is exact, and a position before which there are none.
+        """Return the number of messages after a place, whether it is exact, and a lower bound of their positions.
 
-        It is exact if no topic has messages both before and after the place.
+        The number is exact if no topic has messages both before and after the place.
         """
         at = np.array([place], np.uint64)
         begun, ended = (int(np.searchsorted(keys, at[0], side="right")) for keys in (self.first, self.last))
@@ -137,27 +138,27 @@ class _TopicSpread:
 
 
 class LagCounter:
-    """A counter of the lags of readers, relative to the messages that could be read when it was made.
+    """A counter of readers' lags, relative to the messages that were readable when the counter was created.
 
-    One counter serves many readers: messages that were counted for one are not read again for others with the same
-    filter. It must not be used by several threads at once. Its methods raise the errors of reading.
+    One counter serves many readers: the messages counted for one reader are not read again for others with the same
+    filter. It is not thread-safe. Its methods raise the errors of reading.
     """
 
     def __init__(self, storage: Storage) -> None:
         storage.check_open()
         self._storage = storage
         self.marks = [shard.writer.watermark for shard in storage.shards]
-        """By shard, the last position that could be read when this was made."""
+        """By shard, the highest readable position when the counter was created."""
         self._counted: dict[tuple[str, int], tuple[int, _Unread]] = {}
-        """A place and the messages after it, by filter and shard, if they were counted to the end."""
+        """By filter and shard, a place and all messages after it, if they were counted to the end."""
         self._remembered = 0
         self._histories: dict[int, History] = {}
         self._spreads: dict[tuple[str, int], _TopicSpread] = {}
 
     def lag(self, topic_filter: TopicFilter, places: Sequence[int], wanted: Wanted | None = None) -> Lag:
-        """Return the lag of a reader that has read everything up to these positions, by shard.
+        """Return the lag of a reader that has read everything up to ``places``, a position for each shard.
 
-        With ``wanted``, messages after the positions count only if it says that the reader is still to get them.
+        With ``wanted``, only messages for which it returns True count.
         """
         shards = enumerate(zip(places, self.marks, strict=True))
         behind = [self._unread(topic_filter, shard, place, wanted) for shard, (place, mark) in shards if place < mark]
@@ -169,21 +170,24 @@ class LagCounter:
         )
 
     def most_seconds(self, places: Sequence[int]) -> float:
-        """Return the seconds by which a reader with these places lags behind at most. Reads nothing."""
+        """Return an upper bound of the lag in seconds of a reader with these places. Reads nothing."""
         behind = [place for place, mark in zip(places, self.marks, strict=True) if place < mark]
         return max(map(self.seconds_from, behind), default=0.0)
 
     def batches(self, topic_filter: TopicFilter, shard: int, place: int) -> Iterator[MessageBatch]:
-        """Yield, in order of positions, the messages of a shard that follow a place and match."""
+        """Yield the matching messages of a shard after a place, in order of positions."""
         return self._batches(topic_filter, shard, place + 1, self.marks[shard], _ROWS)
 
     def note(self, topic_filter: TopicFilter, shard: int, place: int, positions: Positions) -> None:
-        """Note the positions of all messages that follow a place and match, so that they needn't be read again."""
+        """Cache the positions of all matching messages after a place, so that they aren't read again."""
         unread = _Unread(positions, 0, exact=True, reached=self.marks[shard])
         self._remember((topic_filter.text, shard), place, unread)
 
     def readable(self, topic_filter: TopicFilter, shard: int, positions: Positions) -> Positions:
-        """Return which of these positions of a shard, in ascending order, have a message that is still there."""
+        """Return those of the given positions of a shard at which a matching message is still stored.
+
+        ``positions`` must be ascending, and so is the result.
+        """
         if not len(positions):
             return positions
         while True:
@@ -195,11 +199,14 @@ class LagCounter:
             return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
 
     def caught_up(self, places: Sequence[int], unread: Iterable[bool]) -> list[int]:
-        """Return the places, with those moved to the end after which nothing is unread: they needn't be read again."""
+        """Return the places, with those after which nothing is unread advanced to the end.
+
+        ``unread`` says for each shard whether messages are unread.
+        """
         return [place if some else mark for place, some, mark in zip(places, unread, self.marks, strict=True)]
 
     def seconds_from(self, position: int) -> float:
-        """Return the seconds from a position to the newest position of the database."""
+        """Return the seconds from the time of a position to that of the newest position of the database."""
         return max(time_of(max(self.marks)) - time_of(position), 0) / 1e6
 
     def _unread(self, topic_filter: TopicFilter, shard: int, place: int, wanted: Wanted | None) -> _Unread:
@@ -217,9 +224,9 @@ class LagCounter:
         return unread
 
     def far(self, topic_filter: TopicFilter, shard: int, place: int) -> bool:
-        """Return whether so many messages follow a place that they aren't read. Reads nothing."""
+        """Return whether so many messages follow a place that they are estimated. Reads nothing."""
         if not covers(topic_filter) or self._storage.shards[shard].writer.read_only:
-            return False  # there are no counts of them
+            return False  # there are no counts for an estimate
         return place < self.marks[shard] and self._history(shard).after(place) >= _FAR
 
     def _history(self, shard: int) -> History:
@@ -228,7 +235,7 @@ class LagCounter:
         return self._histories[shard]
 
     def _estimated(self, topic_filter: TopicFilter, shard: int, place: int) -> _Unread:
-        """Return what follows a place, by what is known of each topic."""
+        """Return the messages after a place, estimated from the counts of each topic."""
         key = topic_filter.text, shard
         if key not in self._spreads:
             tally = self._storage.kept(TopicCounts).of_shard(self._storage, self._storage.shards[shard])
@@ -250,11 +257,11 @@ class LagCounter:
         while True:
             try:
                 return self._counted_from(topic_filter, shard, place, wanted)
-            except GenerationDroppedError:  # or archived: count again, without it or from the export
+            except GenerationDroppedError:  # or archived: count again, without the generation or from its export
                 continue
 
     def _counted_from(self, topic_filter: TopicFilter, shard: int, place: int, wanted: Wanted | None) -> _Unread:
-        """Count the messages after a place: exactly up to `COUNTED`, and by samples after that."""
+        """Count the messages after a place: exactly up to `COUNTED`, and estimated from samples after that."""
         end, found, looked, most = self.marks[shard], [np.empty(0, np.uint64)], 0, self._stored_from(shard, place)
         for batch in self._batches(topic_filter, shard, place + 1, end, _ROWS):
             if looked >= COUNTED:
@@ -275,7 +282,7 @@ class LagCounter:
     def _probe(
         self, topic_filter: TopicFilter, shard: int, after: int, last: int, wanted: Wanted | None
     ) -> tuple[int, bool]:
-        """Return the number of messages after a position up to another, and whether they were counted."""
+        """Return the number of messages after position ``after`` up to ``last``, and whether it is exact."""
         place, looked, found = after, 0, 0
         for batch in self._batches(topic_filter, shard, after + 1, last, _PROBED):
             if looked >= _PROBED:
@@ -291,6 +298,6 @@ class LagCounter:
         return self._storage.run_shards([self._storage.plan_shard(shard, topic_filter, first, last)], rows)
 
     def _stored_from(self, shard: int, position: int) -> int:
-        """Return the number of messages in the generations that continue after a position."""
+        """Return the number of messages in all generations that extend beyond a position, an upper bound of the lag."""
         records = self._storage.shards[shard].generations.listed()
         return sum(r.messages for r in records if r.last_position is None or r.last_position > position)

@@ -1,1 +1,1 @@
-"""The files of a database beside its engines: manifest, lock, recovery points, ballast."""
+"""The files of a database besides those of its engines: manifest, lock, recovery points and ballast."""

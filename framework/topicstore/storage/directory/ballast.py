@@ -1,14 +1,15 @@
 """Ballast: a file that reserves disk space, and is removed when the disk is full.
 
-On a full disk engines can't be opened, because they write the contents of their logs into tables first, so nothing
-could be dropped to make room. Therefore the file ``ballast`` in the database's directory reserves the space that one
-shard needs at a time (`Backend.room`), and what the others need meanwhile (`Backend.room_at_once`), the latter as far
-as there is room for it. Opening, dropping and archiving remove it, and it is made again when there is plenty of space,
-at the latest with the next generation or opening, and grows with what is stored. A database that has only one
-generation has nothing to drop, and no ballast; a small one has at most as much as it stores.
+Opening an LSM engine replays the write-ahead log into an SST file, which needs free space. Without a reserve, a
+database on a full disk could not be opened to drop messages. Therefore the file ``ballast`` in the database's directory
+reserves the space that one shard needs at a time (`Backend.room`) and, if the disk has enough space, the space that the
+other shards need at the same time (`Backend.room_at_once`).
 
-If the ballast can't be made, the operation that should make it doesn't fail: there is a warning, and `Database.info`
-shows the reason.
+Opening, dropping and archiving remove the ballast if they need its space. It is created again when enough space is
+free, at the latest with the next generation or opening, and grows with the stored bytes. A database with only one
+generation has nothing to drop, and no ballast. The ballast is never larger than the database.
+
+If the ballast can't be created, the operation doesn't fail: it emits a warning, and `Database.info` shows the reason.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ T = TypeVar("T")
 
 _NAME = "ballast"
 _STEPS = 16
-"""The number of steps in which the ballast grows with what is stored."""
+"""The number of steps in which the ballast grows with the stored bytes."""
 _PLENTY = 2
-"""The ballast is made if this many times its size is free."""
+"""The ballast is created only if at least this many times its size is free."""
 
 
 def give_up_ballast(directory: Path) -> bool:
@@ -53,22 +54,22 @@ def give_up_ballast(directory: Path) -> bool:
 class Ballast:
     """The ballast of a database that is open for writing, of at most ``room`` bytes.
 
-    Where the disk has no plenty of space for all of them, it has ``least`` bytes or more.
+    If the disk has too little free space for ``room`` bytes, the ballast has fewer, but at least ``least``.
     """
 
     def __init__(self, directory: Path, room: int, least: int) -> None:
         self.failure: str | None = None
-        """The reason why the last attempt to make or remove it failed, or None. It can be read without the lock."""
+        """The error of the last attempt to create or remove the ballast, or None. Reading it needs no lock."""
         self._directory = directory
         self._room, self._least = room, least
         self._lock = ProcessLock()
-        """Guards the file and ``_needed``. It is held while shards are looked at, so it must not be taken under their
-        locks."""
+        """Guards the file and ``_needed``. Its holder acquires locks of shards, so a thread that holds one must not
+        acquire it."""
         self._needed: set[object] = set()
-        """A mark of each operation that is using the reserved space at the moment."""
+        """A marker for each running operation that may use the reserved space."""
 
     def keep(self, shards: Sequence[Shard]) -> None:
-        """Make the ballast as large as it should be, if there is plenty of space and no operation needs it now."""
+        """Create or extend the ballast to its full size, if enough space is free and no operation needs it."""
         if self._room:
             with self._lock, self._failure_told():
                 if not self._needed and len(shards[0].generations.listed()) > 1:
@@ -77,7 +78,7 @@ class Ballast:
                     )
 
     def grow_with(self, jobs: BackgroundJobs, shards: Sequence[Shard]) -> None:
-        """Make the ballast grow while messages are stored."""
+        """Register a background job that extends the ballast as messages are stored."""
         step = self._room // _STEPS
 
         def grow() -> None:
@@ -87,9 +88,9 @@ class Ballast:
         job = jobs.add(grow, size=step or NEVER)
 
     def given_up(self, shards: Sequence[Shard], work: Callable[[], T]) -> T:
-        """Return what ``work``, such as a drop, returns without the ballast, and make that again.
+        """Call ``work``, such as a drop, and return its result; create the ballast again afterwards.
 
-        The ballast is removed if less space is free than the work may need.
+        Before the call, the ballast is removed if less space is free than the work may need.
         """
         mark = object()
 
@@ -119,7 +120,7 @@ class Ballast:
             try:
                 with naming(path):
                     os.posix_fallocate(file, 0, size)
-            except BaseException:  # for example a quota: a part of it would take space without being enough
+            except BaseException:  # for example a disk quota: a partial ballast would waste space
                 give_up_ballast(self._directory)
                 raise
             finally:
@@ -127,14 +128,14 @@ class Ballast:
 
     @contextlib.contextmanager
     def _failure_told(self) -> Iterator[None]:
-        """Warn of a failure and record it, instead of raising, because the database itself was changed as intended."""
+        """Emit an error of the block as a warning and record it, because the operation itself has succeeded."""
         try:
             yield
         except DatabaseClosedError:
-            pass  # another thread closed it meanwhile: the next opening makes the ballast
+            pass  # another thread has closed the database: the next opening creates the ballast
         except (OSError, TopicstoreError) as failed:
             self.failure = str(failed)
-            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` has it
+            with contextlib.suppress(RuntimeWarning):  # if warnings are errors, `failure` still reports it
                 warn_caller(f"no room is held ready for a full disk: {failed}")
         else:
             self.failure = None

@@ -1,20 +1,20 @@
-"""The list of each shard's files when the database was closed, by which files that are lost or cut short are detected.
+"""A list of each shard's files after a clean close, which detects files that were lost or truncated since.
 
-Engines treat some of their files as optional, and the end of a file as the place where they stopped. So the files that
-a clean close has left may lose their ends, and the engine opens them without an error. Therefore the files are listed
-when all shards were closed in order, and compared before a shard is opened again. Opening the database for writing
-removes the list before an engine changes anything. Without a list there is no comparison.
+Engines treat some of their files as optional, and a truncated file as the end of their writes. They may therefore open
+a cleanly closed shard whose files lost data without an error. To detect this, the files and their sizes are listed
+after all shards were closed cleanly, and compared before a shard is opened again. Opening the database for writing
+removes the list before an engine changes a file. Without a list there is no comparison.
 
-A version that doesn't know the list leaves it behind when it writes. So a list is not of the last closing, and isn't
-believed, if a shard has younger files that are not in it: every opening makes some on RocksDB and LevelDB. Nor if the
-notes of writes on disk (`topicstore.storage.directory.recovery_points`) are ahead of those that it has.
+A version of topicstore that doesn't know the list doesn't remove it. A list is therefore ignored as stale if a shard
+has unlisted files that are newer (RocksDB and LevelDB create some at every opening), or if the recorded fsynced writes
+(`topicstore.storage.directory.recovery_points`) are later than those in the list.
 
 Stored form, the file ``closed`` of the database's directory, in lines::
 
     xxh64 of the rest, with 8 bytes of the database's id as seed, 16 hexadecimal digits
-    32 random hexadecimal digits: no two lists are the same
-    {"000012.sst": 1204, …}        for each shard: the sizes of its files
-    [[31, 1204], null, …]          for each shard: the number of its last write that was noted, and its position
+    32 random hexadecimal digits, which make each list unique
+    {"000012.sst": 1204, …}        for each shard: the sizes of its files in bytes
+    [[31, 1204], null, …]          for each shard: the number and position of its last recorded fsynced write
 
 Lists of earlier versions have no last line.
 Files that are empty, or that the engine doesn't need (`topicstore.contract.engine.Backend.unneeded`), aren't listed.
@@ -42,9 +42,9 @@ __all__ = ["ClosedFiles"]
 _FILE = "closed"
 _DRAFT = f"{_FILE}.new"
 _TOLD = 5
-"""The most files that an error names."""
+"""The maximum number of files that an error names."""
 _HEAD = 1
-"""The number of lines between that of the checksum and those of the shards."""
+"""The number of lines between the checksum and the lines of the shards."""
 
 
 @attrs.frozen
@@ -59,21 +59,22 @@ class ClosedFiles:
     """The patterns of the names of files and directories that are not listed."""
 
     def write(self) -> None:
-        """List the files of all shards, which are closed and on disk. Returns when the list is on disk too."""
+        """Write the list of all shards' files, and fsync it. The shards must be closed, and their files on disk."""
         sizes = [msgspec.json.encode(self._sizes(shard)) for shard in range(self.shards)]
         lines = [uuid.uuid4().hex.encode(), *sizes, msgspec.json.encode(self._noted())]
         rest = b"\n".join(lines) + b"\n"
         replace_file(self.directory / _FILE, self._checksum(rest) + b"\n" + rest, draft=self.directory / _DRAFT)
 
     def remove(self) -> None:
-        """Remove the list, if there is one, so that it doesn't come back after a power failure."""
+        """Remove the list if it exists, and fsync the removal."""
         (self.directory / _FILE).unlink(missing_ok=True)
-        sync_directory(self.directory)  # even if there is none: a process may have been killed after it removed it
+        sync_directory(self.directory)  # always: a process may have been killed after it removed the list
 
     def check(self, shard: int) -> None:
-        """Raise `DataLossError` if a file that a shard had when it was closed is gone or has another size.
+        """Raise `DataLossError` if a file that a shard had when it was closed is missing or has another size.
 
-        If another process opens the database for writing meanwhile, it removes the list before a file changes.
+        If another process opens the database for writing at the same time, it removes the list before it changes a
+        file. The list is therefore read again before the error is raised.
         """
         listed = self._read()
         while listed is not None and (lost := list(self._lost(shard, listed))):
@@ -90,20 +91,20 @@ class ClosedFiles:
                 )
 
     def _read(self) -> list[bytes] | None:
-        """Return the lines of the list after that of the checksum; None if there is no list, or if it is damaged."""
+        """Return the lines of the list after the checksum; None if there is no list, or if it is damaged."""
         try:
             checksum, _, rest = read_own(self.directory / _FILE).partition(b"\n")
         except FileNotFoundError:
             return None
         lines = rest.splitlines()
-        known = len(lines) - _HEAD - self.shards in (0, 1)  # without and with what was noted of the writes
+        known = len(lines) - _HEAD - self.shards in (0, 1)  # without or with the line of fsynced writes
         return lines if checksum == self._checksum(rest) and known else None
 
     def _written_since(self, listed: list[bytes]) -> bool:
-        """Return whether the database was opened for writing after the closing of which the list is."""
+        """Return whether the list is stale: the database was opened for writing after the list was written."""
         try:
             closed = (self.directory / _FILE).lstat().st_mtime_ns
-        except FileNotFoundError:  # just now, by a writer that opens the database
+        except FileNotFoundError:  # a process that opens the database for writing has just removed it
             return True
         for shard in range(self.shards):
             for name in self._sizes(shard).keys() - _listed_sizes(listed, shard).keys():
@@ -116,13 +117,13 @@ class ClosedFiles:
         return any(now is not None and (noted is None or now > noted) for noted, now in pairs)
 
     def _noted(self) -> list[tuple[int, int] | None]:
-        """Return, by shard, the number and position of the last write that was noted as being on disk."""
+        """Return, by shard, the number and position of the last recorded fsynced write; None if there is none."""
         notes = SyncedWrites(self.directory, self.database, self.shards)
         found = [notes.read(shard) for shard in range(self.shards)]
         return [None if one is None else (one.writes, one.position) for one in found]
 
     def _lost(self, shard: int, listed: list[bytes]) -> Iterator[str]:
-        """Yield a description of each file that is not as it was listed."""
+        """Yield a description of each listed file that is missing or has another size."""
         directory = self._directory_of(shard)
         for name, size in _listed_sizes(listed, shard).items():
             try:
@@ -159,6 +160,6 @@ def _listed_sizes(listed: list[bytes], shard: int) -> dict[str, int]:
 
 
 def _raise(failed: OSError) -> None:
-    """Raise the error of a listing, which would otherwise pass for an empty directory. One that is gone is empty."""
+    """Raise an error of `os.walk`, which would otherwise ignore it, unless the directory is missing."""
     if not isinstance(failed, FileNotFoundError | NotADirectoryError):
         raise failed

@@ -1,12 +1,12 @@
-"""The lock by which only one process, and one `Database` object in it, writes a database.
+"""The lock that lets only one process, and one `Database` object in it, write to a database.
 
-The lock is an advisory one (flock) on the file ``LOCK``, which also names its holder, and on the directory itself. The
-kernel releases it however the process ends, so a stale lock never has to be removed by hand.
+The lock is an advisory lock (flock) on the file ``LOCK``, which also names its holder, and on the directory itself. The
+kernel releases it however the process ends, so nobody ever needs to remove a stale lock.
 
 Readers that can't write the file, because the file system is read-only or because they lack permission, share the lock
-with each other, and aren't named in the file. If the file can't be read either, or doesn't exist, as in a checkpoint,
-they lock only the directory. On a file system that can't lock directories only the file is locked: NFS emulates flock
-with byte-range locks, and an exclusive one needs a file that is open for writing (flock(2)).
+with each other, and aren't named in the file. If the file isn't readable or doesn't exist, as in a checkpoint, they
+lock only the directory. On a file system that can't lock directories, only the file is locked: NFS emulates flock
+with byte-range locks, and an exclusive lock needs a file that is open for writing (flock(2)).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["DirectoryLock"]
 
 _DENIED = frozenset((errno.EROFS, errno.EACCES, errno.EPERM))
 _NOT_LOCKED = frozenset((errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP))
-"""The errors of file systems that can't lock directories, and of a directory that may be entered but not read."""
+"""The error numbers of file systems that can't lock directories, and of a directory that the user can't read."""
 
 
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
-"""The locks of this process, and in a forked child those that it has left to its parent."""
+"""The locks of this process; in a forked child also those inherited from the parent."""
 
 
 def _identity(file: int) -> tuple[int, int] | None:
@@ -52,10 +52,10 @@ class DirectoryLock:
     def __init__(self, directory: Path, *, reading: bool = False) -> None:
         self._owner = os.getpid()
         self._file = self._directory = -1
-        """The file descriptors; -1 if one can't be opened, or was closed."""
+        """The file descriptors of the lock file and the directory; -1 if not opened, or closed."""
         self._shared = False
         self.held_by: tuple[int, tuple[int, int] | None] | None = None
-        """The process that holds the lock, and the device and inode of the file; None if none holds it."""
+        """The id of the process that holds the lock, and the lock file's device and inode; None if it isn't held."""
         remember(self)
         with Taken() as taken:
             taken.add(self._close)
@@ -77,18 +77,19 @@ class DirectoryLock:
                     os.pwrite(self._file, holder.encode(), 0)
 
     def release(self) -> None:
-        """Release the lock, even if forked processes have inherited it. May be called twice, but not in those."""
+        """Release the lock, even if forked processes have inherited it. This is idempotent, and a no-op in a child."""
         if os.getpid() == self._owner:
             release_all((self._clear, self._unlock, self._close))
 
     def leave_to_parent(self) -> None:
-        """Close the lock's files in a forked child, so that the lock is free when the parent, which keeps it, ends."""
+        """Close the lock's files in a forked child, so that the lock is released when the parent ends."""
         self._close()
 
     def _open(self, path: Path, *, reading: bool) -> None:
-        """Open the lock file for writing or, with ``reading``, if it can't be written, for sharing the lock.
+        """Open the lock file for writing.
 
-        If the file can't be opened in that way either, it stays closed.
+        With ``reading``, a file that can't be written is opened read-only, to share the lock. If it can't be read
+        either, it stays closed.
         """
         try:
             self._file = open_own(path, os.O_RDWR | os.O_CREAT)
@@ -114,7 +115,7 @@ class DirectoryLock:
         lock_file(file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, path)
 
     def _refusal(self, directory: Path) -> str:
-        """Return who has the lock that can't be had."""
+        """Return the message of the error for a held lock, which names the holder."""
         wanted = os.getpid(), _identity(self._file)
         if self._file >= 0 and any(one.held_by == wanted for one in list(_held)):
             return f"{directory} is open elsewhere in this process (pid {os.getpid()}); use that one, or close it first"

@@ -1,6 +1,6 @@
-"""Topicstore's own files: replaced as a whole, synced to disk, and never written through a symbolic link.
+"""Access to topicstore's own files: replaced atomically, fsynced, and never written through a symbolic link.
 
-A context manager that turns the operating system's errors into errors that say what to do.
+Also `failure_told`, which converts the operating system's errors into topicstore's.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _KINDS: dict[type[OSError], type[FileSystemError]] = {
     FileExistsError: PathExistsError,
     NotADirectoryError: PathNotDirectoryError,
 }
-"""The errors that are of a built-in class too, so that callers find them by it."""
+"""The errors that are also instances of a built-in class, so that callers can catch them by that class."""
 
 
 @contextlib.contextmanager
 def failure_told() -> Iterator[None]:
-    """Raise `StorageFullError` or `TooManyOpenFilesError` for an exhausted resource, else `FileSystemError`.
+    """Convert an `OSError` of the block to `StorageFullError`, `TooManyOpenFilesError` or `FileSystemError`.
 
-    Errors of the library pass unchanged.
+    Errors of topicstore pass unchanged.
     """
     try:
         yield
@@ -71,15 +71,15 @@ def failure_told() -> Iterator[None]:
 
 
 OWNER_ONLY = 0o700
-"""The permissions of directories made for messages. With these, the permissions of the files in them don't matter."""
+"""The mode bits of directories created for messages. They make the mode bits of the files in them irrelevant."""
 _NO_FILE = "this is not a file"
 
 
 def open_own(path: Path, flags: int, *, links: bool = False) -> int:
-    """Open one of topicstore's own files, but nothing else that is in its place; with ``links``, follow a link.
+    """Open one of topicstore's own files, which must be a regular file; return its descriptor.
 
-    Raises `NotADatabaseError` for a symbolic link, `CorruptionError` for anything else that isn't a regular file, and
-    `OSError`.
+    With ``links`` a symbolic link is followed. Otherwise a link raises `NotADatabaseError`. Raises `CorruptionError`
+    for anything else that isn't a regular file, and `OSError`.
     """
     try:
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW), 0o644)
@@ -100,17 +100,17 @@ def read_own(path: Path, *, links: bool = False) -> bytes:
     """Return the content of one of topicstore's own files. Raises the errors of `open_own`."""
     file = open_own(path, os.O_RDONLY, links=links)
     try:
-        with naming(path), io.FileIO(file, closefd=False) as opened:  # `os.fdopen` fails while Python ends
+        with naming(path), io.FileIO(file, closefd=False) as opened:  # `os.fdopen` fails during finalization
             return opened.readall()
     finally:
         os.close(file)
 
 
 def replace_file(path: Path, data: bytes, *, draft: Path) -> None:
-    """Replace the content of a file atomically. It is on disk when the call returns.
+    """Replace a file atomically, and fsync it: write the new content to ``draft``, and rename that to ``path``.
 
-    The draft beside the file is always created: one that a killed process left is removed, and a link of that name is
-    not followed. Raises `CorruptionError` if it is a directory.
+    A file or link that exists at ``draft``, for example after a process was killed, is removed first. Raises
+    `CorruptionError` if a directory is there.
     """
     if draft.is_dir() and not draft.is_symlink():
         raise CorruptionError(_NO_FILE, str(draft))
@@ -128,7 +128,7 @@ def replace_file(path: Path, data: bytes, *, draft: Path) -> None:
 
 
 def make_directory(directory: Path, permissions: int) -> None:
-    """Make a directory and its missing parents, unless it exists. Its name then survives a power failure."""
+    """Create a directory and its missing parents unless it exists, and fsync the directory entries."""
     for missing in reversed([directory, *directory.parents]):
         if not missing.is_dir():
             missing.mkdir(permissions if missing == directory else 0o777, exist_ok=True)
@@ -136,15 +136,15 @@ def make_directory(directory: Path, permissions: int) -> None:
 
 
 def permissions_of(directory: Path) -> int:
-    """Return the permissions of a directory, for other directories with messages of the same database."""
+    """Return the mode bits of a directory, for new directories with messages of the same database."""
     try:
         return stat.S_IMODE(directory.stat().st_mode)
-    except FileNotFoundError:  # the backend keeps no files
+    except FileNotFoundError:  # the backend isn't persistent
         return OWNER_ONLY
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames and new entries of a directory survive a power failure.
+    """Fsync a directory, so that renames and new entries survive a power failure.
 
     Syncing a file doesn't sync its directory entry: see Pillai et al., "All File Systems Are Not Created Equal", OSDI
     2014.
@@ -160,9 +160,9 @@ def sync_directory(directory: Path) -> None:
 def check_no_links(directory: Path) -> None:
     """Raise `NotADatabaseError` if one of a database's directories, or a file in one, is a symbolic link.
 
-    Engines would follow the link and write elsewhere, at a place that an attacker may have chosen. A directory that
-    can't be read is none of the database's, or its engine will fail. Names that are never a database's are passed over,
-    such as the links by which editors lock files (`is_foreign`).
+    Engines would follow the link and write elsewhere, to a place that an attacker may have chosen. Unreadable
+    directories are skipped, because they don't belong to the database, or its engine will fail. Names that never belong
+    to a database are skipped, too, such as the links with which editors lock files (`is_foreign`).
     """
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -176,9 +176,9 @@ def check_no_links(directory: Path) -> None:
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether a name in a directory is never a database's, nor its engine's.
+    """Return whether a file name never belongs to a database or its engine.
 
-    Such are those of file systems (``lost+found``, ``.snapshot``), of editors (``.#file``) and of desktops.
+    This includes names used by file systems (``lost+found``, ``.snapshot``), editors (``.#file``) and desktops.
     """
     return name.startswith(".") or name == "lost+found"
 

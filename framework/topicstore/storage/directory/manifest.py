@@ -1,13 +1,11 @@
-"""The manifest: the settings that a database was created with, in one file of its directory.
+"""The manifest, a file with the settings with which a database was created, and the check of later openings' arguments.
 
-The file ``topicstore.json`` is JSON that people can read, and is replaced atomically::
+The file ``topicstore.json`` is human-readable JSON, and is replaced atomically::
 
     {"format": 1, "checksum": "<xxh64 of the rest>", "id": …, "complete": true, "backend": …, …}
 
-``complete`` is false from the first write until every shard was made, so that the next open continues
-an interrupted creation instead of taking it for a database with losses.
-
-The arguments that a database is created with, and the check that later openings don't contradict them.
+``complete`` is false from the first write until every shard was created, so that the next opening continues
+an interrupted creation instead of reporting data loss.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ FORMAT = 1
 MANIFEST = "topicstore.json"
 _DRAFT = f"{MANIFEST}.new"
 _TOLD = 3
-"""The most names that an error tells."""
+"""The maximum number of files that an error names."""
 
 Durability = Literal["commit", "sync"]
 Timestamps = Literal["commit", "message"]
@@ -65,7 +63,7 @@ Late = Literal["raise", "lift"]
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """The settings that hold for the whole life of a database."""
+    """The settings of a database that are fixed when it is created."""
 
     id: str
     """The database's id, of 32 random hexadecimal digits."""
@@ -76,15 +74,17 @@ class Manifest:
     timestamps: Timestamps
     late: Late
     max_skew: float
-    """The number of seconds by which a message's own time may be ahead of the clock."""
+    """The maximum number of seconds by which a message's own time may be ahead of the clock."""
     plugins: tuple[str, ...]
-    """The names of the wrappers without which the database is not opened, outermost first."""
+    """The names of the plugins that always wrap the data path, outermost first."""
     options: dict[str, dict[str, Any]]
-    """The options by plugin name, as they were given at creation."""
+    """The options by plugin name, as given at creation."""
     created: str
-    """The time of the creation, as ISO 8601 in UTC."""
+    """The time of the creation, in ISO 8601 in UTC."""
     created_by: str
+    """The name and version of the program that created the database."""
     complete: bool = False
+    """Whether the creation has finished."""
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -92,7 +92,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Replace the manifest of ``directory``. It is on disk when the call returns."""
+    """Replace the manifest of ``directory`` atomically, and fsync it."""
     fields = msgspec.to_builtins(manifest)
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
     text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
@@ -101,15 +101,15 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 @failure_told()
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of ``directory``, or None if there is nothing, so that a database can be created.
+    """Return the manifest of ``directory``; None if the directory is missing or empty.
 
     Raises `NotADatabaseError`, `NewerFormatError` or `CorruptionError`.
     """
     path = directory / MANIFEST
     try:
-        text = read_own(path, links=True)  # links may be read but not written
+        text = read_own(path, links=True)  # a link may be read but not written
     except FileNotFoundError:
-        if path.exists():  # made meanwhile
+        if path.exists():  # another process has just created it
             return read_manifest(directory)
         # A process killed while it created the database leaves at most a lock and a draft.
         names = {entry.name for entry in directory.iterdir()} if directory.is_dir() else set[str]()
@@ -140,7 +140,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def existing_manifest(directory: Path) -> Manifest:
-    """Return the manifest of a database that must exist."""
+    """Return the manifest of a database. Raises `DatabaseNotFoundError` if there is none."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise DatabaseNotFoundError(f"there is no database at {directory}")
@@ -151,7 +151,7 @@ MAX_SHARDS = 4_096
 
 
 def finished_manifest(directory: Path) -> Manifest:
-    """Return the manifest of a database whose creation was finished."""
+    """Return the manifest of a completely created database. Raises `DatabaseNotFoundError` if there is none."""
     manifest = existing_manifest(directory)
     if not manifest.complete:
         raise DatabaseNotFoundError(f"the database at {directory} has not been made to its end; open it to write")
@@ -173,7 +173,7 @@ _DEFAULTS = {
 
 
 def wanted_fields(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that were given, checked."""
+    """Check the arguments of an opening, and return those that aren't None."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, choices in _CHOICES.items():
         if name in given and given[name] not in choices:
@@ -188,7 +188,7 @@ def wanted_fields(**arguments: Any) -> dict[str, Any]:
 
 
 def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    """Return the manifest of a database that is about to be made."""
+    """Return the manifest of a database that is about to be created."""
     fields = {**_DEFAULTS, **wanted}
     return Manifest(
         id=uuid.uuid4().hex,
@@ -203,7 +203,7 @@ def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mappin
 def check_same(
     directory: Path, manifest: Manifest, wanted: dict[str, Any], options: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise an error if arguments contradict those that the database was created with."""
+    """Raise `ManifestMismatchError` if arguments or options contradict those with which the database was created."""
     for name, value in wanted.items():
         is_ = getattr(manifest, name)
         if value != is_:

@@ -1,17 +1,17 @@
-"""Notes of the last write of each shard that is known to be on disk, by which lost writes are detected.
+"""`SyncedWrites`: persists each shard's last fsynced write number, so that opening a shard detects lost writes.
 
-Engines can't distinguish a log that was cut short from one that was never longer. So the last write is noted beside
-them after each flush, and compared when a shard is opened.
+Engines can't distinguish a truncated log from one that was never longer. Therefore the last write is recorded in a
+separate file after each fsync, and compared when a shard is opened.
 
-Stored form, the file ``synced`` of the database's directory: two slots for each shard, written in turn, so that one is
-whole if the other is not. A slot is::
+Stored form, the file ``synced`` of the database's directory: two slots for each shard, written in turn, so that a torn
+write leaves the other slot intact. A slot is::
 
     u64 xxh64 of the slot's number and the rest, with 8 bytes of the database's id as seed   u64 writes   u64 position
 
-``writes`` is `topicstore.shard.records.Tail.writes`. The first note after an opening makes a new file, and so does one
-after the file got a second name: hard links to it, as in a snapshot of the directory, keep their contents. The file
-is synced when it is made and when the database is closed: after a power failure it may have an earlier write than the
-last one on disk, but never a later one.
+``writes`` is `topicstore.shard.records.Tail.writes`. The first record after an opening creates a new file. So does a
+record after the file got a hard link, for example in a snapshot of the directory, so that the link keeps its content.
+The file is fsynced when it is created and when the database is closed. After a power failure it may therefore have an
+earlier write than the last one on disk, but never a later one.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ class Synced:
 
 
 class SyncedWrites:
-    """The notes of all shards of one database, which are advisory: no failure of theirs fails anything else."""
+    """The last fsynced write of each shard of a database. It is advisory: its errors are only warnings."""
 
     def __init__(self, directory: Path, database: bytes, shards: int) -> None:
-        """Read the notes. Without notes, or if they can't be read, no write is known."""
+        """Read the file. If it is missing or can't be read, no write is known."""
         self.failure: str | None = None
-        """The reason why the notes could not be read, or the last one not be written, or None. Guarded by ``_lock``,
-        and can be read without it."""
+        """The error of reading the file or of the last write to it, or None. Guarded by ``_lock``; reading it needs no
+        lock."""
         self._path = directory / _FILE
         self._seed = int.from_bytes(database[:8], "little")
         self._lock = ProcessLock()
-        """Guards the attributes below, and is held while a note is written."""
+        """Guards the attributes below, and is held while the file is written."""
         self._content = bytearray(2 * shards * _SLOT.size)
         self._next = [0] * shards
-        """The slot of each shard to write next."""
+        """The slot to write next, by shard."""
         self._file = -1
-        """The file that this object made, or -1 before it has written a note."""
+        """The descriptor of the file that this object created; -1 before the first write."""
         with self._failure_told("could not be read"), suppress(FileNotFoundError):
             found = read_own(self._path)[: len(self._content)]
             self._content[: len(found)] = found
 
     def read(self, shard: int) -> Synced | None:
-        """Return the last write of a shard that is known to be on disk, or None if none is known."""
+        """Return the last write of a shard that is known to be on disk, or None."""
         found: list[tuple[Synced, int]] = []
         for slot in (0, 1):
             checksum, writes, position = _SLOT.unpack_from(self._content, self._offset(shard, slot))
@@ -83,7 +83,7 @@ class SyncedWrites:
         return newest
 
     def note(self, shard: int, writes: int, position: int) -> bool:
-        """Note that everything up to a write is on disk. Returns False, with a warning, if that fails."""
+        """Record that all writes up to number ``writes`` are on disk. Returns False, with a warning, if that fails."""
         with self._lock:
             slot = self._next[shard]
             data = _SLOT.pack(self._checksum(shard, slot, writes, position), writes, position)
@@ -92,21 +92,21 @@ class SyncedWrites:
             with self._failure_told("could not be written"):
                 if self._file >= 0 and os.fstat(self._file).st_nlink == 1:
                     os.pwrite(self._file, data, offset)
-                else:  # the file is older than this opening, or is part of a copy made of hard links
+                else:  # the file is older than this opening, or has a hard link, which must keep its content
                     self._replace_locked()
                 self._next[shard] = 1 - slot
                 return True
         return False
 
     def forget(self, shard: int) -> None:
-        """Remove the notes of a shard that is opened although writes of it are missing."""
+        """Remove the record of a shard, which is opened although writes of it are missing."""
         offset = self._offset(shard, 0)
         with self._lock, self._failure_told("could not be removed"):
             self._content[offset : offset + 2 * _SLOT.size] = bytes(2 * _SLOT.size)
             self._replace_locked()
 
     def close(self) -> None:
-        """Sync the notes to disk, and close them. May be called twice."""
+        """Fsync and close the file. This is idempotent."""
         with self._lock, self._failure_told("could not be synced"):
             if self._file >= 0:
                 file, self._file = self._file, -1
@@ -117,11 +117,11 @@ class SyncedWrites:
 
     @staticmethod
     def remove(directory: Path) -> None:
-        """Remove the notes of a database, if there are any."""
+        """Remove the file of a database if it exists."""
         (directory / _FILE).unlink(missing_ok=True)
 
     def _replace_locked(self) -> None:
-        """Write all notes to a new file, synced to disk, and go on in it."""
+        """Write all slots to a new file, fsync it, and keep it open for later records."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
@@ -130,13 +130,13 @@ class SyncedWrites:
 
     @contextmanager
     def _failure_told(self, failed: str) -> Iterator[None]:
-        """Warn of a failure and record it instead of raising, because everything but the notes is as it should be."""
+        """Emit an error of the block as a warning and keep it in `failure`, because the messages are not affected."""
         try:
             yield
         except (OSError, CorruptionError) as error:
             new, self.failure = self.failure is None, f"{self._path} {failed}: {error}"
             if new:
-                with suppress(RuntimeWarning):  # where warnings are errors, `failure` has it
+                with suppress(RuntimeWarning):  # if warnings are errors, `failure` still reports it
                     warn_caller(f"a loss of writes might go unnoticed, because {self.failure}")
         else:
             self.failure = None
@@ -152,8 +152,8 @@ class SyncedWrites:
 def check_reached(directory: Path, shard: int, reached: Synced | None, tail: Tail) -> None:
     """Raise `DataLossError` if a shard ends before the last write that was known to be on disk.
 
-    Logs lose their ends only, so nothing is missing where a later position is there. The numbers of the writes then
-    tell nothing, nor does a 0: a release that doesn't number them may have written in between.
+    A log loses only its end, so nothing is missing if the shard has a later position. Write numbers are then not
+    compared, and neither is a number of 0, because a version of topicstore without them may have written in between.
     """
     if reached is None or tail.last_position > reached.position:
         return

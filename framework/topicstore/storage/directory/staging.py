@@ -1,11 +1,11 @@
-"""Drafts: directories that are written under a temporary name, and get their own when they are complete.
+"""Drafts: directories that are written under a temporary name, and renamed when they are complete.
 
 ::
 
-    <parent>/.unfinished-<32 hexadecimal digits>/       a process writes there, or was killed doing so
+    <parent>/.unfinished-<32 hexadecimal digits>/       in use by a process, or left by a killed one
 
-A draft is locked as long as it is used. So a process that makes another one beside it recognizes the drafts that
-killed processes have left, and removes them.
+A draft is locked while it is in use. A process that creates a draft can therefore recognize and remove the drafts that
+killed processes have left in the same directory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .manifest import MANIFEST
 __all__ = ["draft", "draft_name", "sweep_drafts", "sweep_drafts_below"]
 
 _DEPTH = 3
-"""How deep drafts are looked for: exports lie in directories that people name, and have many below them."""
+"""The depth to which drafts are searched for. A limit is needed, because exports may have many subdirectories."""
 _NAME = re.compile(r"\.unfinished-[0-9a-f]{32}")
 
 
@@ -36,13 +36,13 @@ def draft_name() -> str:
 
 @contextmanager
 def draft(parent: Path) -> Iterator[Path]:
-    """Make a directory to write in. If it still has that name at the end, it is removed."""
+    """Create a draft in ``parent``. At the end of the block it is removed, unless the block has renamed it."""
     while True:
         path = parent / draft_name()
         path.mkdir(OWNER_ONLY)
-        with suppress(FileNotFoundError):  # another process has removed it before it was locked
+        with suppress(FileNotFoundError):  # another process may remove it before it is locked
             handle = _open(path)
-            _lock(handle, fcntl.LOCK_EX)  # a process that has the lock is about to remove the directory
+            _lock(handle, fcntl.LOCK_EX)  # if another process holds the lock, it is about to remove the directory
             if path.exists():
                 break
             os.close(handle)
@@ -57,7 +57,7 @@ def sweep_drafts(parent: Path) -> None:
     """Remove the drafts that killed processes have left in a directory."""
     for path in list(parent.iterdir()):
         if _NAME.fullmatch(path.name):
-            with suppress(OSError):  # it is gone by now, belongs to another user, or isn't a directory
+            with suppress(OSError):  # it was removed meanwhile, belongs to another user, or isn't a directory
                 handle = _open(path)
                 try:
                     if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # otherwise a process writes there
@@ -67,7 +67,7 @@ def sweep_drafts(parent: Path) -> None:
 
 
 def sweep_drafts_below(root: Path) -> None:
-    """Remove the drafts that killed processes have left in a directory, and in those below it, but not in databases."""
+    """Remove the drafts that killed processes have left in a directory and its subdirectories, except in databases."""
     for parent, directories, names in os.walk(root):
         sweep_drafts(Path(parent))
         below = [] if MANIFEST in names or len(Path(parent).relative_to(root).parts) >= _DEPTH else directories
@@ -79,7 +79,7 @@ def _open(directory: Path) -> int:
 
 
 def _lock(handle: int, how: int) -> bool:
-    """Lock a directory, if the file system can do that; return whether it is locked."""
+    """Try to lock a directory; return whether that succeeded. Some file systems don't support it."""
     try:
         fcntl.flock(handle, how)
     except OSError:

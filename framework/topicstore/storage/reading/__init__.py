@@ -1,1 +1,1 @@
-"""Replays: their order, pages, times of messages, following, and what explains them."""
+"""Variants of replays: orders, pages, ranges of message times, following, explanations, and SQL."""

@@ -1,4 +1,4 @@
-"""Reading messages as they are stored, without the database's plugins."""
+"""Reading messages in their stored form, bypassing the database's plugins."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def plan_generation(
     *,
     since: float | None,
 ) -> ShardPlan:
-    """Return a plan that reads the matching messages of one generation.
+    """Return a plan that reads the matching messages of one generation, at positions ``first`` to ``last``.
 
-    ``since`` has the meaning that it has in `topicstore.shard.reader.ShardReader.plan`.
+    ``since`` is that of `topicstore.shard.reader.ShardReader.plan`.
     """
     plan = shard.reader.plan(storage.id, topic_filter, first, last, since=since)
     chosen = [part for part in plan.generations if part.cursors[0].generation == generation]
@@ -42,10 +42,10 @@ def plan_generation(
 def run_as_stored(
     storage: Storage, shard: Shard, plans: Sequence[ShardPlan], order: Order, rows: int | None = None
 ) -> Iterator[MessageBatch]:
-    """Yield the batches of plans of one shard, of about so many rows if that is said."""
+    """Yield the batches of plans of one shard, of about ``rows`` rows each."""
 
     def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
-        storage.check_open()  # a close needn't wait for the end of the run
+        storage.check_open()  # so that closing the database ends the run early
         return shard.reader.next(cursor, rows=limit, size=_BATCH_BYTES, bound=bound, final=True)
 
     return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows or _BATCH, timestamps=None), fetch)

@@ -1,9 +1,9 @@
-"""The cost of one replay, by slab: `Database.explain`.
+"""`Database.explain`: the cost of one replay, by slab.
 
-The replay is run, as `Database.replay` would, to its end or to a limit, and every fetch of a batch is attributed
-to the slab that it reads. The reads of a slab are the difference of its layout's `ReadCounters`
-between the beginning and the end. So they include those of other readers of the same slabs at the same time,
-and those of a compaction if its layout counts them.
+The replay runs to its end or to a limit, like `Database.replay`, and every fetch of a batch is attributed
+to the slab that it reads. A slab's reads are the difference of its `ReadCounters`
+between the end and the beginning. They therefore include concurrent reads of the same slab,
+and those of a compaction if the layout counts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topicstore.storage.storage import Storage
 __all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
 
 LEGEND = "visited: blocks or keys, by the layout, that were decoded; skipped: passed over"
-"""An explanation of the counters, for people."""
+"""A legend of the counters for the printed report."""
 
 _PATTERNS = 5
 
@@ -55,20 +55,20 @@ class SlabCost:
     streams: int
     """The number of streams of the slab."""
     matching: int
-    """The number of those streams that may have matching messages."""
+    """The number of the slab's streams that may have matching messages."""
     patterns: list[str]
-    """The patterns of a few matching streams, which show why they are read. Those with levels learned as ``+`` come
-    first."""
+    """The patterns of a few matching streams, which show why they are read. Patterns with wildcards come first."""
     passes: int
-    """The number of cursors that read them; a layout may read many streams in one pass."""
+    """The number of cursors that read the matching streams; a layout may read many streams with one cursor."""
     batches: int
     """The number of batches fetched, including empty ones."""
     reads: ReadCounters
     """The seeks, blocks or keys visited and skipped, and messages returned."""
     seconds: float
-    """The seconds spent fetching."""
+    """The seconds spent fetching batches."""
     epoch_seconds: float
-    """The most seconds that a message may stay hidden after it was stored; 0 for layouts that show it at once."""
+    """The maximum number of seconds for which a stored message may stay hidden from cursors, the length of an epoch.
+    0 for layouts without epochs."""
 
     def __str__(self) -> str:
         reads = self.reads
@@ -81,7 +81,7 @@ class SlabCost:
 
 @attrs.frozen(kw_only=True)
 class UnreadSlab:
-    """A generation of a shard that the replay left out."""
+    """A generation of a shard that the replay didn't read, and the reason."""
 
     shard: int
     generation: int
@@ -100,7 +100,7 @@ class Explanation:
     start: int
     until: int | None
     by: By
-    """The times that ``start`` and ``until`` are compared with."""
+    """The times with which ``start`` and ``until`` are compared."""
     order: Order
     zones: int | None
     """The number of zones, of about 65,000 consecutive messages each, that may have messages of these timestamps; None
@@ -108,18 +108,18 @@ class Explanation:
     all_zones: int | None
     """The number of all zones; None for a replay by position."""
     ended: bool
-    """Whether the replay was run to its end. Else it stopped at the limit: what is counted here are its first messages,
-    and slabs that were not reached have no batches."""
+    """Whether the replay ran to its end. Otherwise it stopped at the limit: the statistics are those of its first
+    messages, and slabs that were not reached have no batches."""
     messages: int
     payload_bytes: int
     batches: int
     """The number of batches fetched from all slabs."""
     planning_seconds: float
-    """The seconds spent choosing streams and finding the start in them, including the wait for an epoch to end."""
+    """The seconds spent choosing streams and seeking their starts, including the wait for the end of an epoch."""
     seconds: float
     """The seconds from the call to the last `Message` object."""
     rate: float
-    """The number of messages in a second."""
+    """The number of messages per second."""
     slabs: list[SlabCost]
     """The costs of the slabs that were read, by shard and generation."""
     unread: list[UnreadSlab]
@@ -136,7 +136,7 @@ class Explanation:
 
 @attrs.define
 class _Fetches:
-    """The sums of the fetches of one slab."""
+    """The totals of the fetches from one slab."""
 
     passes: int = 0
     batches: int = 0
@@ -144,7 +144,7 @@ class _Fetches:
 
 
 def explain(storage: Storage, request: ReplayRequest, limit: int | None = None) -> Explanation:
-    """Run a replay and return what it cost; see `Database.explain`."""
+    """Run a replay and return its cost; see `Database.explain`."""
     if limit is not None:
         check_count("limit", limit)
         request.batch_size = min(limit, request.batch_size)
@@ -227,7 +227,7 @@ class _Run:
         return result
 
     def _take(self, batches: Iterator[MessageBatch]) -> bool:
-        """Make the next batch's messages. The time of counting their bytes isn't counted as the replay's."""
+        """Fetch the next batch and create its messages; return False at the end. Only this time is measured."""
         began = perf_counter()
         batch = next(batches, None)
         if batch is not None:

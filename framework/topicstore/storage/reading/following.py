@@ -1,4 +1,4 @@
-"""Following a database that is open read-only: reading the messages stored since the last look."""
+"""`Following`: polling a database that is open read-only for newly stored messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Following"]
 
 
 class Following:
-    """A reader of matching messages at or after a time, as they become visible. It is for one thread."""
+    """A reader of the matching messages at or after a time, as they become visible. It is not thread-safe."""
 
     def __init__(self, storage: Storage, topic_filter: TopicFilter, start: int) -> None:
         self._storage = storage
@@ -22,14 +22,13 @@ class Following:
         own = storage.manifest.timestamps == "message" and start > 0
         self._timestamps = TimeRange(start) if own else None
         self._next = [first_position(start)] * len(storage.shards)
-        """The first position of each shard that was not looked at yet."""
+        """By shard, the first position that was not read yet."""
 
     def look(self, rows: int) -> Iterator[MessageBatch]:
-        """Yield the messages that became visible since the last look, in order of positions.
+        """Refresh the database, and yield the messages that became visible since the last call, in order of positions.
 
-        Batches have about ``rows`` rows. Read to the end before the next look, which begins with `Storage.refresh`.
-        Messages that a layout with epochs still hides come in a later look. Raises the errors of refreshing and
-        replaying.
+        Batches have about ``rows`` rows. The caller must exhaust the iterator before the next call. Messages of an
+        epoch that hasn't ended are yielded by a later call. Raises the errors of refreshing and replaying.
         """
         self._storage.refresh()
         plans = [self._storage.plan_shard(shard, self._filter, first, None) for shard, first in enumerate(self._next)]

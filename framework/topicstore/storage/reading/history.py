@@ -1,8 +1,8 @@
-"""`History`: how many messages of any topic had been stored by a position, known from zones without reading.
+"""`History`: the number of a shard's messages of all topics up to any position, computed from zones without reading.
 
-The number of messages up to a position is its rank. Between two positions of which it is known, 65,536 messages from
-each other, messages are taken to be spread evenly over time. `Spread` places messages of which no more is known than
-between which ranks they lie.
+The number of messages up to a position is the position's rank. The ranks at the ends of zones, 65,536 messages apart,
+are known. Between them, messages are assumed to be evenly distributed over time. `Spread` distributes messages evenly
+between two ranks, if nothing else is known about them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class History:
 
     @classmethod
     def of(cls, shard: Shard, mark: int) -> Self:
-        """Return what is known of a shard up to its watermark. Reads nothing."""
+        """Return the history of a shard up to ``mark``, its watermark. Reads no messages."""
         positions, ranks, before = list[int](), list[int](), 0
         for record in shard.generations.listed():
             ends = shard.reader.zone_ends(record.number)  # the last zone of a sealed generation isn't full
             last = mark if record.last_position is None else record.last_position
-            # The first generation of a shard begins with the lowest position, long before its first message.
+            # A shard's first generation begins at the lowest position, long before its first message.
             begin = max(record.first_position - 1, min([first_position(record.created), *ends, last]))
             positions += (begin, *ends, last)
             ranks += (before + min(SIZE * number, record.messages) for number in range(len(ends) + 1))
@@ -46,7 +46,7 @@ class History:
         return cls(np.maximum.accumulate(np.array(positions, np.uint64)), np.array(ranks, np.float64))
 
     def after(self, position: int) -> int:
-        """Return how many messages are known to follow a position."""
+        """Return a lower bound of the number of messages after a position."""
         known = int(np.searchsorted(self.positions, np.uint64(position)))
         return int(self.ranks[-1] - self.ranks[known]) if known < len(self.ranks) else 0
 
@@ -60,9 +60,9 @@ class History:
 
     @staticmethod
     def time_before(histories: Sequence[History], time: int, messages: float) -> int:
-        """Return the time by which all shards had about so many messages fewer than by another time.
+        """Return the time before ``time`` since which all shards together have stored about ``messages`` messages.
 
-        It isn't before that one if nothing is known of what came then.
+        If the histories don't reach back before ``time``, the result isn't before it.
         """
         times = np.unique(np.concatenate([_times(one.positions) for one in histories]))
         ranks = np.sum([one.ranks_of_times(times) for one in histories], axis=0)
@@ -76,7 +76,7 @@ def _times(positions: Positions) -> Numbers:
 
 @attrs.frozen(eq=False)
 class Spread:
-    """Rows, each of a number of messages between two ranks. Made once, it answers for any number of ranks."""
+    """Rows, each with a number of messages evenly distributed between two ranks, prepared for many queries."""
 
     _first: Numbers
     _last: Numbers
@@ -85,14 +85,14 @@ class Spread:
 
     @classmethod
     def of(cls, first: Numbers, last: Numbers, messages: Numbers) -> Self:
-        """Return the spread of messages of which each row's first and last have these ranks."""
+        """Return the spread of rows, given each row's rank of the first and last message and its number of messages."""
         last = np.maximum(last, first + 1e-6)
         weights = messages / (last - first)
         columns = np.stack((weights, weights * first, messages))
         return cls(np.sort(first), np.sort(last), _sums(first, columns[:2]), _sums(last, columns))
 
     def before(self, at: Numbers) -> Numbers:
-        """Return how many messages come before each of these ranks."""
+        """Return the number of messages before each of these ranks."""
         begun = self._begun[:, np.searchsorted(self._first, at, side="right")]
         ended = self._ended[:, np.searchsorted(self._last, at, side="right")]
         found: Numbers = at * (begun[0] - ended[0]) - (begun[1] - ended[1]) + ended[2]
@@ -100,6 +100,6 @@ class Spread:
 
 
 def _sums(keys: Numbers, columns: Numbers) -> Numbers:
-    """Return the sums of the first columns, none to all, in the order of their keys."""
+    """Return the prefix sums of the columns, sorted by ``keys``, beginning with 0."""
     ordered = columns[:, np.argsort(keys)]
     return np.concatenate((np.zeros((len(columns), 1)), np.cumsum(ordered, axis=1)), axis=1)

@@ -1,9 +1,9 @@
-"""Ranges of time where positions go by the messages' own times (``timestamps="message"``).
+"""Ranges of time in databases whose positions follow the messages' own times (``timestamps="message"``).
 
-A position's time is that of its message or later: later if more than 2,048 messages have one microsecond, or if the
-message was late and took the next position. The shard knows the most by which it is later
-(`topicstore.shard.writer`). A range of times reads so many positions more, and keeps the messages whose own time
-lies in it. Where every position has its message's time, which is usual, nothing changes.
+The time of a position is at or after its message's own time. It is later if more than 2,048 messages have the same
+microsecond, or if the message was late and took the next free position. Each shard stores the maximum difference,
+the displacement (`topicstore.shard.writer`). A read of a range of times extends the range of positions by the
+displacement, and keeps the messages whose own time lies in the range. Usually the displacement is 0.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ __all__ = ["displacement", "judged_by", "runs_of"]
 
 
 def displacement(storage: Storage) -> int:
-    """Return the most microseconds by which the time of a position is later than its message's own.
+    """Return the maximum, in microseconds, by which a position's time is later than its message's own time.
 
-    It is 0 where positions go by the time of storing.
+    It is 0 if positions follow the time of storing.
     """
     return max(shard.writer.displacement for shard in storage.shards)
 
 
 def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest:
-    """Return a request whose range of time is compared with ``by``.
+    """Return the request with its range of time compared with the kind of times that ``by`` names.
 
-    By position, messages are judged by their own times where some positions are later than those.
+    With ``by="position"``, messages are still compared by their own times if the displacement isn't 0.
     """
     times, displaced = TimeRange(request.start, request.until), displacement(storage)
     if by == "timestamp":
@@ -52,11 +52,11 @@ def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest
 def runs_of(
     storage: Storage, shard: Shard, request: ReplayRequest, bound: int, generations: Collection[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yield spans of positions, ascending and up to ``bound``, that have the matching messages of a request.
+    """Yield spans of positions, ascending and up to ``bound``, that together have exactly a request's messages.
 
-    They have no other matching messages. If the request judges messages by their own times, those that match the
-    filter are read: of all generations, or only of some. An epoch that hides some of them is waited for, as by a
-    replay. What the spans hold may be deleted meanwhile.
+    The spans may also have messages that don't match the filter. If the request compares the messages' own times,
+    the matching messages are read, of all generations or only of ``generations``. The function waits for the end of
+    the current epoch like a replay. The caller may delete the messages of a span during the iteration.
     """
     last = bound if request.until is None else min(bound, first_position(request.until) - 1)
     first = first_position(request.start)
@@ -70,7 +70,7 @@ def runs_of(
         if generations is not None and record.number not in generations:
             continue
         for span in shard.reader.spans(request.timestamps, first, last):
-            with suppress(GenerationDroppedError):  # meanwhile: nothing of it is left
+            with suppress(GenerationDroppedError):  # dropped meanwhile, so it has no messages to delete
                 plan = plan_generation(storage, shard, record.number, request.topic_filter, *span, since=since)
                 if plan.generations:
                     yield from _runs(run_as_stored(storage, shard, [plan], "time"), request.timestamps)

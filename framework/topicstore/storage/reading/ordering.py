@@ -1,12 +1,13 @@
-"""The orders of a replay: by position, by position from its end, any, and by the messages' own timestamps.
+"""The orders of a replay: by position, by descending position, any, and by the messages' own timestamps.
 
-Replays that go back in time, with the newest message first, and read few messages beyond those requested.
+Streams can only be read forwards. A replay in descending order therefore reads a span of time in ascending
+order, and reverses it; then the span before it, and so on. The length of a span is chosen so that it has about as many
+messages as requested: that of the first by the zones' counts of messages of all topics, and that of later spans by the
+share of messages that matched. Where messages are sparse, spans grow fast. A span with too many messages is shortened
+and read again.
 
-Streams can only be read forwards, whatever their layout. So a span of time before the messages that were returned is
-read in order, and reversed. It is chosen so that it has about as many messages as are wanted: the first by what zones
-tell of how many messages of any topic were stored when, and the next ones by how many of those matched.
-Where messages are sparse, spans grow fast; a span that has too many messages is shortened and read again. Messages of
-some timestamps may lie anywhere in a zone that has any, so a zone's length is read there, of which the newest are kept.
+In a descending replay by timestamp, the matching messages may lie anywhere in a zone. A span of a zone's length is then
+read, and the newest messages are kept.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ __all__ = [
 ]
 
 _FIRST_SPAN = 1.5
-"""The messages of any topic in the first span, as a multiple of those that are wanted: fewer may lie there than it is
-taken for, and reading more than are wanted costs less than reading twice."""
+"""The estimated number of messages in the first span, as a multiple of those requested. The estimate may be too high,
+and reading too many messages costs less than reading twice."""
 _BLIND = 1_000_000
-"""The microseconds of the first span before all times of which it is known how many messages came."""
+"""The length, in microseconds, of the first span before all times for which zones have counts."""
 _GROWTH = 4
-"""The most times by which a span may be longer than the one before, and may have more messages than are wanted."""
+"""The maximum factor by which a span may be longer than the one before, or have more messages than requested."""
 
 
 def newest_first(storage: Storage, request: ReplayRequest, limit: int | None) -> Iterator[MessageBatch]:
-    """Yield the messages of a replay in order of time, from its end: at most ``limit`` messages, None for all.
+    """Yield the messages of a replay in descending order of time: at most ``limit`` messages, None for all.
 
-    Messages stored after the call are left out. At most a few times the messages of a batch, or of ``limit`` if that is
-    less, are in memory, except that all messages of one microsecond always are. Raises the errors of replaying.
+    Messages stored after the call are left out. The function holds a few times the messages of a batch, or of
+    ``limit`` if that is less, in memory, and always all messages of one microsecond. Raises the errors of replaying.
     """
     storage.check_open()
     bounds = [shard.writer.watermark for shard in storage.shards]
@@ -63,20 +64,20 @@ def newest_first(storage: Storage, request: ReplayRequest, limit: int | None) ->
     until = max(map(time_of, bounds), default=0) + 1
     if request.until is not None:
         until = min(until, request.until)
-    # Planned at the call, so that wrong arguments raise at the call.
+    # Called here only to check the arguments, because the generator begins at its first `next`.
     storage.plan(attrs.evolve(request, start=until, until=until))
     return _spans(storage, request, bounds, there, start, until, limit)
 
 
 @attrs.frozen
 class _There:
-    """A generation of a shard that existed at the call, so that its drop during the replay is noticed."""
+    """A generation of a shard that existed at the call. It is kept to detect if it is dropped during the replay."""
 
     shard: Shard
     record: GenerationRecord
 
     def check(self, start: int, until: int) -> None:
-        """Raise `GenerationDroppedError` if the generation is gone and may have had messages of a span of time."""
+        """Raise `GenerationDroppedError` if the generation was dropped and may have had messages of a span of time."""
         last = self.record.last_position
         if self.record.first_position < first_position(until) and (last is None or last >= first_position(start)):
             self.shard.generations.slab(self.record.number)
@@ -128,7 +129,7 @@ def _spans(
 
 
 def _reach(storage: Storage, request: ReplayRequest, start: int, until: int) -> int:
-    """Return a time from which on to ``until`` nothing has the timestamps that are asked for."""
+    """Return a time, at most ``until``, from which no message has the requested timestamps, according to the zones."""
     if request.timestamps is None:
         return until
     first, last = first_position(start), first_position(until) - 1
@@ -137,9 +138,9 @@ def _reach(storage: Storage, request: ReplayRequest, start: int, until: int) -> 
 
 
 def _newest(storage: Storage, request: ReplayRequest, bounds: list[int], most: int) -> tuple[list[MessageBatch], int]:
-    """Return the newest messages of a span in order, hardly more than ``most``, and since when they are all.
+    """Return the newest messages of a span in order, about ``most``, and the time since which they are complete.
 
-    All of the span is read, so that one pass finds them wherever in it they lie.
+    The whole span is read in one pass, because the messages may lie anywhere in it.
     """
     held: deque[MessageBatch] = deque()
     rows, left_out = 0, False
@@ -152,7 +153,7 @@ def _newest(storage: Storage, request: ReplayRequest, bounds: list[int], most: i
     if not left_out:
         return list(held), request.start
     found = MessageBatch.concat(list(held))
-    first = time_of(int(found.positions[0]))  # of this moment some may have been left out
+    first = time_of(int(found.positions[0]))  # some messages of this microsecond may have been dropped
     later = int(np.searchsorted(found.positions, np.uint64(first_position(first + 1))))
     if later < len(found):
         return [found[later:]], first + 1
@@ -162,7 +163,7 @@ def _newest(storage: Storage, request: ReplayRequest, bounds: list[int], most: i
 def _read(
     storage: Storage, request: ReplayRequest, bounds: list[int], most: int | None
 ) -> tuple[list[MessageBatch], bool]:
-    """Return the messages of a span in order, and whether they are all: more than ``most`` are not read on."""
+    """Return the messages of a span in order, and whether they are complete: reading stops above ``most``."""
     held, rows = [], 0
     for batch in _batches(storage, request, bounds):
         held.append(batch)
@@ -173,29 +174,32 @@ def _read(
 
 
 def _batches(storage: Storage, request: ReplayRequest, bounds: list[int]) -> Iterator[MessageBatch]:
-    """Yield the messages of a span in order."""
+    """Yield the messages of a span in ascending order, up to the bounds by shard."""
     plan = storage.plan(request)
     shards = [attrs.evolve(shard, bound=min(shard.bound, bounds[shard.shard])) for shard in plan.shards]
     yield from replays.run(attrs.evolve(plan, shards=shards), storage.fetch)
 
 
 ReplayOrder = Order | Literal["timestamp"]
-"""An order of a replay's plan, or ``"timestamp"``: its messages are sorted by their own timestamps."""
+"""An order of a replay's plan, or ``"timestamp"``, which sorts its messages by their own timestamps."""
 
 
 def planned(order: ReplayOrder) -> Order:
-    """Return the order of the plan of a replay: messages that are sorted afterwards are read in order of positions."""
+    """Return the order of a replay's plan. Messages that are sorted by timestamp are read in order of positions."""
     return "time" if order == "timestamp" else order
 
 
 def ordered(
     storage: Storage, request: ReplayRequest, order: ReplayOrder, *, reverse: bool, limit: int | None
 ) -> Iterator[MessageBatch]:
-    """Yield the batches of a replay whose plan has the order `planned`; see `topicstore.Database.replay`."""
+    """Return the batches of a replay in ``order``; see `topicstore.Database.replay`.
+
+    The request has the order `planned`.
+    """
     if limit is not None:
         check_count("limit", limit, 0)
         check_count("batch_size", request.batch_size)
-        if request.timestamps is None and order != "timestamp":  # else more may have to be read to find as many
+        if request.timestamps is None and order != "timestamp":  # otherwise more messages may have to be read
             request = attrs.evolve(request, batch_size=max(1, min(limit, request.batch_size)))
     if reverse and order == "any":
         raise InvalidArgumentError("a replay that goes back is in order of time or of timestamps: leave out order")
@@ -210,10 +214,10 @@ def ordered(
 def sorted_by_timestamp(
     batches: Iterator[MessageBatch], limit: int | None, rows: int, *, reverse: bool
 ) -> Iterator[MessageBatch]:
-    """Yield the first ``limit`` messages in order of timestamps, in batches of at most the given number of rows.
+    """Yield the first ``limit`` messages in order of timestamps, in batches of at most ``rows`` rows.
 
-    The batches are in order of positions, and so are messages of one timestamp. With ``reverse`` both orders are
-    reversed. All messages are in memory; with ``limit`` about twice as many as that, and one batch.
+    ``batches`` are in order of positions; messages with the same timestamp keep that order. With ``reverse`` both
+    orders are reversed. All messages are held in memory; with ``limit``, about twice that many, and one batch.
     """
     held: list[MessageBatch] = []
     for batch in batches:
@@ -225,7 +229,7 @@ def sorted_by_timestamp(
 
 
 def _kept(batches: list[MessageBatch], limit: int | None, *, reverse: bool) -> MessageBatch:
-    """Sort messages by timestamp, and keep the first ``limit`` of them, or with ``reverse`` the last."""
+    """Sort messages by timestamp, and return the first ``limit`` of them or, with ``reverse``, the last."""
     joined = MessageBatch.concat(batches)
     order = np.argsort(to_integers(joined.timestamps), kind="stable")
     if limit is not None:

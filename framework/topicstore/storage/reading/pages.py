@@ -1,9 +1,9 @@
-"""`ReplayPlace`: where a replay in order of time stands, so that another call goes on with exactly the rest.
+"""`ReplayPlace`: the progress of a replay in order of time, from which a later call continues with exactly the rest.
 
-A replay in order of time is ordered by position and then by shard, and leaves out what was stored after it began. So
-its place is what was asked for, the watermark of each shard at its beginning, and the last message that was returned.
-It needs nothing of the database but what is stored, and stays valid after restarts and compaction. Messages deleted
-meanwhile are missing in the rest.
+A replay in order of time is ordered by position and then by shard, and excludes messages stored after it began. Its
+place consists of the arguments, the watermark of each shard at the beginning, and the last returned message.
+The database keeps no state for it, and it stays valid after restarts and compaction. Messages that are deleted
+in between are missing from the rest.
 
 Stored form, version 1: ``0x01 | xxh64 of the rest, little-endian | msgpack array`` of the fields.
 """
@@ -35,11 +35,11 @@ __all__ = ["ReplayPlace"]
 _VERSION = b"\x01"
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Position = Annotated[int, msgspec.Meta(ge=0)]
-"""Positions use all 64 bits, which is more than msgspec can bound."""
+"""A position. It has no upper bound here, because msgspec can't express that of unsigned 64-bit numbers."""
 
 
 class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a replay stands. Times are microseconds since the epoch."""
+    """The arguments and the progress of a replay in order of time. Times are in microseconds since the epoch."""
 
     database: bytes
     topic_filter: str
@@ -50,7 +50,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     bounds: tuple[_Position, ...]
     """The highest position of each shard that the replay returns."""
     last: tuple[_Position, _Position] | None = None
-    """The position and the shard of the last message that was returned; None at the beginning."""
+    """The position and the shard of the last returned message; None at the beginning."""
 
     @classmethod
     def beginning(
@@ -69,18 +69,18 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         )
 
     def after(self, batch: MessageBatch) -> Self:
-        """Return the place after the last message of a batch that `batches` has returned."""
+        """Return the place after the last message of a batch that `batches` has yielded."""
         end = batch[len(batch) - 1 :].ids()[0]
         return msgspec.structs.replace(self, last=(end.position, end.shard))
 
     def batches(
         self, storage: Storage, batch_size: int, *, order: Order = "time"
     ) -> Generator[MessageBatch, None, None]:
-        """Yield what is left of the replay, in batches of about this size.
+        """Yield the rest of the replay, in batches of about ``batch_size`` messages.
 
-        Only at the beginning of a replay may the order be another one than that of time. Raises `WrongDatabaseError`
-        for a place of another database, `PlaceAheadError` if this one has lost what the replay was to return, and the
-        errors of replaying.
+        ``order`` may be "any" only at the beginning of a replay. Raises `WrongDatabaseError` for a place of another
+        database, `PlaceAheadError` if the database has lost messages that the replay should return, and the errors of
+        replaying.
         """
         storage.check_open()
         if self.database != storage.id:
@@ -108,7 +108,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
                 yield left
 
     def _positions(self, displaced: int) -> TimeRange:
-        """Return the times in which the positions of the rest lie."""
+        """Return the range of times in which the positions of the remaining messages lie."""
         start, until = (self.start, self.until) if self.by == "position" else (0, None)
         until = None if until is None else until + displaced
         if self.last is not None:
@@ -120,7 +120,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         return TimeRange(start, until)
 
     def _left(self, batch: MessageBatch, bounds: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> MessageBatch:
-        """Return the messages of a batch that were stored when the replay began and come after the last one."""
+        """Return the messages of a batch that were stored before the replay began and weren't returned yet."""
         positions = batch.positions
         shards = to_integers([] if batch.shards is None else batch.shards)
         left = positions <= bounds[shards]
@@ -139,7 +139,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the place that `to_bytes` returned ``data`` for. Raises `InvalidCursorError` for any other bytes."""
+        """Decode the bytes that `to_bytes` returns for a place. Raises `InvalidCursorError` for any other bytes."""
         body = data[9:]
         if data[:1] != _VERSION or data[1:9] != xxhash.xxh64_digest(body)[::-1]:
             raise InvalidCursorError("not the place of a replay, or one that is damaged or of a newer version")

@@ -1,7 +1,4 @@
-"""SQL over the messages of all shards, for backends with the capability ``sql``.
-
-Results of SQL as rows of values that JSON has.
-"""
+"""SQL over the messages of all shards, for backends with the capability ``sql``; conversion of results for JSON."""
 
 from __future__ import annotations
 
@@ -29,10 +26,11 @@ __all__ = [
 
 
 def rows(found: pa.Table) -> Iterator[list[Any]]:
-    """Yield the rows: bytes as text, or in hexadecimal after 0x; times as ISO 8601, in UTC.
+    """Yield the rows of a result as lists of values that JSON can represent.
 
-    Times that Python lacks are text too: infinity, with nanoseconds, before our era ``(BC)``, after the year 9999.
-    Numbers that JSON lacks are ``inf``, ``-inf`` and ``nan``.
+    Bytes become text, or hexadecimal digits after ``0x`` if they aren't UTF-8. Times become ISO 8601 in UTC, including
+    those that Python can't represent: infinity, nanoseconds, years before our era (``(BC)``) and after 9999.
+    Non-finite numbers become the texts ``inf``, ``-inf`` and ``nan``.
     """
     for batch in found.to_batches():
         for row in zip(*map(_values, batch.columns), strict=True):
@@ -40,8 +38,8 @@ def rows(found: pa.Table) -> Iterator[list[Any]]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    if "time32" not in (kind := str(column.type)) and "time64" not in kind:  # of which Python lacks 24:00
-        with contextlib.suppress(ValueError, OverflowError):  # another time that Python lacks
+    if "time32" not in (kind := str(column.type)) and "time64" not in kind:  # Python has no time 24:00
+        with contextlib.suppress(ValueError, OverflowError):  # times that Python can't represent
             return column.to_pylist()  # type: ignore[no-any-return]
     return list(map(_value, column))
 
@@ -66,12 +64,12 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _time(value: int, unit: str, *, largest: int) -> str:
-    """Return days, or another unit, since the epoch as text."""
+    """Return a time since the epoch, in days or another unit, as text."""
     if abs(value) >= largest:
         return "infinity" if value > 0 else "-infinity"
     text = str(
         np.asarray(value, np.int64).astype(f"datetime64[{unit}]")
-    )  # its years are astronomical: 0 is the first before our era
+    )  # NumPy uses astronomical years: year 0 is 1 BC
     sign, (year, rest) = text[:1] == "-", text.removeprefix("-").split("-", 1)
     zone = "" if unit == "D" else "Z"
     rest, _, fraction = rest.partition(".")
@@ -88,7 +86,7 @@ def _time_of_day(value: int, unit: str) -> str:
 
 
 def _fraction(digits: str) -> str:
-    """Return the digits of a fraction of a second as `datetime.isoformat` does: none, six, or nine."""
+    """Return a fraction of a second like `datetime.isoformat`: empty if it is zero, else six or nine digits."""
     return f".{digits:0<6}" if digits.strip("0") else ""
 
 
