@@ -12,7 +12,7 @@ import pytest
 import topicstore as ts
 from topicstore.runtime import background
 from topicstore.runtime.background import BackgroundTask
-from topicstore.runtime.wake_event import Alarm
+from topicstore.runtime.wake_event import AutoResetEvent
 from topicstore_conformance.faults.threads import PATIENCE
 
 EPOCH = """
@@ -117,7 +117,7 @@ def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
     done = threading.Event()
     seen: list[str | None] = []
 
-    class Recorded(Alarm):
+    class Recorded(AutoResetEvent):
         def wait(self, timeout: float | None) -> bool:
             pauses.append(timeout)
             return timeout is None or super().wait(timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.closing import Closer, close_all
 
 
 def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callable[[], None]]:
@@ -32,10 +32,10 @@ def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseE
     """All resources are released; one failure is raised as it is, several as a group, and Ctrl-C before others."""
     done: list[int] = []
     if told is None:
-        release_all(releases(done, failures))
+        close_all(releases(done, failures))
     else:
         with pytest.raises(told) as raised:
-            release_all(releases(done, failures))
+            close_all(releases(done, failures))
         assert set(getattr(raised.value, "exceptions", [raised.value])) <= set(failures.values())
     assert [0, 1, 2] == done
 
@@ -44,10 +44,10 @@ def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
     """Nested failures are raised as one flat group."""
 
     def inner() -> None:
-        release_all(releases([], {0: ValueError("a"), 1: ValueError("b")}))
+        close_all(releases([], {0: ValueError("a"), 1: ValueError("b")}))
 
     with pytest.raises(ExceptionGroup) as raised:
-        release_all((inner, *releases([], {2: ValueError("c")})))
+        close_all((inner, *releases([], {2: ValueError("c")})))
     assert ["a", "b", "c"] == [str(failure) for failure in raised.value.exceptions]
 
 
@@ -56,9 +56,9 @@ def test_an_opening_that_fails_tells_why() -> None:
     done: list[int] = []
 
     def opening() -> None:
-        with Taken() as taken:
+        with Closer() as closer:
             for release in releases(done, {1: KeyError("gone")}):
-                taken.add(release)
+                closer.add(release)
             raise ValueError("the disk is full")
 
     with pytest.raises(ValueError, match="the disk is full") as raised:
@@ -67,12 +67,12 @@ def test_an_opening_that_fails_tells_why() -> None:
     assert "KeyError: 'gone'" in raised.value.__notes__[0]
 
 
-def test_what_is_taken_stays_taken() -> None:
+def test_what_is_taken_stays_closer() -> None:
     """Resources stay acquired until `release` is called, which may be repeated."""
     done: list[int] = []
-    with Taken() as taken:
-        taken.add(releases(done, {})[0])
+    with Closer() as closer:
+        closer.add(releases(done, {})[0])
     assert [] == done
-    taken.release()
-    taken.release()
+    closer.release()
+    closer.release()
     assert [0, 0] == done

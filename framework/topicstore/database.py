@@ -38,7 +38,7 @@ from .pubsub.retained_expiry import RetainedExpiry
 from .pubsub.retained_lookup import retained
 from .queues.queues import Queues
 from .runtime.background import end_at_exit
-from .runtime.closing import Closing, release_all
+from .runtime.closing import Closing, close_all
 from .shard.rewriter import never
 from .shard.state import ShardState
 from .shard.writer import ShardCounters
@@ -700,7 +700,7 @@ class Database:
         with self._beginning:
             writers = [writer.close for writer in self._writers]
             sessions = () if self._sessions is None else (self._sessions.close,)
-        release_all((*writers, *sessions, self.storage.close))
+        close_all((*writers, *sessions, self.storage.close))
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from .lifecycle.archives import open_archive
 from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
 from .runtime.clocks import Clocks, now
-from .runtime.closing import Taken
+from .runtime.closing import Closer
 from .storage.directory.ballast import give_up_ballast
 from .storage.directory.files import OWNER_ONLY, permissions_of
 from .storage.directory.manifest import (
@@ -143,8 +143,8 @@ def open(  # noqa: A001 - the usual name in other libraries
     settings = attrs.evolve(settings, plugins=storage.plugins)
     open_queue = functools.partial(_open_queue, storage.manifest, settings)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=settings.read_only)
-    with Taken() as taken:
-        taken.add(storage.close)
+    with Closer() as closer:
+        closer.add(storage.close)
         return Database(storage, queues, auto_compact=auto_compact and not settings.read_only)
 
 

@@ -128,7 +128,7 @@ def kind(handle: int) -> str:
 
 
 def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
-    """Opening a store removes drafts that no process has locked, and keeps locked ones."""
+    """Opening a store removes staged files that no process has locked, and keeps locked ones."""
     import fcntl
 
     DirectoryLogStore(tmp_path)
@@ -141,7 +141,7 @@ def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path
 
 
 def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store writes a draft again if another process removed it before it was locked."""
+    """A store writes a staged file again if another process removed it before it was locked."""
     store = DirectoryLogStore(tmp_path)
     flock = directory.fcntl.flock
     opened_meanwhile: list[DirectoryLogStore] = []
@@ -158,7 +158,7 @@ def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkey
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk raises `StorageUnavailableError`, and leaves neither the object nor its draft."""
+    """A full disk raises `StorageUnavailableError`, and leaves neither the object nor its staged file."""
     store = DirectoryLogStore(tmp_path)
 
     def full(_handle: int) -> None:

@@ -1,9 +1,9 @@
 """A log store in a directory of one machine, or of a file system whose machines see each other's files at once.
 
-An object is a file, and the parts of its name are directories. The store writes a draft, fsyncs it, links it to the
-object's name, which the kernel refuses if the name is taken, and fsyncs the directory. So a named file is complete. An
-object that a caller has seen survives a power failure: a process that lists a directory, or finds a name taken, fsyncs
-the directory first. The process that made the link may not have done so yet.
+An object is a file, and the parts of its name are directories. The store writes a staged file, fsyncs it, links it to
+the object's name, which the kernel refuses if the name is taken, and fsyncs the directory. So a named file is complete.
+An object that a caller has seen survives a power failure: a process that lists a directory, or finds a name taken,
+fsyncs the directory first. The process that made the link may not have done so yet.
 
 Network file systems that cache directory entries, such as NFS, don't satisfy `topicstore.contract.log_store`.
 """
@@ -34,8 +34,8 @@ from topicstore_backends.files import sync
 
 __all__ = ["DirectoryLogStore"]
 
-_DRAFTS = ".drafts"
-"""The directory of drafts, which are being written. No part of an object's name begins with a dot."""
+_STAGING = ".drafts"
+"""The directory of staged files, which are being written. No part of an object's name begins with a dot."""
 _OWNER_ONLY = 0o700
 _CHUNK = 1_000
 """The most names that are yielded at once."""
@@ -46,10 +46,10 @@ class DirectoryLogStore(LogStore):
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._drafts = root / _DRAFTS
+        self._staging = root / _STAGING
         try:
-            self._make(self._drafts)
-            _remove_abandoned(self._drafts)
+            self._make(self._staging)
+            _remove_abandoned(self._staging)
         except OSError as error:
             raise self._unavailable(root, error) from error
 
@@ -132,24 +132,24 @@ class DirectoryLogStore(LogStore):
                 yield full
 
     def _link(self, path: Path, data: bytes) -> bool:
-        """Write a draft, and link it to the object's name; return whether the name was free."""
+        """Write a staged file, and link it to the object's name; return whether the name was free."""
         while True:
-            draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            staged = self._staging / f"{os.getpid()}-{secrets.token_hex(8)}"
+            descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                lock_file(descriptor, fcntl.LOCK_EX, draft)  # so that no other process takes it for abandoned
+                lock_file(descriptor, fcntl.LOCK_EX, staged)  # so that no other process takes it for abandoned
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(data)
                 os.fsync(descriptor)
-                os.link(draft, path)
+                os.link(staged, path)
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                if draft.exists():
+                if staged.exists():
                     raise
-                continue  # another process that opened the store removed the draft before it was locked
+                continue  # another process that opened the store removed the staged file before it was locked
             finally:
-                draft.unlink(missing_ok=True)
+                staged.unlink(missing_ok=True)
                 os.close(descriptor)
             return True
 
@@ -168,13 +168,13 @@ class DirectoryLogStore(LogStore):
         return StorageUnavailableError(f"{path}: {error.strerror or error}; look at the disk and its permissions")
 
 
-def _remove_abandoned(drafts: Path) -> None:
-    """Remove the drafts that no process has locked: their writers were killed."""
-    for draft in drafts.iterdir():
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the staged files that no process has locked: their writers were killed."""
+    for staged in directory.iterdir():
         with suppress(FileNotFoundError, BlockingIOError):
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = os.open(staged, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, draft)
-                draft.unlink()
+                lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, staged)
+                staged.unlink()
             finally:
                 os.close(descriptor)

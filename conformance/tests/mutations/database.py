@@ -20,7 +20,7 @@ from topicstore.shard.rewriter import Rewriter
 from topicstore.shard.state import ShardState
 from topicstore.shard.writer import ShardWriter
 from topicstore.storage import opening
-from topicstore.storage.directory.recovery_points import SyncedWrites
+from topicstore.storage.directory.recovery_points import RecoveryPoints
 from topicstore.storage.opening import ShardOpener
 from topicstore_backends.rocksdb import RocksdbEngine
 from topicstore_conformance.database.suite import DatabaseSuite
@@ -32,7 +32,7 @@ EMPTY = MessageBatch.empty()
 
 # The classes and modules that the rows name.
 DATABASE, WRITER, READER, STATE, OPENER = ts.Database, ShardWriter, ShardReader, ShardState, ShardOpener
-REWRITER, SYNCED, ENGINE, MAKING = Rewriter, SyncedWrites, RocksdbEngine, opening
+REWRITER, RECOVERY_POINTS, ENGINE, MAKING = Rewriter, RecoveryPoints, RocksdbEngine, opening
 
 
 def subject_of(row: M) -> Pair:
@@ -133,7 +133,7 @@ ROWS = [
     M("commit flushes", "test_commit_does_not_sync", {"WRITER.finish_commit": also(lambda me, given: me.engine.flush_log())}, DISK),
     M("batches are written in parts", "test_power_failure", {"ENGINE.write": in_parts}, DISK),
     M("nothing is flushed", "test_power_failure", {"ENGINE.flush_log": lie()}, DISK, raises=ts.DataLossError),
-    M("what is on disk is noted nowhere", "test_synced_writes_do_not_vanish", {"SYNCED.note": lie(True)}, DISK),
+    M("what is on disk is noted nowhere", "test_synced_writes_do_not_vanish", {"RECOVERY_POINTS.record": lie(True)}, DISK),
     M("writes wait for the next", "test_kill", {"ENGINE.write": late}, DISK, raises=ts.EngineError),
     M("a database is there before its shards", "test_kill_while_creating", {"MAKING.write_manifest": argument(manifest=lambda manifest: attrs.evolve(manifest, complete=True))}, DISK, raises=ts.EngineError),
     M("failures are forgotten", "test_full_disk", {"WRITER.fail": lie()}, DISK),

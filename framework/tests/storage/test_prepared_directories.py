@@ -102,7 +102,7 @@ def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp
 def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
     """A symbolic link in the place of a draft is replaced, and not written through."""
     (tmp_path / "draft").symlink_to(victim / "file")
-    replace_file(tmp_path / "file", b"new", draft=tmp_path / "draft")
+    replace_file(tmp_path / "file", b"new", temporary=tmp_path / "draft")
     assert b"new" == (tmp_path / "file").read_bytes()
     assert not (tmp_path / "draft").is_symlink()
 

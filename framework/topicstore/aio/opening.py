@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from topicstore.runtime.closing import Taken
+from topicstore.runtime.closing import Closer
 
 from .threads import Threads
 
@@ -64,8 +64,8 @@ def _made(threads: Threads, open_: Callable[[], Database]) -> AsyncDatabase:
     database = open_()
     from .database import AsyncDatabase
 
-    with Taken() as taken:
-        taken.add(database.close)
+    with Closer() as closer:
+        closer.add(database.close)
         return AsyncDatabase(threads, database)
 
 

@@ -45,7 +45,7 @@ from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.directory.files import failure_told, sync_directory
-from topicstore.storage.directory.staging import draft, draft_name, sweep_drafts
+from topicstore.storage.directory.staging import staging_directory, staging_name, sweep_staging
 from topicstore.storage.generations import live_records
 from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
 from topicstore.storage.storage import Storage
@@ -147,8 +147,8 @@ def archive(
 
     def archive_one(number: int) -> list[ExportedSlab]:
         _check_holds_archived(storage, target)  # the volume may have been unmounted since the last generation
-        with ExitStack() as drafts:
-            written = [_write_slab(storage, shard, number, target, drafts, anew=True) for shard in storage.shards]
+        with ExitStack() as staged:
+            written = [_write_slab(storage, shard, number, target, staged, anew=True) for shard in storage.shards]
             directories = [slab_directory(target, shard.number, number) for shard in storage.shards]
             new = [directory for directory in directories if not is_complete(directory)]
             try:
@@ -192,7 +192,7 @@ def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> 
     _check_holds_archived(storage, target)
     numbers = _sealed(storage) if generations is None else _checked(storage, generations)
     begin_export(target, storage.manifest)
-    sweep_drafts(target)
+    sweep_staging(target)
     return numbers
 
 
@@ -256,12 +256,12 @@ def export_slab(storage: Storage, shard: Shard, generation: int, target: Path) -
 
     Raises `ManifestMismatchError` if an existing export has another number of messages, or other positions.
     """
-    with ExitStack() as drafts:
-        return _write_slab(storage, shard, generation, target, drafts)()
+    with ExitStack() as staged:
+        return _write_slab(storage, shard, generation, target, staged)()
 
 
 def _write_slab(
-    storage: Storage, shard: Shard, generation: int, target: Path, drafts: ExitStack, *, anew: bool = False
+    storage: Storage, shard: Shard, generation: int, target: Path, staged: ExitStack, *, anew: bool = False
 ) -> Callable[[], ExportedSlab]:
     """Write a slab under a temporary name, unless its export exists; return a function that renames it.
 
@@ -273,7 +273,7 @@ def _write_slab(
     while (there := read_contents(directory)) is None:
         record = _record(shard, generation)
         with ExitStack() as attempt:
-            unfinished = attempt.enter_context(draft(target))
+            unfinished = attempt.enter_context(staging_directory(target))
             try:
                 contents = _write(storage, shard, record, unfinished)
                 _compare(unfinished, contents, _stored(storage, shard, record))
@@ -283,7 +283,7 @@ def _write_slab(
                 continue  # messages of the slab were deleted meanwhile
             except GenerationArchivedError:
                 continue  # another call archived the generation; its rows are read from there
-            drafts.push(attempt.pop_all())
+            staged.push(attempt.pop_all())
         return partial(_new_slab, unfinished, contents, directory, existing)
     return partial(existing, there)
 
@@ -347,7 +347,7 @@ def _publish(unfinished: Path, directory: Path) -> Contents | None:
 
 def _remove(directory: Path, target: Path) -> None:
     """Remove a slab's directory. It is renamed first, so that a directory under a final name is always complete."""
-    aside = target / draft_name()
+    aside = target / staging_name()
     directory.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Self
 
-from topicstore.runtime.wake_event import Alarm
+from topicstore.runtime.wake_event import AutoResetEvent
 
 __all__ = ["Bell", "ListeningCall", "ListeningTask", "ListeningThread"]
 
@@ -65,7 +65,7 @@ class ListeningThread(_Listening):
 
     def __init__(self, bell: Bell, timeout: float | None) -> None:
         super().__init__(bell, timeout)
-        self._woken = Alarm()
+        self._woken = AutoResetEvent()
 
     def wait(self) -> bool:
         """Wait until the bell rings, unless it rang since the last call; return False if the time is over."""
@@ -73,7 +73,7 @@ class ListeningThread(_Listening):
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
-        self._woken.ring()
+        self._woken.set()
 
 
 class ListeningTask(_Listening):

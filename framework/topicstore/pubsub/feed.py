@@ -1,7 +1,7 @@
 """`Feed`: one topic filter with followers, and the messages that were read for it recently.
 
 All followers of a filter share its feed. A consumer's place is one position for each shard, up to which all messages
-were read. Consumers that read from the same place get the same stretch of messages, from memory. A feed knows the
+were read. Consumers that read from the same place get the same read batch of messages, from memory. A feed knows the
 position after which no matching message exists, because a matching batch is announced before it becomes visible. So a
 consumer that has caught up doesn't read until a matching message is stored, and then skips all other messages.
 """
@@ -21,17 +21,17 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 
-from .read_cache import ReadCache, Run, Stretch
+from .read_cache import ReadBatch, ReadCache, ReadSlice
 from .recent_commits import Commit, Matches
 
 __all__ = ["Feed", "Listener"]
 
 ROWS = 4_096
 """Number of messages that one scan reads at a time."""
-_WALKS = 4
+_OPEN_SCANS = 4
 """Largest number of scans of one filter and shard that are kept open for continuation."""
 _RECENT = 8
-"""Largest number of stretches of one filter and shard that are cached, within the hub's limits."""
+"""Largest number of read batches of one filter and shard that are cached, within the hub's limits."""
 _APART = 1_000_000 << COUNTER_BITS
 """Distance of positions (one second) above which `Feed.fetch` uses separate scans."""
 _FOREVER = 1 << 64
@@ -51,7 +51,7 @@ class Listener(Protocol):
 
 
 @attrs.define
-class _Walk:
+class _OpenScan:
     """A scan that can be continued."""
 
     batches: Iterator[MessageBatch]
@@ -63,11 +63,11 @@ class _Walk:
 class _ShardView:
     """A feed's view of one shard."""
 
-    __slots__ = ("lock", "matches", "newest", "quiet", "recent", "telling", "unannounced", "walks")
+    __slots__ = ("lock", "matches", "newest", "quiet", "recent", "scans", "telling", "unannounced")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held while the shard is read for this filter. Guards `recent` and `walks`."""
+        """Held while the shard is read for this filter. Guards `recent` and `scans`."""
         self.matches = Matches()
         """The recent commits that are still in memory."""
         self.telling = threading.Lock()
@@ -78,9 +78,9 @@ class _ShardView:
         """The last position of the last batch that was announced, or `unannounced`."""
         self.quiet = (0, 0)
         """A range of positions without a matching message: after the first, up to and including the second."""
-        self.recent: list[Stretch] = []
-        """The stretches read recently. `ReadCache.remember` also removes some of them, atomically."""
-        self.walks: dict[int, _Walk] = {}
+        self.recent: list[ReadBatch] = []
+        """The read batches read recently. `ReadCache.remember` also removes some of them, atomically."""
+        self.scans: dict[int, _OpenScan] = {}
         """The open scans, by the position up to which each has read."""
 
     def listen(self, end: int) -> None:
@@ -156,11 +156,11 @@ class Feed:
             with view.lock:
                 view.matches.forget()
                 view.recent.clear()
-                view.walks.clear()
+                view.scans.clear()
 
     # --- reading ---
 
-    def read(self, shard: int, after: int, limit: int) -> Run:
+    def read(self, shard: int, after: int, limit: int) -> ReadSlice:
         """Return at most ``limit`` matching messages after position ``after``, in order of position.
 
         Raises the errors of reading; then the call may be repeated.
@@ -168,19 +168,19 @@ class Feed:
         view = self._shards[shard]
         answer = view.matches.answer
         if answer is not None and answer[0] == (after, limit):
-            run = answer[1]
-            if not run.caught_up or run.position >= view.newest:
-                return run
+            read_slice = answer[1]
+            if not read_slice.caught_up or read_slice.position >= view.newest:
+                return read_slice
         with view.lock:
             quiet = view.quiet
-            stretch, ended = self._committed(view, shard, after) or self._read_before(view, shard, after)
-            rows, position = stretch.rows(after, limit)
-            caught_up = ended and position == stretch.position
+            whole, ended = self._committed(view, shard, after) or self._read_before(view, shard, after)
+            rows, position = whole.rows(after, limit)
+            caught_up = ended and position == whole.position
             dropped = self._reads.dropped_between(shard, after, position, quiet)
-            run = Run(stretch, rows, position, caught_up, dropped)
-            if len(run) and not dropped:
-                view.matches.keep((after, limit), run)
-        return run
+            read_slice = ReadSlice(whole, rows, position, caught_up, dropped)
+            if len(read_slice) and not dropped:
+                view.matches.keep((after, limit), read_slice)
+        return read_slice
 
     def quiet_after(self, shard: int, after: int) -> bool:
         """Return whether no matching message after a position was announced, so that none is visible. Doesn't read."""
@@ -193,8 +193,8 @@ class Feed:
 
     def unread(self, shard: int, after: int) -> bool:
         """Return whether there may be matching messages after position ``after``. Raises the errors of reading."""
-        run = self.read(shard, after, 1)
-        return bool(len(run)) or not run.caught_up
+        read_slice = self.read(shard, after, 1)
+        return bool(len(read_slice)) or not read_slice.caught_up
 
     def fetch(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
         """Read the messages at these positions, by position; messages that were deleted are left out."""
@@ -217,67 +217,67 @@ class Feed:
                 continue
             return
 
-    def _committed(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool] | None:
+    def _committed(self, view: _ShardView, shard: int, after: int) -> tuple[ReadBatch, bool] | None:
         """Read after a position from the recent commits in memory; None if they don't reach back so far."""
         found = view.matches.read(after, self._reads.watermark(shard), ROWS)
         if found is not None and found[1]:
             view.reached(found[0].position)
         return found
 
-    def _read_before(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
-        """Read after a position before the recent commits: from the cached stretches, or by a scan."""
+    def _read_before(self, view: _ShardView, shard: int, after: int) -> tuple[ReadBatch, bool]:
+        """Read after a position before the recent commits: from the cached read batches, or by a scan."""
         for recent in view.recent:
             if recent.covers(after):
                 return recent, recent.position >= view.newest
         return self._scan(view, shard, after)
 
-    def _scan(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
-        """Scan after a position; return the stretch, and whether no further message is visible."""
+    def _scan(self, view: _ShardView, shard: int, after: int) -> tuple[ReadBatch, bool]:
+        """Scan after a position; return the read batch, and whether no further message is visible."""
         begin, end = view.quiet
         quiet = begin <= after <= end
         if quiet and end == _FOREVER:
-            return Stretch(after, after, MessageBatch.empty()), True
-        walk = view.walks.pop(after, None)
-        old = walk is not None  # a continued scan ends at the watermark at which it began
-        if walk is None:
-            walk = self._walk(shard, end if quiet else after)
-        if walk.ahead is None:
-            stretch, ended = Stretch(after, max(after, walk.bound), MessageBatch.empty()), True
+            return ReadBatch(after, after, MessageBatch.empty()), True
+        scan = view.scans.pop(after, None)
+        old = scan is not None  # a continued scan ends at the watermark at which it began
+        if scan is None:
+            scan = self._open_scan(shard, end if quiet else after)
+        if scan.ahead is None:
+            whole, ended = ReadBatch(after, max(after, scan.bound), MessageBatch.empty()), True
         else:
-            stretch, ended = self._step(view, walk, begin if quiet else after)
-            self._remember(view, stretch)
+            whole, ended = self._step(view, scan, begin if quiet else after)
+            self._remember(view, whole)
         if ended:
-            ended = self._reached(view, shard, stretch.position) or not old
-        return stretch, ended
+            ended = self._reached(view, shard, whole.position) or not old
+        return whole, ended
 
-    def _walk(self, shard: int, after: int) -> _Walk:
+    def _open_scan(self, shard: int, after: int) -> _OpenScan:
         """Begin a scan after a position."""
         while True:
             batches, bound = self._reads.scan(self.topic_filter, shard, after + 1, None, ROWS)
             try:
-                return _Walk(batches, bound, next(batches, None))
+                return _OpenScan(batches, bound, next(batches, None))
             except GenerationDroppedError:  # dropped meanwhile; the next plan leaves the generation out
                 continue
 
-    def _step(self, view: _ShardView, walk: _Walk, after: int) -> tuple[Stretch, bool]:
-        """Take a scan's current batch, and read the next one; return the stretch, and whether it is the last."""
-        batch = cast("MessageBatch", walk.ahead)  # the caller has checked it
+    def _step(self, view: _ShardView, scan: _OpenScan, after: int) -> tuple[ReadBatch, bool]:
+        """Take a scan's current batch, and read the next one; return the read batch, and whether it is the last."""
+        batch = cast("MessageBatch", scan.ahead)  # the caller has checked it
         position = int(batch.positions[-1])
         try:
-            walk.ahead = next(walk.batches, None)
-        except TopicstoreError:  # a new scan continues after this stretch, or raises the error
-            return Stretch(after, position, batch), False
-        if walk.ahead is None:
-            return Stretch(after, walk.bound, batch), True
-        view.walks[position] = walk
-        if len(view.walks) > _WALKS:
-            del view.walks[next(iter(view.walks))]
-        return Stretch(after, position, batch), False
+            scan.ahead = next(scan.batches, None)
+        except TopicstoreError:  # a new scan continues after this read batch, or raises the error
+            return ReadBatch(after, position, batch), False
+        if scan.ahead is None:
+            return ReadBatch(after, scan.bound, batch), True
+        view.scans[position] = scan
+        if len(view.scans) > _OPEN_SCANS:
+            del view.scans[next(iter(view.scans))]
+        return ReadBatch(after, position, batch), False
 
-    def _remember(self, view: _ShardView, stretch: Stretch) -> None:
-        view.recent.append(stretch)
+    def _remember(self, view: _ShardView, whole: ReadBatch) -> None:
+        view.recent.append(whole)
         del view.recent[:-_RECENT]
-        self._reads.remember(stretch, view.recent)
+        self._reads.remember(whole, view.recent)
 
     def _reached(self, view: _ShardView, shard: int, position: int) -> bool:
         """Return whether all announced messages are read. If some are hidden, wake followers once they are visible."""

@@ -36,7 +36,7 @@ class Hub:
 
     def __init__(self, storage: Storage) -> None:
         self.reads = ReadCache(storage)
-        """The stretches that were read recently, shared by all followers."""
+        """The read batches that were read recently, shared by all followers."""
         self._shards = storage.shards
         self._database = storage.id
         self._recent = RecentCommits()

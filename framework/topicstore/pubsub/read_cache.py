@@ -1,7 +1,7 @@
 """`ReadCache`: reads messages once for all consumers that read from the same place.
 
-A scan reads a `Stretch`: all matching messages of a shard in a range of positions. Each consumer gets a `Run` of
-it. Stretches are cached within limits, for consumers that reach the same place later.
+A scan reads a `ReadBatch`: all matching messages of a shard in a range of positions. Each consumer gets a `ReadSlice`
+of it. Read batches are cached within limits, for consumers that reach the same place later.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from topicstore.storage.storage import Storage
 
 from .visibility_watcher import VisibilityWatcher
 
-__all__ = ["ReadCache", "Run", "Stretch"]
+__all__ = ["ReadBatch", "ReadCache", "ReadSlice"]
 
 _ROWS = 131_072
 """Largest number of cached messages."""
 _BYTES = 32 << 20
 """Largest number of bytes of their payloads."""
-_STRETCHES = 1_024
+_BATCHES = 1_024
 
 
-class Stretch:
+class ReadBatch:
     """All matching messages of a shard after ``after``, up to ``position``: the result of one scan, for example."""
 
     __slots__ = ("__weakref__", "_messages", "after", "batch", "position", "positions", "traits")
@@ -54,7 +54,7 @@ class Stretch:
     @property
     def messages(self) -> list[Message]:
         """The messages as objects, created once for all consumers."""
-        made = self._messages  # not `functools.cached_property`: before Python 3.12 it has one lock for all stretches
+        made = self._messages  # `functools.cached_property` has one lock for all objects before Python 3.12
         if made is None:
             made = self._messages = self._made()
         return made
@@ -63,7 +63,7 @@ class Stretch:
         return self.batch.to_messages()
 
     def covers(self, after: int) -> bool:
-        """Return whether the stretch contains the messages that follow ``after``."""
+        """Return whether the read batch contains the messages that follow ``after``."""
         return self.after <= after < self.position
 
     def rows(self, after: int, limit: int) -> tuple[slice, int]:
@@ -77,12 +77,12 @@ class Stretch:
 
 
 @attrs.frozen(slots=False)
-class Run:
+class ReadSlice:
     """The next matching messages of one shard, in order of position."""
 
-    stretch: Stretch = attrs.field(repr=False)
+    whole: ReadBatch = attrs.field(repr=False)
     rows: slice
-    """The rows of the stretch that belong to the run."""
+    """The rows of the read batch that belong to the slice."""
     position: int
     """The position up to which all messages were read, and after which the next read begins."""
     caught_up: bool = False
@@ -96,22 +96,22 @@ class Run:
     @functools.cached_property
     def batch(self) -> MessageBatch:
         """The messages as columns, with positions and shards."""
-        return self.stretch.batch[self.rows]
+        return self.whole.batch[self.rows]
 
     @property
     def messages(self) -> list[Message]:
         """The messages as objects, shared by all consumers."""
-        messages = self.stretch.messages
+        messages = self.whole.messages
         return messages if len(self) == len(messages) else self._some
 
     @functools.cached_property
     def _some(self) -> list[Message]:
-        return self.stretch.messages[self.rows]
+        return self.whole.messages[self.rows]
 
     @functools.cached_property
     def positions(self) -> list[int]:
         """The messages' positions."""
-        return [] if not len(self) else self.stretch.positions[self.rows].tolist()
+        return [] if not len(self) else self.whole.positions[self.rows].tolist()
 
 
 @attrs.frozen
@@ -134,8 +134,8 @@ class ReadCache:
         self._visibility = VisibilityWatcher(storage.shards)
         self._gaps: list[tuple[object, list[_Gap]]] = [(None, []) for _ in storage.shards]
         """By shard, the live generations and the gaps between them. Entries are replaced atomically."""
-        self._memory: collections.deque[tuple[weakref.ref[Stretch], list[Stretch], int, int]] = collections.deque()
-        """The cached stretches, the lists that hold them, and their numbers of rows and bytes."""
+        self._memory: collections.deque[tuple[weakref.ref[ReadBatch], list[ReadBatch], int, int]] = collections.deque()
+        """The cached read batches, the lists that hold them, and their numbers of rows and bytes."""
         self._rows = 0
         self._bytes = 0
 
@@ -155,22 +155,22 @@ class ReadCache:
         plan = storage.plan_shard(shard, topic_filter, first, last)
         return storage.run_shards([plan], rows), plan.bound
 
-    def remember(self, stretch: Stretch, where: list[Stretch]) -> None:
-        """Record that list ``where`` caches a stretch; above the limits, remove the oldest from their lists."""
-        rows, size = len(stretch.batch), stretch.batch.payload_bytes()
+    def remember(self, whole: ReadBatch, where: list[ReadBatch]) -> None:
+        """Record that list ``where`` caches a read batch; above the limits, remove the oldest from their lists."""
+        rows, size = len(whole.batch), whole.batch.payload_bytes()
         with self._lock:
-            self._memory.append((weakref.ref(stretch), where, rows, size))
+            self._memory.append((weakref.ref(whole), where, rows, size))
             self._rows += rows
             self._bytes += size
-            while self._rows > _ROWS or self._bytes > _BYTES or len(self._memory) > _STRETCHES:
+            while self._rows > _ROWS or self._bytes > _BYTES or len(self._memory) > _BATCHES:
                 oldest, kept, rows, size = self._memory.popleft()
                 self._rows -= rows
                 self._bytes -= size
-                with contextlib.suppress(ValueError):  # the feed has removed the stretch already
+                with contextlib.suppress(ValueError):  # the feed has removed the read batch already
                     kept.remove(oldest())  # type: ignore[arg-type]
 
     def forget(self) -> None:
-        """Clear the records of cached stretches, because messages were deleted."""
+        """Clear the records of cached read batches, because messages were deleted."""
         with self._lock:
             self._memory.clear()
             self._rows = self._bytes = 0

@@ -23,7 +23,7 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 
-from .read_cache import Run, Stretch
+from .read_cache import ReadBatch, ReadSlice
 
 __all__ = ["Commit", "Matches", "RecentCommits"]
 
@@ -142,8 +142,8 @@ class _Part:
         return batch if rows is None else batch.take(np.array(rows, np.intp))
 
 
-class _CommittedStretch(Stretch):
-    """A stretch of recent commits, whose columns are created on first use."""
+class _CommittedBatch(ReadBatch):
+    """A read batch of recent commits, whose columns are created on first use."""
 
     __slots__ = ("_columns", "_parts")
 
@@ -178,7 +178,7 @@ class Matches:
     __slots__ = ("_commits", "_joined", "_lasts", "_lock", "_since", "answer")
 
     def __init__(self) -> None:
-        self.answer: tuple[tuple[int, int], Run] | None = None
+        self.answer: tuple[tuple[int, int], ReadSlice] | None = None
         """The place and limit of the last read, and its result, for other consumers with the same place and limit.
         Replaced as a whole, so reading it needs no lock."""
         self._lock = threading.Lock()
@@ -189,8 +189,8 @@ class Matches:
         """The commits, each with its matching topics."""
         self._lasts: list[int] = []
         """Their last positions."""
-        self._joined: Stretch | None = None
-        """The stretch that was read last, for other consumers at the same place."""
+        self._joined: ReadBatch | None = None
+        """The read batch that was read last, for other consumers at the same place."""
 
     def begin(self, position: int) -> None:
         """Forget all commits; those after a position will be announced."""
@@ -227,11 +227,11 @@ class Matches:
         commit.matches.append(self)
         commit.listed += _ENTRY + _TOPIC * len(topics)
 
-    def keep(self, asked: tuple[int, int], run: Run) -> None:
+    def keep(self, asked: tuple[int, int], read_slice: ReadSlice) -> None:
         """Cache the result of a read, if it came from these commits and not from a scan."""
         with self._lock:
-            if run.stretch is self._joined:
-                self.answer = asked, run
+            if read_slice.whole is self._joined:
+                self.answer = asked, read_slice
 
     def evict(self, commit: Commit) -> None:
         """Forget a commit and all earlier ones."""
@@ -242,7 +242,7 @@ class Matches:
                 del self._commits[:count], self._lasts[:count]
                 self._joined = self.answer = None
 
-    def read(self, after: int, watermark: int, limit: int) -> tuple[Stretch, bool] | None:
+    def read(self, after: int, watermark: int, limit: int) -> tuple[ReadBatch, bool] | None:
         """Return the readable messages after a position, and whether no further message is readable now.
 
         There are at most ``limit`` messages. Returns None if messages after the position must be scanned.
@@ -258,17 +258,17 @@ class Matches:
             following = self._commits[start : start + limit]
         parts, all_read = _readable(following, watermark, limit)
         if not parts:
-            return Stretch(after, after, MessageBatch.empty()), True
+            return ReadBatch(after, after, MessageBatch.empty()), True
         position = parts[-1].commit.last
         if len(parts[0]) > limit:  # then `_readable` returned no other part
             parts = [parts[0].after(after, limit)]
             before, all_read = after, False
             position = min(position, int(parts[0].positions()[-1])) if len(parts[0]) else position
-        stretch = _CommittedStretch(before, position, parts)
+        whole = _CommittedBatch(before, position, parts)
         with self._lock:
-            if before >= self._since:  # otherwise a commit of the stretch was evicted meanwhile
-                self._joined = stretch
-        return stretch, all_read
+            if before >= self._since:  # otherwise a commit of the read batch was evicted meanwhile
+                self._joined = whole
+        return whole, all_read
 
 
 def _readable(following: list[tuple[Commit, list[str]]], watermark: int, limit: int) -> tuple[list[_Part], bool]:

@@ -41,7 +41,7 @@ from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed
 from .hub import Hub
 from .live_messages import LiveMessages
-from .read_cache import Run
+from .read_cache import ReadSlice
 
 __all__ = ["OnDropped", "Subscription", "SubscriptionBatch", "SubscriptionStatus", "report_dropped"]
 
@@ -67,14 +67,14 @@ class SubscriptionBatch:
     """Whether the batch is empty because the window is full, until messages are acknowledged."""
     dropped: tuple[int, ...] = ()
     """The generations that were dropped before the subscription had read them; their unread messages are lost."""
-    run: Run | None = attrs.field(default=None, repr=False)
+    read_slice: ReadSlice | None = attrs.field(default=None, repr=False)
     after: int = attrs.field(default=0, repr=False)
     """The position in the shard after which the batch was read."""
 
     @property
     def batch(self) -> MessageBatch:
         """Return the messages as columns, with shards and positions if they are stored."""
-        return MessageBatch.from_messages(self.messages) if self.run is None else self.run.batch
+        return MessageBatch.from_messages(self.messages) if self.read_slice is None else self.read_slice.batch
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -346,43 +346,43 @@ class Subscription:
                 del inbox.ready[shard]  # before reading, so that a message committed meanwhile adds the shard again
                 place = self._place[shard]
             try:
-                run = self._feed.read(shard, place, min(most, room))
-                messages = run.messages
+                read_slice = self._feed.read(shard, place, min(most, room))
+                messages = read_slice.messages
             except BaseException:
                 inbox.woken(self._feed, shard)
                 raise
-            if not run.caught_up:
+            if not read_slice.caught_up:
                 inbox.woken(self._feed, shard)
             with self._lock:
-                self._place[shard] = run.position
-                if len(run) or not self._gone.issuperset(run.dropped):
-                    return self._deliver_locked(messages, shard, run, place)
+                self._place[shard] = read_slice.position
+                if len(read_slice) or not self._gone.issuperset(read_slice.dropped):
+                    return self._deliver_locked(messages, shard, read_slice, place)
                 if not self._delivered:
-                    self._done[shard] = run.position
+                    self._done[shard] = read_slice.position
 
     def _deliver_locked(
-        self, messages: list[Message], shard: int | None, run: Run | None, after: int = 0
+        self, messages: list[Message], shard: int | None, read_slice: ReadSlice | None, after: int = 0
     ) -> SubscriptionBatch:
         self._sequence += len(messages)
-        self._live_last = run is None
+        self._live_last = read_slice is None
         if self._window is None:
             self._acknowledged = self._sequence
-        if run is not None and shard is not None:
-            self._delivered.append((self._sequence, shard, run.position))
+        if read_slice is not None and shard is not None:
+            self._delivered.append((self._sequence, shard, read_slice.position))
             if self._window is None:
                 self._advance_locked()
         if self._room_locked() == 0:
             self._full_since = time.monotonic()
-        dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
+        dropped = () if read_slice is None else tuple(gone for gone in read_slice.dropped if gone not in self._gone)
         self._gone = self._gone.union(dropped)  # each generation is reported once, not for every shard
         self._dropped += len(dropped)
         batch = SubscriptionBatch(
             messages=messages,
             sequence=self._sequence,
             shard=shard,
-            lagging=run is not None and not run.caught_up,
+            lagging=read_slice is not None and not read_slice.caught_up,
             dropped=dropped,
-            run=run,
+            read_slice=read_slice,
             after=after,
         )
         if self._holding:

@@ -35,7 +35,7 @@ from topicstore.contract.errors import (
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
-from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.closing import Closer, close_all
 from topicstore.storage.directory.files import failure_told, permissions_of, sync_directory
 from topicstore.storage.directory.manifest import MANIFEST, finished_manifest
 from topicstore.storage.maintenance import write_copy
@@ -227,7 +227,7 @@ class Queues:
         """Close the open queues. Idempotent."""
         with self._lock:
             self._closed = True
-            release_all(queue.close for queue in self._queues.values())
+            close_all(queue.close for queue in self._queues.values())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -251,11 +251,11 @@ class Queues:
 
     def _open(self, name: str) -> Queue:
         path = self._directory / _file_name(name)
-        with Taken() as taken:
+        with Closer() as closer:
             if not path.is_dir():
                 self._check_may_change(name)
             storage = self._open_queue(path, read_only=self._read_only)
-            taken.add(storage.close)
+            closer.add(storage.close)
             record = load(storage.state(0))
             if record is None:
                 self._check_may_change(name)

@@ -15,7 +15,7 @@ import attrs
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, RecoverableError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import end_at_exit
-from topicstore.runtime.wake_event import Alarm
+from topicstore.runtime.wake_event import AutoResetEvent
 
 from . import names
 from .heads import Head, Kind, Progress
@@ -99,7 +99,7 @@ class ShardLog:
         self._leaving = False
         """Whether the shard is to be released as soon as the queue is empty."""
         self._stopping = threading.Event()
-        self._wake = Alarm()
+        self._wake = AutoResetEvent()
         self._epoch = 0
         self._thread: threading.Thread | None = None
         end_at_exit(self, ShardLog.close)
@@ -165,7 +165,7 @@ class ShardLog:
             if self._leaving:
                 raise ShardMovedError(f"site {self._site} is releasing shard {self._shard}")
             self._queue.append(proposal)
-        self._wake.ring()
+        self._wake.set()
         return proposal
 
     def release(self) -> None:
@@ -175,13 +175,13 @@ class ShardLog:
         """
         with self._lock:
             self._leaving = True
-        self._wake.ring()
+        self._wake.set()
         self._join()
 
     def close(self) -> None:
         """Stop the log. Queued and in-flight changes fail; the changes in flight may still be stored."""
         self._stopping.set()
-        self._wake.ring()
+        self._wake.set()
         self._join()
 
     def _join(self) -> None:

@@ -21,7 +21,7 @@ from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.forking import ProcessLock
 
 from .closing import do_all
-from .wake_event import Alarm
+from .wake_event import AutoResetEvent
 
 __all__ = ["BackgroundTask", "end_at_exit"]
 
@@ -69,14 +69,14 @@ class BackgroundTask:
         """Set by `stop`. ``work`` should then end soon."""
         self._name = name
         self._work = work
-        self._wake = Alarm()
+        self._wake = AutoResetEvent()
         self._starting = ProcessLock()  # reentrant: garbage collection while it is held may close the database
         """Guards the attributes below."""
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
         """Let the task run soon. Several calls before it starts cause one run."""
-        self._wake.ring()
+        self._wake.set()
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self.stopping.is_set() and not _exiting:
@@ -88,7 +88,7 @@ class BackgroundTask:
         """Stop the task permanently, without waiting for its thread (see `join`). This is idempotent."""
         with self._starting:
             self.stopping.set()
-            self._wake.ring()
+            self._wake.set()
 
     def join(self) -> None:
         """Wait until the thread has ended after `stop`. In the thread itself, return at once."""

@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 __all__ = [
+    "Closer",
     "Closing",
-    "Taken",
+    "close_all",
     "do_all",
     "guarded",
     "raise_all",
-    "release_all",
 ]
 
 
@@ -82,19 +82,19 @@ def guarded(work: Callable[[], T], release: Release) -> T:
         raise
 
 
-def release_all(releases: Iterable[Release]) -> None:
+def close_all(releases: Iterable[Release]) -> None:
     """Call each release, even if an earlier one fails; then raise the errors, as `do_all` does."""
     do_all(releases, "could not be closed properly")
 
 
-class Taken:
+class Closer:
     """A stack of acquired resources. If an error ends the block, they are released and the error is raised unchanged.
 
     If the block ends without an error, the resources stay acquired, and another object takes over their release::
 
-        with Taken() as taken:
-            taken.add(open_one_thing().close)
-            return Owner(open_another(), close=taken.release)
+        with Closer() as closer:
+            closer.add(open_one_thing().close)
+            return Owner(open_another(), close=closer.release)
     """
 
     def __init__(self) -> None:
@@ -105,8 +105,8 @@ class Taken:
         self._releases.append(release)
 
     def release(self) -> None:
-        """Release all resources, in reverse order, as `release_all` does. This is idempotent."""
-        release_all(reversed(self._releases))
+        """Release all resources, in reverse order, as `close_all` does. This is idempotent."""
+        close_all(reversed(self._releases))
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +142,7 @@ class Closing:
         """
         if not within:
             elsewhere, self._elsewhere = self._elsewhere, None
-            release_all((close,) if elsewhere is None else (elsewhere.result, close))
+            close_all((close,) if elsewhere is None else (elsewhere.result, close))
         elif self._elsewhere is None:
             self._elsewhere = Future()
             start_new_thread(self._close_elsewhere, (close, self._elsewhere))

@@ -1,13 +1,13 @@
-"""`Alarm`: an event that wakes a thread, and that signal handlers may set at any time."""
+"""`AutoResetEvent`: an event that wakes a thread, and that signal handlers may set at any time."""
 
 from __future__ import annotations
 
 import threading
 
-__all__ = ["Alarm"]
+__all__ = ["AutoResetEvent"]
 
 
-class Alarm:
+class AutoResetEvent:
     """An auto-reset event for one waiting thread: it ends the thread's wait, or its next wait if it isn't waiting.
 
     Unlike those of `threading.Event`, its methods are atomic. A signal handler that interrupts a method can call any
@@ -21,7 +21,7 @@ class Alarm:
         """Held unless `ring` was called since the last wait."""
         self._silent.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the waiting thread, or end its next wait at once."""
         try:
             self._silent.release()

@@ -124,7 +124,7 @@ class Sites:
             return known
         made = secrets.token_hex(8).upper()
         if self._directory is not None:
-            replace_file(self._directory / _FILE, f"{made}\n".encode(), draft=self._directory / f"{_FILE}.new")
+            replace_file(self._directory / _FILE, f"{made}\n".encode(), temporary=self._directory / f"{_FILE}.new")
         return made
 
     def sites(self) -> list[str]:

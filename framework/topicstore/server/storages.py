@@ -11,7 +11,7 @@ import topicstore as ts
 from topicstore.contract.errors import IncompatibleError, InvalidOptionError, UnknownPluginError
 from topicstore.contract.options import options_dict
 from topicstore.plugins import check_pair, registry
-from topicstore.runtime.closing import Taken
+from topicstore.runtime.closing import Closer
 from topicstore.storage.directory.manifest import DEFAULT_BACKEND, DEFAULT_LAYOUT, Manifest, read_manifest
 from topicstore.storage.generations import GenerationInfo
 
@@ -68,9 +68,9 @@ def _opened(name: str, settings: StorageSettings, path: Path) -> ts.Database:
     else:
         check_fixed(name, settings, manifest)
     arguments = {key: value for key, value in wanted.items() if value is not None}
-    with Taken() as taken:
+    with Closer() as closer:
         db = ts.open(path, **arguments, plugins=settings.plugins, options=options)
-        taken.add(db.close)
+        closer.add(db.close)
         begin_generation(name, db, settings)
         return db
 

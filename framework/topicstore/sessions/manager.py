@@ -15,7 +15,7 @@ from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.pubsub.bell import ListeningCall
 from topicstore.pubsub.publishing import PublishResult
-from topicstore.runtime.closing import release_all
+from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
 from .acknowledging import free_all, receive_all
@@ -377,13 +377,13 @@ class Sessions:
 
     def close(self) -> None:
         """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
-        self._claims.all(lambda: release_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
+        self._claims.all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
         lives = list(self._connections.live.values())
         end = functools.partial(self._leaving.end, lives, Ended.CLOSED, send_will=True)
         over = self._connections.over  # the next opening recovers sessions whose end could not be committed
-        release_all((end, *(functools.partial(over, live, Ended.CLOSED, told=True) for live in lives)))
+        close_all((end, *(functools.partial(over, live, Ended.CLOSED, told=True) for live in lives)))
 
     # --- packets of many sessions ---
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions, time_of
 from topicstore.pubsub.message_expiry import left_of
-from topicstore.pubsub.read_cache import Run
+from topicstore.pubsub.read_cache import ReadSlice
 
 from .inflight import Flight
 from .model import SubscribeOptions
@@ -37,9 +37,9 @@ class Part:
     """The messages of one subscription in a range of positions."""
 
     matching: Matching
-    run: Run
+    read_slice: ReadSlice
     stop: int
-    """The end of the part, exclusive, as a row of the run's stretch."""
+    """The end of the part, exclusive, as a row of the read batch."""
 
 
 @attrs.define
@@ -68,8 +68,8 @@ class MergedPortion(Portion):
 
 def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> MergedPortion:
     """Return the messages of all parts of one shard, without expired ones and those that ``no_local`` excludes."""
-    rows = [rows_in(part.run, part.stop, part.matching[1], client_id, now) for part in parts]
-    traits = [Traits.of(part.run.stretch) for part in parts]
+    rows = [rows_in(part.read_slice, part.stop, part.matching[1], client_id, now) for part in parts]
+    traits = [Traits.of(part.read_slice.whole) for part in parts]
     all_ = np.concatenate([one.positions[some] for one, some in zip(traits, rows, strict=True)])
     positions, first, places = np.unique(all_, return_index=True, return_inverse=True)
     masks = np.zeros(len(positions), np.uint64 if len(parts) <= _BITS else object)
@@ -80,7 +80,7 @@ def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> Merge
         )
         start += len(some)
     found = [
-        message for part, some in zip(parts, rows, strict=True) for message in _at(part.run.stretch.messages, some)
+        message for part, some in zip(parts, rows, strict=True) for message in _at(part.read_slice.whole.messages, some)
     ]
     messages = list(map(found.__getitem__, first.tolist()))
     different, which = np.unique(masks, return_inverse=True)

@@ -33,7 +33,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES, LiveMessages
 from topicstore.pubsub.message_expiry import left_of
-from topicstore.pubsub.read_cache import Run
+from topicstore.pubsub.read_cache import ReadSlice
 
 from .dispatch import Channels
 from .filter_overlaps import FilterOverlaps
@@ -175,14 +175,14 @@ class OverlappingSources(Source):
         except TopicstoreError:
             self._failing[shard] = None  # other shards are not affected
             raise
-        stops = {member: rows_until(run, end) for member, (_, run) in runs.items()}
-        some = [member for member, (_, run) in runs.items() if stops[member] > run.rows.start]
+        stops = {member: rows_until(read_slice, end) for member, (_, read_slice) in runs.items()}
+        some = [member for member, (_, read_slice) in runs.items() if stops[member] > read_slice.rows.start]
         some.sort(key=_number)
         if len(some) > 1:
             end = _first(limit, [_positions(runs[member][1], stops[member]) for member in some], end)
-            stops = {member: rows_until(run, end) for member, (_, run) in runs.items()}
-        for member, (era, run) in runs.items():
-            member.advance(shard, run, era, end)
+            stops = {member: rows_until(read_slice, end) for member, (_, read_slice) in runs.items()}
+        for member, (era, read_slice) in runs.items():
+            member.advance(shard, read_slice, era, end)
         if any(member.behind(shard) for member in self._members):
             self._behind[shard] = None  # after the other shards
         client_id = next(iter(self._members)).client_id
@@ -191,22 +191,22 @@ class OverlappingSources(Source):
             return merged(parts, shard, client_id, now)
         if not some:
             return Portion(self.topic_filter.text, shard, SubscribeOptions(), (), 0, None)
-        era, run = runs[some[0]]
-        return portion_of(run, stops[some[0]], some[0].topic_filter.text, shard, era.options, client_id, now)
+        era, read_slice = runs[some[0]]
+        return portion_of(read_slice, stops[some[0]], some[0].topic_filter.text, shard, era.options, client_id, now)
 
-    def _runs(self, shard: int, limit: int, bound: int | None) -> tuple[dict[FeedSource, tuple[Era, Run]], int]:
+    def _runs(self, shard: int, limit: int, bound: int | None) -> tuple[dict[FeedSource, tuple[Era, ReadSlice]], int]:
         """Read the next messages of each subscription; return them, and the position up to which all were read."""
         mark = self._channels.hub.watermarks()[shard]
         end = mark if bound is None else min(mark, bound)
-        runs: dict[FeedSource, tuple[Era, Run]] = {}
+        runs: dict[FeedSource, tuple[Era, ReadSlice]] = {}
         for member in sorted(self._members, key=lambda member: member.places[shard]):
             if end < mark and member.places[shard] >= end:
                 break  # the following members are sorted by place, so their places are not before the end either
             if member.quiet(shard):
                 continue
-            era, run = member.era(shard), member.run(shard, limit)
-            runs[member] = era, run
-            end = min(end, run.position if era.until is None else min(run.position, era.until[shard]))
+            era, read_slice = member.era(shard), member.run(shard, limit)
+            runs[member] = era, read_slice
+            end = min(end, read_slice.position if era.until is None else min(read_slice.position, era.until[shard]))
         return runs, end
 
     # --- messages that are not stored ---
@@ -329,8 +329,8 @@ class OverlappingSources(Source):
         """Do nothing: each subscription is closed by itself."""
 
 
-def _positions(run: Run, stop: int) -> Positions:
-    return Traits.of(run.stretch).positions[run.rows.start : stop]
+def _positions(read_slice: ReadSlice, stop: int) -> Positions:
+    return Traits.of(read_slice.whole).positions[read_slice.rows.start : stop]
 
 
 def _first(limit: int, positions: list[Positions], end: int) -> int:

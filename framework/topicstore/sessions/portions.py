@@ -1,7 +1,7 @@
 """`Portion`: a batch of messages in the form in which one subscription delivers them.
 
-A stretch is a range of messages that was read once for all followers of a filter (`topicstore.pubsub.read_cache`). The
-traits of its messages that decide on delivery (QoS, expiry, publisher) are computed once for all sessions.
+A read batch is a range of messages that was read once for all followers of a filter (`topicstore.pubsub.read_cache`).
+The traits of its messages that decide on delivery (QoS, expiry, publisher) are computed once for all sessions.
 
 Messages expire by the wall clock (`topicstore.pubsub.message_expiry`), because their expiry continues across a restart.
 While the clock is ahead, messages are left out too early; while it is behind, expired messages are delivered.
@@ -20,7 +20,7 @@ from topicstore.contract.columns import Constant, fold, to_list
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.pubsub.message_expiry import Expiry
-from topicstore.pubsub.read_cache import Run, Stretch
+from topicstore.pubsub.read_cache import ReadBatch, ReadSlice
 
 from .inflight import Flight
 from .model import SubscribeOptions
@@ -31,7 +31,7 @@ __all__ = ["Portion", "Traits", "portion_at", "portion_of", "rows_in", "rows_unt
 _FEW = 64
 """Number of messages up to which traits are read from the message objects, and not from columns."""
 _SHARED = 256
-"""Number of portions of a stretch that are cached for other sessions."""
+"""Number of portions of a read batch that are cached for other sessions."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -107,28 +107,28 @@ class Portion:
 
 
 class Traits:
-    """The traits of a stretch's messages on which their delivery depends, computed once."""
+    """The traits of a read batch's messages on which their delivery depends, computed once."""
 
     __slots__ = ("_clients", "_packed", "expiry", "portions", "positions", "qos", "retain", "slices")
 
-    def __init__(self, stretch: Stretch) -> None:
-        self.positions: Positions = stretch.positions
+    def __init__(self, whole: ReadBatch) -> None:
+        self.positions: Positions = whole.positions
         self.qos: int | list[int]
         self.retain: bool | list[bool]
         properties: Any
         if len(self.positions) == 1:
-            (message,) = stretch.messages
+            (message,) = whole.messages
             self.qos, self.retain, properties = message.qos, message.retain, Constant(message.properties, 1)
         elif len(self.positions) <= _FEW:
-            messages = stretch.messages
+            messages = whole.messages
             self.qos = _value(fold([message.qos for message in messages])) if messages else 0
             self.retain = _value(fold([message.retain for message in messages])) if messages else False
             properties = [message.properties for message in messages]
             if properties.count(None) == len(properties):
                 properties = Constant(None, len(properties))
         else:
-            self.qos, self.retain = _folded(stretch.batch.qos), _folded(stretch.batch.retain)
-            properties = stretch.batch.properties
+            self.qos, self.retain = _folded(whole.batch.qos), _folded(whole.batch.retain)
+            properties = whole.batch.properties
         self.expiry = Expiry.of(properties, self.positions)
         """The times at which the messages expire; None if no message expires."""
         self._clients: npt.NDArray[np.object_] | None = None
@@ -136,14 +136,14 @@ class Traits:
         """The portions that are the same for all sessions, by rows, filter and options."""
         self._packed: dict[tuple[int, int], PackedPositions] = {}
         self.slices: npt.NDArray[np.uint8] | None = None
-        """By row, the slice of its topic (`topicstore.sessions.shared.slices`), once a group has read the stretch."""
+        """By row, the slice of its topic (`topicstore.sessions.shared.slices`), once a group has needed it."""
 
     @classmethod
-    def of(cls, stretch: Stretch) -> Traits:
-        """Return the traits of a stretch."""
-        traits = stretch.traits
+    def of(cls, whole: ReadBatch) -> Traits:
+        """Return the traits of a read batch."""
+        traits = whole.traits
         if not isinstance(traits, cls):
-            traits = stretch.traits = cls(stretch)
+            traits = whole.traits = cls(whole)
         return traits
 
     def packed(self, start: int, stop: int) -> PackedPositions:
@@ -155,29 +155,29 @@ class Traits:
                 self._packed[start, stop] = found
         return found
 
-    def of_others(self, stretch: Stretch, client_id: str) -> npt.NDArray[np.bool_]:
-        """Return, for each row of the stretch, whether a client other than ``client_id`` published it."""
+    def of_others(self, whole: ReadBatch, client_id: str) -> npt.NDArray[np.bool_]:
+        """Return, for each row of the read batch, whether a client other than ``client_id`` published it."""
         if self._clients is None:
-            self._clients = np.array(to_list(stretch.batch.client_ids), dtype=object)
+            self._clients = np.array(to_list(whole.batch.client_ids), dtype=object)
         others: npt.NDArray[np.bool_] = self._clients != client_id
         return others
 
 
 def portion_of(
-    run: Run, stop: int, topic_filter: str, shard: int, options: SubscribeOptions, client_id: str, now: int
+    read_slice: ReadSlice, stop: int, topic_filter: str, shard: int, options: SubscribeOptions, client_id: str, now: int
 ) -> Portion:
-    """Return the portion of a run, up to row ``stop`` of its stretch, for a subscription of a client."""
-    start = run.rows.start
+    """Return the portion of a slice, up to row ``stop`` of its read batch, for a subscription of a client."""
+    start = read_slice.rows.start
     if start >= stop:
         return Portion(topic_filter, shard, options, (), 0, None)
-    traits = Traits.of(run.stretch)
+    traits = Traits.of(read_slice.whole)
     shared = None if options.no_local or traits.expiry is not None else (start, stop, topic_filter, options)
     if shared is not None and shared in traits.portions:
         return traits.portions[shared]
-    rows = _wanted(run.stretch, traits, start, stop, options, client_id, now)
+    rows = _wanted(read_slice.whole, traits, start, stop, options, client_id, now)
     if rows is not None:
-        return portion_at(run.stretch, rows, topic_filter, shard, options, now)
-    messages = run.messages if stop == run.rows.stop else run.messages[: stop - start]
+        return portion_at(read_slice.whole, rows, topic_filter, shard, options, now)
+    messages = read_slice.messages if stop == read_slice.rows.stop else read_slice.messages[: stop - start]
     qos = _at_most(_rows_of(traits.qos, start, stop), options.qos)
     positions, packed = None, None
     if qos:
@@ -190,41 +190,41 @@ def portion_of(
     return portion
 
 
-def rows_in(run: Run, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
-    """Return the rows of a run, up to row ``stop`` of its stretch, that are delivered to a subscription of a client."""
-    start = int(run.rows.start)
+def rows_in(read_slice: ReadSlice, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
+    """Return the rows of a slice, up to row ``stop`` of its read batch, that a client's subscription gets."""
+    start = int(read_slice.rows.start)
     if start >= stop:
         return np.empty(0, np.intp)
-    rows = _wanted(run.stretch, Traits.of(run.stretch), start, stop, options, client_id, now)
+    rows = _wanted(read_slice.whole, Traits.of(read_slice.whole), start, stop, options, client_id, now)
     return np.arange(start, stop) if rows is None else rows
 
 
 def portion_at(
-    stretch: Stretch, rows: Rows, topic_filter: str, shard: int, options: SubscribeOptions, now: int
+    whole: ReadBatch, rows: Rows, topic_filter: str, shard: int, options: SubscribeOptions, now: int
 ) -> Portion:
-    """Return the portion of these rows of a stretch, without expired messages."""
+    """Return the portion of these rows of a read batch, without expired messages."""
     if not len(rows):
         return Portion(topic_filter, shard, options, (), 0, None)
-    traits = Traits.of(stretch)
+    traits = Traits.of(whole)
     expiry = None
     if traits.expiry is not None:
         rows = rows[traits.expiry.ends[rows] > now]
         expiry = traits.expiry.left(rows, now)
-    messages = list(map(stretch.messages.__getitem__, rows.tolist()))
+    messages = list(map(whole.messages.__getitem__, rows.tolist()))
     qos = _at_most(_rows_at(traits.qos, rows), options.qos)
     retain = _rows_at(traits.retain, rows) if options.retain_as_published else False
     return Portion(topic_filter, shard, options, messages, qos, traits.positions[rows], None, retain, expiry)
 
 
 def _wanted(
-    stretch: Stretch, traits: Traits, start: int, stop: int, options: SubscribeOptions, client_id: str, now: int
+    whole: ReadBatch, traits: Traits, start: int, stop: int, options: SubscribeOptions, client_id: str, now: int
 ) -> Rows | None:
     """Return the rows to deliver in the half-open range from ``start`` to ``stop``; None means all of them."""
     wanted = None
     if traits.expiry is not None:
         wanted = traits.expiry.ends[start:stop] > now
     if options.no_local:
-        others = traits.of_others(stretch, client_id)[start:stop]
+        others = traits.of_others(whole, client_id)[start:stop]
         wanted = others if wanted is None else wanted & others
     if wanted is None or wanted.all():
         return None
@@ -258,10 +258,10 @@ def _at_most(qos: int | list[int], limit: int) -> int | list[int]:
     return capped
 
 
-def rows_until(run: Run, position: int) -> int:
-    """Return the end, exclusive, of a run's rows at or before a position, as a row of its stretch."""
-    start, stop = int(run.rows.start), int(run.rows.stop)
-    if run.position <= position or start == stop:
+def rows_until(read_slice: ReadSlice, position: int) -> int:
+    """Return the end, exclusive, of a slice's rows at or before a position, as a row of its read batch."""
+    start, stop = int(read_slice.rows.start), int(read_slice.rows.stop)
+    if read_slice.position <= position or start == stop:
         return stop
-    behind = int(np.searchsorted(run.stretch.positions, np.uint64(position), side="right"))
+    behind = int(np.searchsorted(read_slice.whole.positions, np.uint64(position), side="right"))
     return min(max(behind, start), stop)

@@ -20,7 +20,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.live_messages import LiveMessages
 from topicstore.pubsub.message_expiry import left_of
-from topicstore.pubsub.read_cache import Run
+from topicstore.pubsub.read_cache import ReadSlice
 
 from .credit import only
 from .dispatch import Channel, Channels
@@ -345,18 +345,18 @@ class FeedSource(Source):
         """Read the next messages of a shard, to the end of its era or ``bound``. Scans without the sessions' lock."""
         era = self.era(shard)
         if self._channel.feed.in_memory(shard, self._places[shard]):
-            run = self.run(shard, limit)
+            read_slice = self.run(shard, limit)
         else:
             passed = self._channel.passed
-            run = self._channels.entrance.released(lambda: self.run(shard, limit))
+            read_slice = self._channels.entrance.released(lambda: self.run(shard, limit))
             if passed != self._channel.passed:  # waiting followers were woken meanwhile, and this one was not waiting
-                run = attrs.evolve(run, caught_up=False)
-        end, stop = run.position, run.rows.stop
+                read_slice = attrs.evolve(read_slice, caught_up=False)
+        end, stop = read_slice.position, read_slice.rows.stop
         if bound is not None or era.until is not None:
             end = min(end for end in (bound, None if era.until is None else era.until[shard]) if end is not None)
-            stop = rows_until(run, end)
-        self.advance(shard, run, era, end)
-        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
+            stop = rows_until(read_slice, end)
+        self.advance(shard, read_slice, era, end)
+        return portion_of(read_slice, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
 
     def era(self, shard: int) -> Era:
         """Return the era to which the next messages of a shard belong."""
@@ -365,7 +365,7 @@ class FeedSource(Source):
         after = self._places[shard]
         return next(era for era in self._eras if era.until is None or after < era.until[shard])
 
-    def run(self, shard: int, limit: int) -> Run:
+    def run(self, shard: int, limit: int) -> ReadSlice:
         """Return at most ``limit`` of a shard's next messages, for `advance`. Raises the errors of reading."""
         try:
             return self._channel.feed.read(shard, self._places[shard], limit)
@@ -374,16 +374,16 @@ class FeedSource(Source):
             self._failing[shard] = None  # other shards are not affected
             raise
 
-    def advance(self, shard: int, run: Run, era: Era, end: int) -> None:
+    def advance(self, shard: int, read_slice: ReadSlice, era: Era, end: int) -> None:
         """Move the place past the messages that `run` returned, at most to ``end``, which is within the era."""
         end = max(end, self._places[shard])
-        if run.dropped:  # perhaps reported before: a run may be read again from the same place
-            self.dropped += tuple(number for number in run.dropped if number not in self.dropped)
-        self._places[shard] = min(run.position, end)
+        if read_slice.dropped:  # perhaps reported before: a slice may be read again from the same place
+            self.dropped += tuple(number for number in read_slice.dropped if number not in self.dropped)
+        self._places[shard] = min(read_slice.position, end)
         self._moved = True
         self._ended |= era.until is not None and self._places[shard] >= era.until[shard]
         self._behind.pop(shard, None)
-        if run.caught_up and run.position <= end:
+        if read_slice.caught_up and read_slice.position <= end:
             self._channel.wait_locked(self, shard)
         else:
             self._behind[shard] = None  # after the other shards

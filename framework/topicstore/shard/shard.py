@@ -12,7 +12,7 @@ from .generations import Generations, MakeLayout, OpenArchive
 from .reader import ShardReader
 from .rewriter import Rewriter
 from .tally_tables import TallyTables
-from .writer import NoteSynced, ShardWriter, WritePolicy
+from .writer import RecordRecoveryPoint, ShardWriter, WritePolicy
 
 __all__ = ["Shard"]
 
@@ -27,13 +27,13 @@ class Shard:
         policy: WritePolicy,
         make_layout: MakeLayout,
         open_archive: OpenArchive,
-        note_synced: NoteSynced,
+        record_recovery_point: RecordRecoveryPoint,
         *,
         read_only: bool = False,
     ) -> None:
         self.number = number
         try:
-            self.writer = ShardWriter(number, engine, policy, note_synced, read_only=read_only)
+            self.writer = ShardWriter(number, engine, policy, record_recovery_point, read_only=read_only)
             """The only part that writes. It owns the engine."""
             self.generations = Generations(self.writer, make_layout, open_archive)
         except CorruptionError as bad:

@@ -68,8 +68,8 @@ __all__ = [
     "ChangeLog",
     "CommitListener",
     "Latencies",
-    "NoteSynced",
     "PendingWrite",
+    "RecordRecoveryPoint",
     "ShardCounters",
     "ShardLatencies",
     "ShardWriter",
@@ -214,7 +214,7 @@ class WritePolicy:
         return min(max(self.clock(), 0), MAX_TIME)
 
 
-NoteSynced = Callable[[int, int, int], bool]
+RecordRecoveryPoint = Callable[[int, int, int], bool]
 """A function that records, outside the shard, the last write that is known to be on disk. Its arguments are the shard,
 the number of the write and the write's last position. It returns whether the recording succeeded, and never raises."""
 
@@ -311,13 +311,19 @@ class ShardWriter:
     """The engine of one shard, the lock that serialises all its changes, and the watermark of its readers."""
 
     def __init__(
-        self, number: int, engine: Engine, policy: WritePolicy, note_synced: NoteSynced, *, read_only: bool
+        self,
+        number: int,
+        engine: Engine,
+        policy: WritePolicy,
+        record_recovery_point: RecordRecoveryPoint,
+        *,
+        read_only: bool,
     ) -> None:
         self.number = number
         self.engine = engine
         """The engine. Use it through `open_engine`, which checks that the shard is open."""
         self.policy = policy
-        self._note_synced = note_synced
+        self._record_recovery_point = record_recovery_point
         self.read_only = read_only
         """Whether the engine is a read-only view of one moment."""
         self.counters = ShardCounters()
@@ -362,7 +368,7 @@ class ShardWriter:
         """The number of the last write that is known to be fsynced. After the opening it is one less than the last
         write, so that the first fsync isn't skipped. Guarded by `_fsync_lock`."""
         self._note_lock = FairLock()
-        """Held while the last fsynced write is recorded (`RecordRecoveryPoint`), which therefore never waits for an fsync."""
+        """Held while a recovery point is recorded, which therefore never waits for an fsync."""
         self._reached = self._noted = (0, 0)
         """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
         by `_note_lock`. The order of the locks is `lock`, `_fsync_lock`, `_note_lock`."""
@@ -640,7 +646,7 @@ class ShardWriter:
         with self._note_lock:
             self._reached = max(end, self._reached)
             if self._noted < self._reached:
-                if self._note_synced(self.number, *self._reached):
+                if self._record_recovery_point(self.number, *self._reached):
                     self._noted = self._reached
                 else:
                     self.counters.failures += 1

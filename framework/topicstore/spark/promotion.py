@@ -418,7 +418,7 @@ class CommitJob:
         file = self._refused / f"shard-{shard:04}-from-{done:012}.parquet"
         content = io.BytesIO()
         pq.write_table(pa.Table.from_batches([part]), content)
-        replace_file(file, content.getvalue(), draft=file.with_suffix(".unfinished"))
+        replace_file(file, content.getvalue(), temporary=file.with_suffix(".unfinished"))
         self._done[shard] = done + part.num_rows
         self._db.state(shard).write([self._noted(self._done[shard])])
 

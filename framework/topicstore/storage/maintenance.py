@@ -36,8 +36,8 @@ from .counting.counting import count
 from .directory.closed_files import ClosedFiles
 from .directory.files import failure_told, permissions_of, sync_directory
 from .directory.manifest import write_manifest
-from .directory.recovery_points import SyncedWrites
-from .directory.staging import draft, sweep_drafts
+from .directory.recovery_points import RecoveryPoints
+from .directory.staging import staging_directory, sweep_staging
 from .generations import live_records
 from .reading.message_times import runs_of
 from .storage import Storage
@@ -67,9 +67,9 @@ def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], ob
     if os.path.lexists(target):
         raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
     target.parent.mkdir(parents=True, exist_ok=True)
-    sweep_drafts(target.parent)
-    with draft(target.parent) as unfinished:
-        copy = unfinished / target.name  # a subdirectory, because both a draft and a database lock their directory
+    sweep_staging(target.parent)
+    with staging_directory(target.parent) as unfinished:
+        copy = unfinished / target.name  # a subdirectory, because a database locks its directory, too
         write_copy(storage, copy)
         write_others(copy)
         copy.rename(target)  # atomic: only a complete copy gets the name
@@ -94,9 +94,9 @@ def write_copy(storage: Storage, copy: Path) -> None:
         for steps in copies:
             deque(steps, maxlen=0)
     # A copy has its own record of fsynced writes; otherwise restoring it over the database would look like data loss.
-    with closing(SyncedWrites(copy, storage.id, len(storage.shards))) as synced:
+    with closing(RecoveryPoints(copy, storage.id, len(storage.shards))) as synced:
         for number, tail in enumerate(tails):
-            synced.note(number, tail.writes, tail.last_position)
+            synced.record(number, tail.writes, tail.last_position)
     ClosedFiles(copy, storage.id, len(storage.shards), storage.unneeded).write()
     write_manifest(copy, storage.manifest)
 

@@ -33,7 +33,7 @@ from topicstore.contract.errors import (
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
 from topicstore.runtime.clocks import Clocks
-from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.closing import Closer, close_all
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.lasting_engine import LastingEngine
@@ -48,7 +48,7 @@ from .directory.closed_files import ClosedFiles
 from .directory.directory_lock import DirectoryLock
 from .directory.files import OWNER_ONLY, check_no_links, failure_told, make_directory, sync_directory
 from .directory.manifest import Manifest, read_manifest, write_manifest
-from .directory.recovery_points import Synced, SyncedWrites, check_reached
+from .directory.recovery_points import RecoveryPoint, RecoveryPoints, check_recovered
 from .generations import complete_generations
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
@@ -104,7 +104,7 @@ class ShardOpener:
     settings: OpenSettings
     make_layout: MakeLayout
     open_archive: OpenArchive
-    synced: SyncedWrites | None = None
+    synced: RecoveryPoints | None = None
     """The record of each shard's last fsynced write; None if the backend isn't persistent."""
 
     @property
@@ -124,17 +124,17 @@ class ShardOpener:
         """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
         reached = self.synced.read(number) if self.synced else None
         engine, salvaged = self._open_engine(number, reached, create=create)
-        with Taken() as taken:
-            taken.add(engine.close)
+        with Closer() as closer:
+            closer.add(engine.close)
             try:
-                check_reached(self.path, number, reached, _tail(number, engine))
+                check_recovered(self.path, number, reached, _tail(number, engine))
             except DataLossError as lost:
                 self._tell(lost)
                 if self.synced is not None:
                     self.synced.forget(number)
             persistent = "persistent" in self.capabilities
             shard = self._make(number, LastingEngine(engine) if persistent else engine, read_only=False)
-            taken.add(shard.close)
+            closer.add(shard.close)
             if salvaged is not None:
                 salvaged.store_in(shard)
                 told = f"shard {number} was damaged, and behind the damage {salvaged}"
@@ -156,9 +156,9 @@ class ShardOpener:
             nonlocal salvaged
             reached = self.synced.read(number) if self.synced else None
             opened, salvaged = self._open_engine(number, reached, create=False)
-            with Taken() as taken:
-                taken.add(opened.close)
-                check_reached(self.path, number, reached, _tail(number, opened))
+            with Closer() as closer:
+                closer.add(opened.close)
+                check_recovered(self.path, number, reached, _tail(number, opened))
                 check_identity(opened, self._id, number)
                 return opened
 
@@ -210,16 +210,18 @@ class ShardOpener:
         """Open a shard read-only, without changing its files. Losses raise errors whatever ``recovery`` is."""
         self.files.check(number)
         # Read before the engine is opened: a concurrent writer may advance it afterwards.
-        reached = SyncedWrites(self.path, self._id, self.manifest.shards).read(number)
+        reached = RecoveryPoints(self.path, self._id, self.manifest.shards).read(number)
         engine = open_engine()
-        with Taken() as taken:
-            taken.add(engine.close)
-            check_reached(self.path, number, reached, _tail(number, engine))
+        with Closer() as closer:
+            closer.add(engine.close)
+            check_recovered(self.path, number, reached, _tail(number, engine))
             if self.manifest.durability == "sync":
                 engine.flush_log()  # readers must not see messages that a power failure could undo
             return self._make(number, engine, read_only=True)
 
-    def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> tuple[Engine, Salvaged | None]:
+    def _open_engine(
+        self, number: int, reached: RecoveryPoint | None, *, create: bool
+    ) -> tuple[Engine, Salvaged | None]:
         """Open the engine. Truncate a damaged log, and keep the truncated part in a separate file.
 
         With ``recovery="strict"``, the log is truncated only if no write is lost that was known to be on disk. A
@@ -235,7 +237,7 @@ class ShardOpener:
                     raise
                 left = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=False)
                 with contextlib.closing(left):
-                    check_reached(self.path, number, reached, _tail(number, left))
+                    check_recovered(self.path, number, reached, _tail(number, left))
             salvaged = self._salvage(number, directory, damaged) if self.settings.recovery == "salvage" else None
             self.backend.repair_log(directory, damaged)
             if isinstance(damaged, LogDamagedError) and damaged.discarded and salvaged is None:
@@ -254,8 +256,8 @@ class ShardOpener:
 
         def opened(*, behind: bool) -> Shard:
             engine = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=behind)
-            with Taken() as taken:
-                taken.add(engine.close)
+            with Closer() as closer:
+                closer.add(engine.close)
                 return self._shard(number, engine, read_only=True)
 
         return salvage(functools.partial(opened, behind=False), functools.partial(opened, behind=True))
@@ -278,7 +280,7 @@ class ShardOpener:
             synced_at_once="sync" not in self.capabilities,
             clock=self.settings.clocks.wall,
         )
-        note = self.synced.note if self.synced else lambda *_: True
+        note = self.synced.record if self.synced else lambda *_: True
         return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
 
 
@@ -294,12 +296,12 @@ class WrittenShards:
 
     def __init__(self) -> None:
         self.shards: list[Shard] = []
-        self.synced: SyncedWrites | None = None
+        self.synced: RecoveryPoints | None = None
         """The record of each shard's last fsynced write; None if the backend isn't persistent."""
         self.files: ClosedFiles | None = None
         """The list of files to write after the shards are closed; None before all shards are open, and after it was
         written."""
-        self._locked = Taken()
+        self._locked = Closer()
 
     def lock(self, directory: Path) -> None:
         """Acquire the lock of the directory. Raises `DatabaseLockedError`."""
@@ -307,7 +309,7 @@ class WrittenShards:
 
     def close(self) -> None:
         """Close the shards, then the record of fsynced writes. If a call is interrupted, the next call finishes it."""
-        release_all((*(shard.close for shard in reversed(self.shards)), self._close_notes))
+        close_all((*(shard.close for shard in reversed(self.shards)), self._close_notes))
 
     def unlock(self) -> None:
         """Release the lock, unless a shard is still open because closing it was interrupted."""
@@ -350,7 +352,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     open_archive = settings.open_archive(path, manifest)
     opener = ShardOpener(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
     persistent = "persistent" in spec.capabilities
-    with Taken() as locked, Taken() as opened:
+    with Closer() as locked, Closer() as opened:
         shards: Sequence[Shard]
         with failure_told():
             take_closed_streams()
@@ -381,7 +383,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
             recover_shard=opener.recover,
             allow_ancient=settings.allow_ancient,
         )
-        with Taken() as whole:
+        with Closer() as whole:
             whole.add(storage.abandon)
             storage.ballast.keep(shards)
             if not read_only:
@@ -420,8 +422,8 @@ def _open_to_write(
     manifest: Manifest,
     opener: ShardOpener,
     persistent: bool,
-    locked: Taken,
-    opened: Taken,
+    locked: Closer,
+    opened: Closer,
 ) -> tuple[Manifest, list[Shard]]:
     """Return the current manifest and the shards. ``opened`` closes them, and then ``locked`` releases the lock."""
     creating, settings = not manifest.complete, opener.settings
@@ -434,7 +436,7 @@ def _open_to_write(
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
             _remove_shards(path)
-        written.synced = opener.synced = SyncedWrites(path, bytes.fromhex(manifest.id), manifest.shards)
+        written.synced = opener.synced = RecoveryPoints(path, bytes.fromhex(manifest.id), manifest.shards)
         if not creating:
             opener.check_files()
         opener.files.remove()
@@ -466,7 +468,7 @@ def _take_directory(path: Path, written: WrittenShards, room: int, permissions: 
 
 def _remove_shards(path: Path) -> None:
     """Remove the shards of an interrupted creation: they are empty, and a power failure may have damaged them."""
-    SyncedWrites.remove(path)
+    RecoveryPoints.remove(path)
     for shard in path.glob("shard-*"):
         shutil.rmtree(shard)
 

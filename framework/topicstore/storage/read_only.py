@@ -19,7 +19,7 @@ from typing import Literal, overload
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
 from topicstore.contract.errors import DatabaseClosedError, DatabaseLockedError, UnsupportedError
 from topicstore.contract.forking import ProcessLock
-from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.closing import Closer, close_all
 from topicstore.shard.shard import Shard
 
 from .directory.directory_lock import DirectoryLock
@@ -69,7 +69,7 @@ class _Views(Sequence[Shard]):
         """Close the opened shards."""
         with self._lock:
             self._closed = True
-            release_all(shard.close for shard in self._shards if shard is not None)
+            close_all(shard.close for shard in self._shards if shard is not None)
 
 
 class ReadOnlyShards(Sequence[Shard]):
@@ -96,11 +96,11 @@ class ReadOnlyShards(Sequence[Shard]):
         self._backend = backend
         self._open_view = open_view
         self._lazily = lazily
-        self._locked = Taken()
+        self._locked = Closer()
         """The lock of the directory, if it was acquired. Guarded like `mode`."""
         self._views = _Views(shards, self._open_shard)
-        with Taken() as taken:
-            taken.add(self.close)
+        with Closer() as closer:
+            closer.add(self.close)
             self._views = self._view()
 
     @overload
@@ -125,12 +125,12 @@ class ReadOnlyShards(Sequence[Shard]):
 
     def close(self) -> None:
         """Close the shards and release the lock. This is idempotent."""
-        release_all((self._views.close, self._locked.release))
+        close_all((self._views.close, self._locked.release))
 
     def _view(self) -> _Views:
         views = _Views(self._count, self._open_shard)
-        with Taken() as taken:
-            taken.add(views.close)
+        with Closer() as closer:
+            closer.add(views.close)
             if not self._lazily:
                 list(views)
         return views

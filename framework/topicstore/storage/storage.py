@@ -41,7 +41,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.contract.times import check_recent
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.clocks import Clocks, SteadyClock
-from topicstore.runtime.closing import do_all, release_all
+from topicstore.runtime.closing import close_all, do_all
 from topicstore.runtime.locks import holding, owned
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
@@ -51,7 +51,7 @@ from . import replays
 from .background_jobs import BackgroundJobs
 from .directory.ballast import Ballast
 from .directory.manifest import Manifest
-from .directory.recovery_points import SyncedWrites
+from .directory.recovery_points import RecoveryPoints
 from .quota import Quota
 from .read_only import Mode, ReadOnlyShards
 from .read_path import plan_replay, read_batch
@@ -101,7 +101,7 @@ class Storage:
         shard_map: ShardMap,
         clocks: Clocks,
         ballast: Ballast,
-        notes: SyncedWrites | None,
+        notes: RecoveryPoints | None,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
         recover_shard: Callable[[Shard], bool],
@@ -408,21 +408,21 @@ class Storage:
     def close(self) -> None:
         """Stop the listener, notify the plugins, close the shards and release the lock. This is idempotent.
 
-        Each step is done even if another one raises; see `release_all`. If shards could not be closed, the next call
+        Each step is done even if another one raises; see `close_all`. If shards could not be closed, the next call
         tries again.
         """
         if self.inherited:
             return
         with self._closing:
             told = () if self.closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
-            release_all((*told, self.abandon))  # first the listener: a plugin may wait for a thread that waits for it
+            close_all((*told, self.abandon))  # first the listener: a plugin may wait for a thread that waits for it
 
     def abandon(self) -> None:
         """Close the database without notifying the plugins."""
         with self._registering:
             self._refusal = f"the database at {self.path} is closed"
         join = () if self.listener is None else (self.listener.join,)
-        release_all((self._stop_listener, *reversed(self._on_close), self._close_shards, *join, self._unlock))
+        close_all((self._stop_listener, *reversed(self._on_close), self._close_shards, *join, self._unlock))
 
     def _stop_listener(self) -> None:
         if self.listener is not None:

@@ -22,7 +22,7 @@ from topicstore.server.http.http_server import HttpServer
 from topicstore.server.listeners import ListenError
 from topicstore.server.retaining import check_database
 from topicstore.server.settings import HttpSettings, HttpTlsSettings, ListenerSettings
-from topicstore.storage.directory.staging import draft_name
+from topicstore.storage.directory.staging import staging_name
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.embedded import Embedded
@@ -328,7 +328,7 @@ def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
 
 def test_a_start_removes_what_killed_checkpoints_have_left(db: ts.Database, tmp_path: Path) -> None:
     """In the directory of exports, and in those below it."""
-    left = tmp_path / "exports" / "daily" / draft_name()
+    left = tmp_path / "exports" / "daily" / staging_name()
     left.mkdir(parents=True)
     server = http_server(db, HttpSettings(listen=LOOPBACK, export_dir=tmp_path / "exports"))
     server.start()

@@ -20,13 +20,13 @@ import msgspec
 from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.database import Database
-from topicstore.runtime.closing import Taken
+from topicstore.runtime.closing import Closer
 from topicstore.storage.directory.files import open_own
 
 __all__ = ["Announcement", "FoundServer", "find_server"]
 
 _FILE = "server.json"
-_DRAFT = f"{_FILE}.new"
+_TEMPORARY = f"{_FILE}.new"
 
 
 @attrs.frozen(kw_only=True)
@@ -136,13 +136,13 @@ class Announcement:
     def _written(self, server: FoundServer) -> int:
         """Write and lock a new file, and replace the old one; return the descriptor, which holds the lock."""
         server = attrs.evolve(server, directory=_identity(self._directory))
-        path, draft = self._directory / _FILE, self._directory / _DRAFT
+        path, draft = self._directory / _FILE, self._directory / _TEMPORARY
         try:
             draft.unlink(missing_ok=True)  # left by a server that was killed while writing
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with Taken() as taken:
-                taken.add(lambda: os.close(file))
-                taken.add(lambda: draft.unlink(missing_ok=True))
+            with Closer() as closer:
+                closer.add(lambda: os.close(file))
+                closer.add(lambda: draft.unlink(missing_ok=True))
                 lock_file(file, fcntl.LOCK_EX, draft)
                 with os.fdopen(file, "wb", closefd=False) as out:  # writes everything, or fails
                     out.write(msgspec.json.format(msgspec.json.encode(server), indent=2) + b"\n")

@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 import topicstore as ts
-from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.closing import Closer, close_all
 from topicstore.server.addresses import written_address
 from topicstore.server.descriptors import Descriptors
 from topicstore.server.listeners import ListenError, bind, places_of
@@ -27,7 +27,7 @@ from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.settings import HttpSettings
 from topicstore.server.sites import Sites
-from topicstore.storage.directory.staging import sweep_drafts_below
+from topicstore.storage.directory.staging import sweep_staging_below
 
 from .application import application
 from .certificate import Certificate
@@ -134,9 +134,9 @@ class HttpServer:
         """Held while resources are released, so that every call of `stop` returns after that."""
         self._changing = threading.Lock()
         """Guards the following attributes. Not held while requests end, because a request may wait for `reload`."""
-        self._taken = Taken()
-        self._taken.add(self.context.threads.shutdown)
-        self._taken.add(self.context.jobs.join)
+        self._closer = Closer()
+        self._closer.add(self.context.threads.shutdown)
+        self._closer.add(self.context.jobs.join)
         self._patience = _FAREWELL
         """Seconds that requests have to end when the server stops."""
         self._certificate: Certificate | None = None
@@ -155,22 +155,22 @@ class HttpServer:
         Raises `ListenError`, and `OSError` if the discovery file can't be written; then nothing is left open, and the
         object can't be started again.
         """
-        with Taken() as begun:
+        with Closer() as begun:
             begun.add(self.stop)
             sockets = list(bound or ())
             with self._changing:
-                self._taken.add(lambda: release_all(one.close for one in sockets))
+                self._closer.add(lambda: close_all(one.close for one in sockets))
                 if self.context.stopping.is_set():
                     raise ListenError("the HTTP interface was stopped; make another one")
                 if self._settings.tls is not None:
                     self._certificate = Certificate(self._settings.tls)
                 if self._settings.export_dir is not None:
-                    sweep_drafts_below(self._settings.export_dir)  # left by a server that was killed
+                    sweep_staging_below(self._settings.export_dir)  # left by a server that was killed
                 for address in self._settings.listen.all if bound is None else ():
                     sockets += bind(address, places_of(address, " for HTTP"), " for HTTP")
                 self.addresses = [written_address(one.getsockname()) for one in sockets]
                 self._serve(sockets)
-                self._taken.add(self.context.metrics.stop)
+                self._closer.add(self.context.metrics.stop)
                 self.context.metrics.start()
                 self._announce(self._certificate)
 
@@ -196,7 +196,7 @@ class HttpServer:
             server.should_exit = True
             thread.join()
 
-        self._taken.add(end)
+        self._closer.add(end)
         server.serving.result()
 
     def _announce(self, certificate: Certificate | None) -> None:
@@ -212,7 +212,7 @@ class HttpServer:
             return
         self._announcement = Announcement.of(self.context.db, found)
         if self._announcement is not None:
-            self._taken.add(self._announcement.withdraw)
+            self._closer.add(self._announcement.withdraw)
 
     def reload(self) -> None:
         """Read the certificate and the tokens again; open connections keep their certificate.
@@ -234,7 +234,7 @@ class HttpServer:
         """
         if not self.context.stopping.is_set():
             self.context.stopping.set()
-            release_all((self.context.jobs.stop, *self.context.on_stop))  # callbacks may remove themselves
+            close_all((self.context.jobs.stop, *self.context.on_stop))  # callbacks may remove themselves
 
     def stop(self, patience: float = _FAREWELL) -> None:
         """Give running requests ``patience`` seconds to end, and release all resources.
@@ -247,8 +247,8 @@ class HttpServer:
         finally:
             with self._ending:
                 with self._changing:
-                    taken, self._taken = self._taken, Taken()
-                taken.release()
+                    closer, self._closer = self._closer, Closer()
+                closer.release()
 
 
 def _run(server: _Uvicorn) -> None:

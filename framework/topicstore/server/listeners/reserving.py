@@ -15,7 +15,7 @@ from typing import Any, Self
 import attrs
 
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore.runtime.closing import Taken
+from topicstore.runtime.closing import Closer
 from topicstore.server.addresses import Address, written_address
 from topicstore.server.settings import ServerSettings
 
@@ -59,9 +59,9 @@ class Place:
 
     def bind(self) -> socket.socket:
         """Return a new socket that is bound to the address, and doesn't listen yet. Raises OSError."""
-        with Taken() as taken:
+        with Closer() as closer:
             bound = socket.socket(self.family, socket.SOCK_STREAM)
-            taken.add(bound.close)
+            closer.add(bound.close)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if self.family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -91,7 +91,7 @@ def places_of(address: Address, what: str = "") -> list[Place]:
 def bind(address: Address, places: Iterable[Place], what: str = "") -> list[socket.socket]:
     """Bind sockets to the socket addresses that this machine has. Raises `ListenError`, also if it has none."""
     missing: OSError | None = None
-    with Taken() as taken:
+    with Closer() as closer:
         bound: list[socket.socket] = []
         for place in places:
             try:
@@ -101,7 +101,7 @@ def bind(address: Address, places: Iterable[Place], what: str = "") -> list[sock
                     raise unusable(address, bad, what) from bad
                 missing = bad
             else:
-                taken.add(one.close)
+                closer.add(one.close)
                 bound.append(one)
         if missing is not None and not bound:
             raise unusable(address, missing, what) from missing
@@ -130,8 +130,8 @@ class Reserved:
         found = {name: [(one, places_of(one, _what(name))) for one in each] for name, each in named.items()}
         owners = {name: "HTTP" if name is None else f"the listener {name}" for name in named}
         check_apart((owners[name], place) for name, each in found.items() for _, places in each for place in places)
-        with Taken() as taken:
-            taken.add(self.close)
+        with Closer() as closer:
+            closer.add(self.close)
             for name, each in found.items():
                 self._sockets[name] = []
                 for address, places in each:

@@ -17,7 +17,7 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
-from topicstore.pubsub.read_cache import Run
+from topicstore.pubsub.read_cache import ReadSlice
 from topicstore.sessions.dispatch import Channel, Channels
 from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.records import VERSION, decode, put
@@ -367,19 +367,19 @@ class Group:
         resting = self._resting[shard]
         while resting:
             try:
-                run = self.feed.read(shard, self._seen[shard], ROWS)
+                read_slice = self.feed.read(shard, self._seen[shard], ROWS)
             except TopicstoreError:  # each member will get and report the error when it reads
                 for member in list(resting):
                     self._rouse(shard, member)
                     member.wake(shard)
                 return
-            self.note_dropped(run.dropped)
-            for member in self._concerned(shard, run):
+            self.note_dropped(read_slice.dropped)
+            for member in self._concerned(shard, read_slice):
                 self._rouse(shard, member)
                 member.wake(shard)
-            self._seen[shard] = run.position
-            self._pass_by(shard, run.position)
-            if run.caught_up:
+            self._seen[shard] = read_slice.position
+            self._pass_by(shard, read_slice.position)
+            if read_slice.caught_up:
                 break
         if resting and self._channel is not None:
             self._channel.wait_locked(self, shard)
@@ -390,12 +390,12 @@ class Group:
     def miss_live(self, messages: list[Message]) -> None:
         """Do nothing, because all of the group's messages are stored."""
 
-    def _concerned(self, shard: int, run: Run) -> list[Member]:
-        """Return the resting members for which a run has messages."""
-        if not len(run):
+    def _concerned(self, shard: int, read_slice: ReadSlice) -> list[Member]:
+        """Return the resting members for which a slice has messages."""
+        if not len(read_slice):
             return []
-        slices = slices_of_locked(run.stretch)[run.rows]
-        new = run.stretch.positions[run.rows] > self.places[shard][slices]
+        slices = slices_of_locked(read_slice.whole)[read_slice.rows]
+        new = read_slice.whole.positions[read_slice.rows] > self.places[shard][slices]
         hit = np.flatnonzero(np.bincount(slices[new], minlength=SLICES))
         owners = {self._owners[shard][number]: None for number in hit.tolist()}
         return [member for member in owners if member is not None and member in self._resting[shard]]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import xxhash
 
 from topicstore.contract.columns import to_list
-from topicstore.pubsub.read_cache import Stretch
+from topicstore.pubsub.read_cache import ReadBatch
 from topicstore.sessions.portions import Traits
 
 from .records import PackedPlaces
@@ -33,11 +33,11 @@ def slice_of(topic: str) -> int:
     return xxhash.xxh64_intdigest(topic.encode()) % SLICES
 
 
-def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
-    """Return the slice of each row, computed once for all readers of the stretch."""
-    traits = Traits.of(stretch)
+def slices_of_locked(whole: ReadBatch) -> npt.NDArray[np.uint8]:
+    """Return the slice of each row, computed once for all readers of the read batch."""
+    traits = Traits.of(whole)
     if traits.slices is None:
-        topics = to_list(stretch.batch.topics)
+        topics = to_list(whole.batch.topics)
         slices = {topic: slice_of(topic) for topic in set(topics)}
         traits.slices = np.fromiter(map(slices.__getitem__, topics), np.uint8, len(topics))
     return traits.slices

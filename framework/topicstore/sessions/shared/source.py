@@ -12,7 +12,7 @@ from topicstore.contract.positions import Positions, time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.message_expiry import left_of
-from topicstore.pubsub.read_cache import Run
+from topicstore.pubsub.read_cache import ReadSlice
 from topicstore.sessions.credit import only
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.portions import Portion, portion_at
@@ -134,33 +134,33 @@ class SharedSource(Source):
         places = group.places[shard]
         del self._behind[shard]
         try:
-            run = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
+            read_slice = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
         except TopicstoreError:
             self._failing[shard] = None  # other shards are not affected
             raise
-        group.note_dropped(run.dropped)
-        rows = self._rows(run, shard, places)
-        place, more = run.position, len(rows) > limit
+        group.note_dropped(read_slice.dropped)
+        rows = self._rows(read_slice, shard, places)
+        place, more = read_slice.position, len(rows) > limit
         if more:
             rows = rows[:limit]
-            place = int(run.stretch.positions[rows[-1]])
+            place = int(read_slice.whole.positions[rows[-1]])
         group.advance(shard, self.mine[shard], place)
         self._moved = True
-        if more or not run.caught_up:
+        if more or not read_slice.caught_up:
             self._behind[shard] = None  # after the other shards
         else:
             group.rest(self, shard)
-        portion = portion_at(run.stretch, rows, self.topic_filter.text, shard, self.options, now)
+        portion = portion_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)
         self.drafting |= len(portion) > 0
         return portion
 
-    def _rows(self, run: Run, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Return the rows of the run's stretch that are in this member's slices, and after their places."""
-        if not len(run):
+    def _rows(self, read_slice: ReadSlice, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """Return the rows of the read batch that are in this member's slices, and after their places."""
+        if not len(read_slice):
             return np.empty(0, np.intp)
         behind = np.where(self.mine[shard], places, ABOVE_ALL)
-        own = run.stretch.positions[run.rows] > behind[slices_of_locked(run.stretch)[run.rows]]
-        rows: npt.NDArray[np.intp] = np.flatnonzero(own) + run.rows.start
+        own = read_slice.whole.positions[read_slice.rows] > behind[slices_of_locked(read_slice.whole)[read_slice.rows]]
+        rows: npt.NDArray[np.intp] = np.flatnonzero(own) + read_slice.rows.start
         return rows
 
     def _read_loan(self, loan: Loan, limit: int, now: int) -> Portion:

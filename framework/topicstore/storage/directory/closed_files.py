@@ -35,12 +35,12 @@ import xxhash
 from topicstore.contract.errors import DataLossError
 
 from .files import is_foreign, read_own, replace_file, sync_directory
-from .recovery_points import SyncedWrites
+from .recovery_points import RecoveryPoints
 
 __all__ = ["ClosedFiles"]
 
 _FILE = "closed"
-_DRAFT = f"{_FILE}.new"
+_TEMPORARY = f"{_FILE}.new"
 _TOLD = 5
 """The maximum number of files that an error names."""
 _HEAD = 1
@@ -63,7 +63,7 @@ class ClosedFiles:
         sizes = [msgspec.json.encode(self._sizes(shard)) for shard in range(self.shards)]
         lines = [uuid.uuid4().hex.encode(), *sizes, msgspec.json.encode(self._noted())]
         rest = b"\n".join(lines) + b"\n"
-        replace_file(self.directory / _FILE, self._checksum(rest) + b"\n" + rest, draft=self.directory / _DRAFT)
+        replace_file(self.directory / _FILE, self._checksum(rest) + b"\n" + rest, temporary=self.directory / _TEMPORARY)
 
     def remove(self) -> None:
         """Remove the list if it exists, and fsync the removal."""
@@ -118,7 +118,7 @@ class ClosedFiles:
 
     def _noted(self) -> list[tuple[int, int] | None]:
         """Return, by shard, the number and position of the last recorded fsynced write; None if there is none."""
-        notes = SyncedWrites(self.directory, self.database, self.shards)
+        notes = RecoveryPoints(self.directory, self.database, self.shards)
         found = [notes.read(shard) for shard in range(self.shards)]
         return [None if one is None else (one.writes, one.position) for one in found]
 

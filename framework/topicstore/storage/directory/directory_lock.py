@@ -24,7 +24,7 @@ from topicstore.contract.descriptors import lock_file, naming
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.contract.forking import remember
 from topicstore.contract.times import format_time
-from topicstore.runtime.closing import Taken, release_all
+from topicstore.runtime.closing import Closer, close_all
 
 from .files import open_own
 
@@ -57,8 +57,8 @@ class DirectoryLock:
         self.held_by: tuple[int, tuple[int, int] | None] | None = None
         """The id of the process that holds the lock, and the lock file's device and inode; None if it isn't held."""
         remember(self)
-        with Taken() as taken:
-            taken.add(self._close)
+        with Closer() as closer:
+            closer.add(self._close)
             path = directory / "LOCK"
             self._open(path, reading=reading)
             try:
@@ -79,7 +79,7 @@ class DirectoryLock:
     def release(self) -> None:
         """Release the lock, even if forked processes have inherited it. This is idempotent, and a no-op in a child."""
         if os.getpid() == self._owner:
-            release_all((self._clear, self._unlock, self._close))
+            close_all((self._clear, self._unlock, self._close))
 
     def leave_to_parent(self) -> None:
         """Close the lock's files in a forked child, so that the lock is released when the parent ends."""

@@ -27,7 +27,7 @@ from topicstore.contract.errors import (
     TooManyOpenFilesError,
     TopicstoreError,
 )
-from topicstore.runtime.closing import Taken
+from topicstore.runtime.closing import Closer
 
 __all__ = [
     "OWNER_ONLY",
@@ -89,8 +89,8 @@ def open_own(path: Path, flags: int, *, links: bool = False) -> int:
         if bad.errno in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
             raise CorruptionError(_NO_FILE, str(path)) from bad
         raise
-    with Taken() as taken:
-        taken.add(partial(os.close, file))
+    with Closer() as closer:
+        closer.add(partial(os.close, file))
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise CorruptionError(_NO_FILE, str(path))
         return file
@@ -106,23 +106,23 @@ def read_own(path: Path, *, links: bool = False) -> bytes:
         os.close(file)
 
 
-def replace_file(path: Path, data: bytes, *, draft: Path) -> None:
-    """Replace a file atomically, and fsync it: write the new content to ``draft``, and rename that to ``path``.
+def replace_file(path: Path, data: bytes, *, temporary: Path) -> None:
+    """Replace a file atomically, and fsync it: write the new content to ``temporary``, and rename that to ``path``.
 
-    A file or link that exists at ``draft``, for example after a process was killed, is removed first. Raises
+    A file or link that exists at ``temporary``, for example after a process was killed, is removed first. Raises
     `CorruptionError` if a directory is there.
     """
-    if draft.is_dir() and not draft.is_symlink():
-        raise CorruptionError(_NO_FILE, str(draft))
-    draft.unlink(missing_ok=True)
+    if temporary.is_dir() and not temporary.is_symlink():
+        raise CorruptionError(_NO_FILE, str(temporary))
+    temporary.unlink(missing_ok=True)
     try:
-        with naming(draft), draft.open("xb") as file:
+        with naming(temporary), temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        temporary.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 

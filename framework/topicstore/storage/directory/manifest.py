@@ -52,7 +52,7 @@ __all__ = [
 
 FORMAT = 1
 MANIFEST = "topicstore.json"
-_DRAFT = f"{MANIFEST}.new"
+_TEMPORARY = f"{MANIFEST}.new"
 _TOLD = 3
 """The maximum number of files that an error names."""
 
@@ -96,7 +96,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     fields = msgspec.to_builtins(manifest)
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
     text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
-    replace_file(directory / MANIFEST, text, draft=directory / _DRAFT)
+    replace_file(directory / MANIFEST, text, temporary=directory / _TEMPORARY)
 
 
 @failure_told()
@@ -111,9 +111,9 @@ def read_manifest(directory: Path) -> Manifest | None:
     except FileNotFoundError:
         if path.exists():  # another process has just created it
             return read_manifest(directory)
-        # A process killed while it created the database leaves at most a lock and a draft.
+        # A process killed while it created the database leaves at most a lock and a temporary file.
         names = {entry.name for entry in directory.iterdir()} if directory.is_dir() else set[str]()
-        others = sorted(name for name in names - {"LOCK", _DRAFT} if not is_foreign(name))
+        others = sorted(name for name in names - {"LOCK", _TEMPORARY} if not is_foreign(name))
         if others:
             told = ", ".join(others[:_TOLD]) + (f" and {len(others) - _TOLD:,} more" if len(others) > _TOLD else "")
             raise NotADatabaseError(

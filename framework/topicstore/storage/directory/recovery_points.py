@@ -1,4 +1,4 @@
-"""`SyncedWrites`: persists each shard's last fsynced write number, so that opening a shard detects lost writes.
+"""`RecoveryPoints`: persists each shard's last fsynced write number, so that opening a shard detects lost writes.
 
 Engines can't distinguish a truncated log from one that was never longer. Therefore the last write is recorded in a
 separate file after each fsync, and compared when a shard is opened.
@@ -34,21 +34,21 @@ from topicstore.shard.records import Tail
 
 from .files import open_own, read_own, replace_file
 
-__all__ = ["Synced", "SyncedWrites", "check_reached"]
+__all__ = ["RecoveryPoint", "RecoveryPoints", "check_recovered"]
 
 _FILE = "synced"
 _SLOT = struct.Struct("<QQQ")
 
 
 @attrs.frozen
-class Synced:
+class RecoveryPoint:
     """The last write of a shard that is known to be on disk, along with all writes before it."""
 
     writes: int
     position: int
 
 
-class SyncedWrites:
+class RecoveryPoints:
     """The last fsynced write of each shard of a database. It is advisory: its errors are only warnings."""
 
     def __init__(self, directory: Path, database: bytes, shards: int) -> None:
@@ -65,31 +65,31 @@ class SyncedWrites:
         """The slot to write next, by shard."""
         self._file = -1
         """The descriptor of the file that this object created; -1 before the first write."""
-        with self._failure_told("could not be read"), suppress(FileNotFoundError):
+        with self._failure_reported("could not be read"), suppress(FileNotFoundError):
             found = read_own(self._path)[: len(self._content)]
             self._content[: len(found)] = found
 
-    def read(self, shard: int) -> Synced | None:
+    def read(self, shard: int) -> RecoveryPoint | None:
         """Return the last write of a shard that is known to be on disk, or None."""
-        found: list[tuple[Synced, int]] = []
+        found: list[tuple[RecoveryPoint, int]] = []
         for slot in (0, 1):
             checksum, writes, position = _SLOT.unpack_from(self._content, self._offset(shard, slot))
             if checksum == self._checksum(shard, slot, writes, position):
-                found.append((Synced(writes, position), slot))
+                found.append((RecoveryPoint(writes, position), slot))
         if not found:
             return None
         newest, slot = max(found, key=lambda each: (each[0].position, each[0].writes))
         self._next[shard] = 1 - slot
         return newest
 
-    def note(self, shard: int, writes: int, position: int) -> bool:
+    def record(self, shard: int, writes: int, position: int) -> bool:
         """Record that all writes up to number ``writes`` are on disk. Returns False, with a warning, if that fails."""
         with self._lock:
             slot = self._next[shard]
             data = _SLOT.pack(self._checksum(shard, slot, writes, position), writes, position)
             offset = self._offset(shard, slot)
             self._content[offset : offset + len(data)] = data
-            with self._failure_told("could not be written"):
+            with self._failure_reported("could not be written"):
                 if self._file >= 0 and os.fstat(self._file).st_nlink == 1:
                     os.pwrite(self._file, data, offset)
                 else:  # the file is older than this opening, or has a hard link, which must keep its content
@@ -101,13 +101,13 @@ class SyncedWrites:
     def forget(self, shard: int) -> None:
         """Remove the record of a shard, which is opened although writes of it are missing."""
         offset = self._offset(shard, 0)
-        with self._lock, self._failure_told("could not be removed"):
+        with self._lock, self._failure_reported("could not be removed"):
             self._content[offset : offset + 2 * _SLOT.size] = bytes(2 * _SLOT.size)
             self._replace_locked()
 
     def close(self) -> None:
         """Fsync and close the file. This is idempotent."""
-        with self._lock, self._failure_told("could not be synced"):
+        with self._lock, self._failure_reported("could not be synced"):
             if self._file >= 0:
                 file, self._file = self._file, -1
                 try:
@@ -125,11 +125,11 @@ class SyncedWrites:
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
-        replace_file(self._path, bytes(self._content), draft=self._path.with_name(f"{_FILE}.new"))
+        replace_file(self._path, bytes(self._content), temporary=self._path.with_name(f"{_FILE}.new"))
         self._file = open_own(self._path, os.O_WRONLY)
 
     @contextmanager
-    def _failure_told(self, failed: str) -> Iterator[None]:
+    def _failure_reported(self, failed: str) -> Iterator[None]:
         """Emit an error of the block as a warning and keep it in `failure`, because the messages are not affected."""
         try:
             yield
@@ -149,7 +149,7 @@ class SyncedWrites:
         return xxhash.xxh64_intdigest(struct.pack("<QQQ", 2 * shard + slot, writes, position), self._seed)
 
 
-def check_reached(directory: Path, shard: int, reached: Synced | None, tail: Tail) -> None:
+def check_recovered(directory: Path, shard: int, reached: RecoveryPoint | None, tail: Tail) -> None:
     """Raise `DataLossError` if a shard ends before the last write that was known to be on disk.
 
     A log loses only its end, so nothing is missing if the shard has a later position. Write numbers are then not

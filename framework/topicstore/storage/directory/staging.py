@@ -1,11 +1,11 @@
-"""Drafts: directories that are written under a temporary name, and renamed when they are complete.
+"""Staging directories: directories that are written under a temporary name, and renamed when they are complete.
 
 ::
 
     <parent>/.unfinished-<32 hexadecimal digits>/       in use by a process, or left by a killed one
 
-A draft is locked while it is in use. A process that creates a draft can therefore recognize and remove the drafts that
-killed processes have left in the same directory.
+A staging directory is locked while it is in use. So a process that creates one recognizes those that killed processes
+have left in the same parent directory, and removes them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from pathlib import Path
 from .files import OWNER_ONLY
 from .manifest import MANIFEST
 
-__all__ = ["draft", "draft_name", "sweep_drafts", "sweep_drafts_below"]
+__all__ = ["staging_directory", "staging_name", "sweep_staging", "sweep_staging_below"]
 
 _DEPTH = 3
-"""The depth to which drafts are searched for. A limit is needed, because exports may have many subdirectories."""
+"""The depth to which staging directories are searched for, because exports may have many subdirectories."""
 _NAME = re.compile(r"\.unfinished-[0-9a-f]{32}")
 
 
-def draft_name() -> str:
-    """Return a new, unique name for a draft."""
+def staging_name() -> str:
+    """Return a new, unique name for a staging directory."""
     return f".unfinished-{uuid.uuid4().hex}"
 
 
 @contextmanager
-def draft(parent: Path) -> Iterator[Path]:
-    """Create a draft in ``parent``. At the end of the block it is removed, unless the block has renamed it."""
+def staging_directory(parent: Path) -> Iterator[Path]:
+    """Create a staging directory in ``parent``. The end of the block removes it, unless the block has renamed it."""
     while True:
-        path = parent / draft_name()
+        path = parent / staging_name()
         path.mkdir(OWNER_ONLY)
         with suppress(FileNotFoundError):  # another process may remove it before it is locked
             handle = _open(path)
@@ -53,8 +53,8 @@ def draft(parent: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep_drafts(parent: Path) -> None:
-    """Remove the drafts that killed processes have left in a directory."""
+def sweep_staging(parent: Path) -> None:
+    """Remove the staging directories that killed processes have left in a directory."""
     for path in list(parent.iterdir()):
         if _NAME.fullmatch(path.name):
             with suppress(OSError):  # it was removed meanwhile, belongs to another user, or isn't a directory
@@ -66,10 +66,10 @@ def sweep_drafts(parent: Path) -> None:
                     os.close(handle)
 
 
-def sweep_drafts_below(root: Path) -> None:
-    """Remove the drafts that killed processes have left in a directory and its subdirectories, except in databases."""
+def sweep_staging_below(root: Path) -> None:
+    """Remove what killed processes have left in staging directories anywhere below a directory, except in databases."""
     for parent, directories, names in os.walk(root):
-        sweep_drafts(Path(parent))
+        sweep_staging(Path(parent))
         below = [] if MANIFEST in names or len(Path(parent).relative_to(root).parts) >= _DEPTH else directories
         directories[:] = [name for name in below if not _NAME.fullmatch(name)]
 

@@ -116,21 +116,21 @@ class _Events:
         """Yield the events of a batch, in pieces."""
         if batch.dropped:
             yield b"event: dropped\ndata: %b\n\n" % msgspec.json.encode(batch.dropped)
-        run, shard = batch.run, batch.shard
+        read_slice, shard = batch.read_slice, batch.shard
         done = 0
         for part in _parts(batch.messages):
             lines = encode_lines(part).splitlines()
-            if run is None or shard is None:
+            if read_slice is None or shard is None:
                 yield b"".join(b"data: %b\n\n" % line for line in lines)
                 continue
             held = []
-            for line, position in zip(lines, run.positions[done : done + len(part)], strict=True):
+            for line, position in zip(lines, read_slice.positions[done : done + len(part)], strict=True):
                 self._place[shard] = position
                 held.append(b"id: %b\ndata: %b\n\n" % (str(self._place).encode(), line))
             done += len(part)
             yield b"".join(held)
-        if run is not None and shard is not None:
-            self._place[shard] = run.position
+        if read_slice is not None and shard is not None:
+            self._place[shard] = read_slice.position
             if batch.dropped and not batch.messages:  # else the event would be sent again after a reconnect
                 yield self._here()
 

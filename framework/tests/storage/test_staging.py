@@ -11,7 +11,7 @@ import pytest
 import topicstore as ts
 from topicstore.storage.directory import staging as drafts
 from topicstore.storage.directory.manifest import MANIFEST
-from topicstore.storage.directory.staging import draft, draft_name, sweep_drafts, sweep_drafts_below
+from topicstore.storage.directory.staging import staging_directory, staging_name, sweep_staging, sweep_staging_below
 from topicstore_conformance.conditions.skipping import need
 
 CHECKPOINT = """
@@ -30,7 +30,7 @@ def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pyte
     def sweep_once(when: str) -> None:
         if when == moment and not swept:
             swept.append(list(tmp_path.iterdir()))
-            sweep_drafts(tmp_path)
+            sweep_staging(tmp_path)
 
     def opened(*arguments: Any, open_: Callable[..., int] = os.open, **options: Any) -> int:
         sweep_once("made")
@@ -39,10 +39,10 @@ def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pyte
         return handle
 
     monkeypatch.setattr(drafts.os, "open", opened)
-    with draft(tmp_path) as path:
+    with staging_directory(tmp_path) as path:
         sweep_once("locked")
         (path / "part").write_bytes(b"")
-        sweep_drafts(tmp_path)
+        sweep_staging(tmp_path)
         assert list(tmp_path.iterdir()) == [path]
         assert [file.name for file in path.iterdir()] == ["part"]
     assert [[path] == found for found in swept] == [moment == "locked"]
@@ -56,12 +56,12 @@ def test_only_drafts_are_swept(tmp_path: Path) -> None:
     (elsewhere / "file").touch()
     directory = tmp_path / "directory"
     directory.mkdir()
-    (directory / draft_name()).symlink_to(elsewhere)
-    (directory / draft_name()).touch()
+    (directory / staging_name()).symlink_to(elsewhere)
+    (directory / staging_name()).touch()
     (directory / ".unfinished-12").mkdir()
     kept = sorted(directory.iterdir())
-    (directory / draft_name()).mkdir()
-    sweep_drafts(directory)
+    (directory / staging_name()).mkdir()
+    sweep_staging(directory)
     assert kept == sorted(directory.iterdir())
     assert (elsewhere / "file").exists()
 
@@ -74,7 +74,7 @@ def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_pa
     copies = tmp_path / "copies"
     run_until((1, "after"), CHECKPOINT, str(tmp_path / "db"), str(copies / "copy"))
     assert 1 == len(list(copies.iterdir()))
-    with ts.open(tmp_path / "db") as db, draft(copies) as anothers:
+    with ts.open(tmp_path / "db") as db, staging_directory(copies) as anothers:
         db.checkpoint(copies / "copy")
         assert {copies / "copy", anothers} == set(copies.iterdir())
     with ts.open(copies / "copy") as copy:
@@ -91,9 +91,9 @@ def test_drafts_at_any_place_below_are_swept(tmp_path: Path) -> None:
     (database / MANIFEST).touch()
     for place in (tmp_path, exports, database / "below"):
         place.mkdir(exist_ok=True)
-        (place / draft_name()).mkdir()
-    with draft(exports) as used:
-        sweep_drafts_below(tmp_path)
+        (place / staging_name()).mkdir()
+    with staging_directory(exports) as used:
+        sweep_staging_below(tmp_path)
         left = set(tmp_path.rglob(".unfinished-*"))
     assert {path.parent for path in left} == {exports, database / "below"}
     assert used in left

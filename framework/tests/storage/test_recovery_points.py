@@ -21,7 +21,7 @@ from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import DataLossError
 from topicstore.runtime.locks import owned
 from topicstore.shard.records import put_tail
-from topicstore.storage.directory.recovery_points import Synced, SyncedWrites
+from topicstore.storage.directory.recovery_points import RecoveryPoint, RecoveryPoints
 from topicstore_conformance.backend.damage import flip
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, begin
@@ -115,16 +115,16 @@ def test_without_notes_nothing_is_missed(cut: Path, harm: Callable[[bytes], byte
 
 def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
     """The two slots of a shard are written in turn, so that a torn write leaves the previous one."""
-    notes = SyncedWrites(tmp_path, bytes(16), 2)
+    notes = RecoveryPoints(tmp_path, bytes(16), 2)
     for writes in (1, 2, 3):
-        notes.note(1, writes, writes * 100)
-    assert (None, Synced(3, 300)) == (notes.read(0), notes.read(1))
+        notes.record(1, writes, writes * 100)
+    assert (None, RecoveryPoint(3, 300)) == (notes.read(0), notes.read(1))
     notes.close()
     flip(tmp_path / "synced", 48)  # the first slot of shard 1, written by the third call of `note`
-    notes = SyncedWrites(tmp_path, bytes(16), 2)
-    assert Synced(2, 200) == notes.read(1)
-    notes.note(1, 4, 400)
-    assert Synced(4, 400) == notes.read(1)
+    notes = RecoveryPoints(tmp_path, bytes(16), 2)
+    assert RecoveryPoint(2, 200) == notes.read(1)
+    notes.record(1, 4, 400)
+    assert RecoveryPoint(4, 400) == notes.read(1)
     notes.close()
 
 
@@ -168,7 +168,7 @@ def test_a_note_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back
     notes.failing = False
     db.flush()
     assert db.info().notes_failure is None
-    reached = SyncedWrites(tmp_path / "db", db.storage.id, 1)
+    reached = RecoveryPoints(tmp_path / "db", db.storage.id, 1)
     assert db.storage.shards[0].writer.tail.writes == reached.read(0).writes  # type: ignore[union-attr]
     notes.failing = True
     with pytest.warns(RuntimeWarning, match="go unnoticed"):
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_is_put_back(tmp_path: Path, backend: str) -> None:
     shutil.copytree(tmp_path / "copy", tmp_path / "db", dirs_exist_ok=True)
     with ts.open(tmp_path / "db") as db:
         assert [b"1"] == payloads(db)
-    reached = SyncedWrites(tmp_path / "copy", db.storage.id, 1).read(0)
+    reached = RecoveryPoints(tmp_path / "copy", db.storage.id, 1).read(0)
     assert reached is not None
     assert reached.writes < db.storage.shards[0].writer.tail.writes + 1
 
@@ -269,18 +269,18 @@ def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch:
     """After an interrupted write to `synced`, the next flush writes it again."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         log = db.storage.shards[0].writer
-        real = log._note_synced
+        real = log._record_recovery_point
 
         def interrupted(*_: int) -> None:
             raise KeyboardInterrupt
 
         db.store([Message("t", b"1")])
-        monkeypatch.setattr(log, "_note_synced", interrupted)
+        monkeypatch.setattr(log, "_record_recovery_point", interrupted)
         with pytest.raises(KeyboardInterrupt):
             db.flush()
-        monkeypatch.setattr(log, "_note_synced", real)
+        monkeypatch.setattr(log, "_record_recovery_point", real)
         db.flush()
-        reached = SyncedWrites(tmp_path / "db", db.storage.id, 1)
+        reached = RecoveryPoints(tmp_path / "db", db.storage.id, 1)
         assert log.tail.writes == reached.read(0).writes  # type: ignore[union-attr]
 
 
@@ -303,13 +303,13 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
     need("duckdb")
     with ts.open(tmp_path / "db", backend="duckdb", auto_compact=False) as db:
         log = db.storage.shards[0].writer
-        real, held = log._note_synced, []
+        real, held = log._record_recovery_point, []
 
         def note(*arguments: int) -> bool:
             held.append((owned(log._note_lock), owned(log.lock)))
             return real(*arguments)
 
-        log._note_synced = note
+        log._record_recovery_point = note
         db.store([Message("t", b"1")])
         db.state(0).write([ts.StateWrite(b"key", b"value")])
         db.add_generation()
