@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,12 @@ ON_TOP = ("cli", "client", "files", "server", "spark", "__init__.py")
 
 def imported(file: Path) -> Iterator[str]:
     """Yield the modules that a file imports at any place."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    gc.disable()  # a destructor within `ast.parse` can break it: https://github.com/python/cpython/issues/106905
+    try:
+        tree = ast.parse(file.read_text())
+    finally:
+        gc.enable()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
