@@ -316,7 +316,7 @@ class PublishingMachine(RuleBasedStateMachine):
             self._open()
             assert self.rules == set(self.db.persistence)
 
-    # --- looking ---
+    # --- looking up ---
 
     def _seen(self, number: int) -> object:
         rows = [pair for text in ("#", "$s") for pair in replayed(self.db, text)]

@@ -75,7 +75,7 @@ def reads(db: ts.Database) -> int:
     return sum(shard.counters.reads for shard in db.info().shards)
 
 
-# --- what comes -------------------------------------------------------------------------
+# --- delivery ---------------------------------------------------------------------------
 
 
 def test_catches_up_then_follows_beside_writers(db: ts.Database) -> None:
@@ -160,7 +160,7 @@ def test_what_was_not_delivered_cannot_be_acknowledged(plain: ts.Database, seque
         assert subscription.status().unacknowledged == 10
 
 
-# --- what it costs -----------------------------------------------------------------------
+# --- places, and cost of reading ---------------------------------------------------------
 
 
 def test_a_place_of_another_database_is_refused(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_program_that_follows_nothing_pays_nothing(plain: ts.Database) -> None
     assert plain.storage.listener is None
 
 
-# --- what is removed ---------------------------------------------------------------------
+# --- dropped generations -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", ["warn", "raise", "call"])
@@ -339,7 +339,7 @@ def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
         assert not batch.dropped
 
 
-# --- the end -----------------------------------------------------------------------------
+# --- closing -----------------------------------------------------------------------------
 
 
 def test_closing_lets_who_waits_go(plain: ts.Database) -> None:

@@ -33,9 +33,9 @@ def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(
 def test_a_client_that_was_away_for_too_long_is_told(
     db: ts.Database, caplog: pytest.LogCaptureFixture, topic_filter: str
 ) -> None:
-    """If retention removed unread messages of an absent client, it is told once by an MQTT 5 reason string.
+    """An absent client whose unread messages retention removed gets one MQTT 5 reason string that says so.
 
-    The log and the session's record say so, too.
+    The log and the session's record say so for each client.
     """
     clients = (("new", 5), ("old", 4))
     with Embedded(db) as embedded:

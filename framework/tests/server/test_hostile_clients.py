@@ -284,7 +284,7 @@ def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Many clients that connect and disconnect, properly or not, leave no sockets or memory behind."""
+    """Many clients that connect and disconnect, properly or not, leave no sockets behind, and memory doesn't grow."""
     each = tries(quick=400, full=2_500)
 
     def storm() -> None:
@@ -320,7 +320,7 @@ def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str
 
 
 def test_subscribe_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """Clients may repeatedly subscribe and unsubscribe up to the limit; each filter above it is refused alone."""
+    """A client may subscribe up to the limit in each new session; a filter above the limit is refused."""
 
     def storm() -> None:
         with mqtt.client() as client:

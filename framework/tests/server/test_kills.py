@@ -73,9 +73,9 @@ def test_kills_lose_nothing(server: Serving) -> None:
 
 
 class ExactPublisher:
-    """Publishes numbers at QoS 2 over a raw socket, and resumes after a kill as MQTT section 4.3.3 requires.
+    """A publisher of numbers at QoS 2 over a raw socket, which resumes as section 4.3.3 of MQTT 5 requires.
 
-    It repeats PUBREL for received messages, and PUBLISH for all others.
+    After a kill it repeats PUBREL for received messages, and PUBLISH for all others.
     """
 
     def __init__(self, server: Serving, version: int) -> None:

@@ -98,7 +98,10 @@ def test_one_stored_session_too_many_is_refused(db: ts.Database, limits: Limits,
 
 @both
 def test_one_filter_too_many_is_refused(db: ts.Database, version: int) -> None:
-    """A filter above the limit is refused alone; existing subscriptions may be changed, also after a resumption."""
+    """A filter above the limit is refused alone; existing subscriptions may be changed.
+
+    The subscriptions of a resumed session count towards the limit.
+    """
     refused = 0x80 if version == 4 else 0x97
     with limited(db, Limits(subscriptions=3)) as embedded:
         with embedded.client("me", keep=True, version=version) as client:
@@ -252,7 +255,7 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
         assert client.ended() is None
 
 
-# --- what is counted ---
+# --- rates ---
 
 
 def test_a_second_has_so_many_messages_and_bytes() -> None:

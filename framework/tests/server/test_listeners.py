@@ -608,7 +608,7 @@ async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> No
             await echoes.made.get_nowait().lost
 
 
-# --- other listeners while a server runs ---
+# --- replacing listeners while a server runs ---
 
 
 async def replaced(echoes: Echoes, **addresses: str) -> None:

@@ -26,7 +26,7 @@ THREADS = password_check._THREADS
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
-# --- turns ---
+# --- taking turns ---
 
 
 class Calls:
@@ -148,7 +148,7 @@ def test_who_has_many_addresses_of_ipv6_has_one_turn() -> None:
     assert site_of("") == ""
 
 
-# --- pauses ---
+# --- delays after failed logins ---
 
 
 class Clock:
@@ -215,11 +215,11 @@ def test_what_is_remembered_of_failures_is_bounded() -> None:
     assert [10_000, 10_000] == [len(one._found) for one in (failed._addresses, failed._users)]
 
 
-# --- a server ---
+# --- a server under a flood ---
 
 
 class Checks:
-    """Records the passwords that a server checks, in order; each check waits until the test allows it."""
+    """A recorder of the passwords that a server checks; each check waits until the test allows it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passwords: list[bytes] = []

@@ -17,7 +17,7 @@ both = pytest.mark.parametrize("version", [4, 5])
 
 
 class Gate:
-    """Keeps the store's thread busy, so that all requests sent meanwhile are served in one call."""
+    """A gate that keeps the store's thread busy, so that requests sent meanwhile are served in one call."""
 
     def __init__(self, embedded: Embedded) -> None:
         self._broker = embedded.server._broker

@@ -130,7 +130,7 @@ def test_a_missing_file_is_an_error_for_readers(users: PasswordFile) -> None:
             read()
 
 
-# --- checking, for a server ---
+# --- checking passwords in a server ---
 
 
 class Counted(PasswordFile):

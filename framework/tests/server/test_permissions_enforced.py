@@ -186,7 +186,7 @@ def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Databa
 
 
 def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connected(db: ts.Database) -> None:
-    """Reloaded rules apply to connected clients: to waiting messages and to what they publish.
+    """Reloaded rules apply to connected clients: to messages waiting for them and to messages they publish.
 
     Clients that aren't affected get all messages.
     """
@@ -247,7 +247,7 @@ def test_a_group_loses_nothing_by_what_one_member_may_not_have(db: ts.Database) 
         some.ping()
 
 
-# --- plugins, which have to be asked ---
+# --- plugins ---
 
 
 class Plugin:

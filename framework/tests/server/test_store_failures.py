@@ -17,7 +17,7 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 class Failing:
-    """Makes a method raise a number of times, after which it works again."""
+    """A patch that makes a method raise a number of times, after which it works again."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception) -> None:
         self.times = 0

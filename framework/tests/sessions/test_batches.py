@@ -278,7 +278,7 @@ def test_rows_are_of_sessions_of_this_database(sessions: Sessions, crash: Callab
 
 
 def test_nothing_at_all_may_be_asked(sessions: Sessions) -> None:
-    """Every call for many sessions accepts an empty list, because a server's turn may have no rows."""
+    """Every call for many sessions accepts an empty list, because a server may have no requests."""
     assert 0 == sessions.publish([]).result.count
     assert [] == sessions.pubrel([]).known == sessions.pubrec([]).known
     assert [] == sessions.open_many([]) == sessions.subscribe([]) == sessions.lost([]) == sessions.disconnect([])

@@ -44,7 +44,7 @@ def published(db: ts.Database) -> set[str]:
     return set(wills)
 
 
-# --- any history ---
+# --- random histories ---
 
 
 @attrs.define
@@ -236,7 +236,7 @@ def test_a_clock_that_is_wrong_at_a_restart_and_then_set_right_keeps_nothing_for
             assert set() == waiting(db)
 
 
-# --- what is shown, and what fails ---
+# --- shown times, and failures ---
 
 
 def test_times_are_shown_by_the_clock_as_it_is_set(sessions: Sessions, clock: Clock) -> None:

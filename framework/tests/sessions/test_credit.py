@@ -165,7 +165,7 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
     assert {"one", "two"} == delivered(sessions).keys()
 
 
-# --- bytes ---
+# --- limits in bytes ---
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -195,7 +195,7 @@ def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts
     assert session.status().in_flight <= 20
 
 
-# --- what may not be sent ---
+# --- permissions ---
 
 
 def small(messages: Sequence[ts.Message]) -> list[bool]:

@@ -76,7 +76,7 @@ def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -
 
 @pytest.mark.parametrize("changing", ["unsubscribe", "expire"])
 def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessions, changing: str) -> None:
-    """A subscription is counted although the filters were first loaded while another one's end was committed."""
+    """A subscription makes its topic wanted although filters were first loaded during another one's end."""
     session = opened(sessions)
     if changing == "expire":
         session.disconnect()

@@ -952,7 +952,7 @@ class Histories(SessionsMachine):
             subscription.begin_anew(client)
             subscription.kept = None
 
-    # --- what is stored goes ---
+    # --- removing stored messages ---
 
     @rule()
     def add_generation(self) -> None:
@@ -1185,7 +1185,7 @@ class Histories(SessionsMachine):
             assert subscription.newest.get(key, -1) < due.published.number
             subscription.newest[key] = due.published.number
 
-    # --- failing ---
+    # --- failures ---
 
     @precondition(lambda self: self.live())
     @rule(limit=st.sampled_from([1, 3, 1_000]), failing=st.integers(0, 1))
@@ -1277,7 +1277,7 @@ class Histories(SessionsMachine):
         for client in self.live():
             client.commit()
 
-    # --- when the dust settles ---
+    # --- the end of a history ---
 
     @rule()
     def settle(self) -> None:
@@ -1350,7 +1350,7 @@ class Histories(SessionsMachine):
         topics = [kept.message.topic for kept in subscription.kept_due if id(kept) in still]
         return [topic for topic in topics if topic not in (*came, *subscription.kept_again)]
 
-    # --- who is there ---
+    # --- connected clients ---
 
     def live(self) -> list[Client]:
         return [client for client in self.clients.values() if client.connected]
@@ -1529,7 +1529,7 @@ TestWildcard = case(WildcardHistories, 8, 40)
 TestKilled = case(KilledHistories, 8, 25)
 
 
-# --- short histories that are worth a test of their own ---
+# --- short histories with a test of their own ---
 
 
 def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:

@@ -110,7 +110,7 @@ def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: 
     assert [] == list(sessions)
 
 
-# --- taking over ---
+# --- takeover ---
 
 
 def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
@@ -246,7 +246,7 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
         session.deliver()
 
 
-# --- clocks that are set ---
+# --- setting the clock ---
 
 
 @pytest.mark.parametrize("days", [(1, -1), (-1, 1), (20_000,), (-10_000,)])
@@ -270,7 +270,7 @@ def test_connected_clients_mind_no_clock_that_is_set(
         assert (None, ended, in_flight) == (talks.ended, silent.ended, crash()["talks"].in_flight)
 
 
-# --- the command line's view ---
+# --- listing, kicking and expiring ---
 
 
 def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:

@@ -38,7 +38,7 @@ def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessio
             for session, items in sessions.deliver():
                 assert len(items) == session.puback(*[item.packet_id for item in items])
         sessions.checkpoint()
-        db._hub.forget()  # shared by all sessions
+        db._hub.forget()  # drops cached reads, which all sessions share
         gc.collect()
         return opened
 
@@ -105,7 +105,7 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
         found.append((costs, calls(traffic)))
     (quiet, some), (quiet_with_many, some_with_many) = found
     assert quiet == quiet_with_many
-    assert some_with_many <= some + 20  # a few first calls may happen here and there
+    assert some_with_many <= some + 20  # allows for a few one-time initialisations
 
 
 def test_a_session_whose_window_is_full_is_not_looked_at(db: ts.Database, sessions: Sessions) -> None:

@@ -296,7 +296,7 @@ class Overlaps(SessionsMachine):
     def checkpoint(self) -> None:
         self.db.sessions.checkpoint()
 
-    # --- when the dust settles ---
+    # --- the end of a history ---
 
     def settle(self) -> None:
         """Reconnect the client and answer everything: then no subscription waits."""

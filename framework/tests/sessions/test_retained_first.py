@@ -88,7 +88,7 @@ def test_nothing_is_noted_where_there_are_none(db: ts.Database, sessions: Sessio
 def test_a_damaged_one_holds_up_its_subscription_only(db: ts.Database, sessions: Sessions) -> None:
     """A damaged retained message delays only its own subscription until it is repaired; the failure is reported.
 
-    Nothing is left out then.
+    After the repair, all its retained messages are delivered.
     """
     for number in range(40):
         retain(db, f"a/{number:02}", b"%d" % number)

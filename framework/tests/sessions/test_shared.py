@@ -87,7 +87,7 @@ def test_no_local_is_refused(sessions: Sessions) -> None:
     assert [] == list(sessions.groups)
 
 
-# --- shares ---
+# --- assignment ---
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
@@ -255,7 +255,7 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     assert sorted(set(found)) == sorted(found)
 
 
-# --- what one member may not be sent ---
+# --- permissions of members ---
 
 
 def even(messages: Sequence[ts.Message]) -> list[bool]:

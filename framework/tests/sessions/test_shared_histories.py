@@ -79,7 +79,7 @@ class Histories(SessionsMachine):
             finally:
                 self.world.close()
 
-    # --- what can happen ---
+    # --- rules ---
 
     @rule(rows=ROWS)
     def publish(self, rows: list[tuple[int, int, int]]) -> None:
@@ -323,7 +323,7 @@ class Histories(SessionsMachine):
             if payload:
                 self.sent[payload].state = "acknowledged"
 
-    # --- what must hold ---
+    # --- invariants ---
 
     @invariant()
     def shares_are_even(self) -> None:

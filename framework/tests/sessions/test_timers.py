@@ -62,7 +62,7 @@ def test_a_session_that_was_stored_as_open_and_is_not_expires(
 def test_a_session_whose_end_fails_is_not_waited_for(
     sessions: Sessions, clock: Clock, publish: Publishing, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """A silent client whose end fails, before or after the commit, leaves no session that is ready for ever."""
+    """A silent client whose end fails, before or after the commit, doesn't make its session ready again and again."""
     silent = sessions.open("silent", keep_alive=10, expiry_interval=None)
     silent.subscribe("a/#", 1)
     other = sessions.open("other", expiry_interval=None)

@@ -126,7 +126,7 @@ def test_waiting_ends_with_the_database(tmp_path: Path) -> None:
             act()
 
 
-# --- what idle sessions cost ---
+# --- cost of idle sessions ---
 
 
 def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
@@ -139,7 +139,7 @@ def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Se
     assert sum(shard.writer.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
-# --- what fails ---
+# --- failures ---
 
 
 class Failing:

@@ -26,7 +26,7 @@ _HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """A database with positions of buses, hostile texts, and a session that is behind.
+    """A database with positions of buses, hostile texts and binary payloads.
 
     The positions are real ones if the data set is installed.
     """

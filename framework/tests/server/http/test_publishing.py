@@ -163,7 +163,7 @@ def test_other_formats_are_415(http: httpx.Client) -> None:
         assert _post(http, b"x", kind).status_code == 415
 
 
-# --- bodies that unpack to too much -----------------------------------------------------
+# --- bodies that expand too much --------------------------------------------------------
 
 _MOST = 1 << 20
 

@@ -96,7 +96,7 @@ def test_a_queue_that_is_missing_is_not_made(http: httpx.Client, db: ts.Database
     "wrong", [{"topic": "t"}, {"topic": "t", "payload": "1", "payload_base64": "MQ=="}, {"topic": "+", "payload": ""}]
 )
 def test_a_wrong_message_appends_none(http: httpx.Client, wrong: dict[str, str]) -> None:
-    """A bad message makes the whole body refused, and nothing is appended."""
+    """A body with one bad message is refused, and nothing is appended."""
     http.put("/queues/wrong", json={})
     assert http.post("/queues/wrong/messages", json=[*messages("1"), wrong]).status_code == 400
     assert http.get("/queues/wrong").json()["messages"] == 0
