@@ -1,4 +1,4 @@
-"""A bell wakes all who listen, in threads and in event loops, and no ring between a look and a wait is missed."""
+"""A bell wakes all listening threads and event loops, and no ring between a check and a wait is missed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_ring_before_the_wait_counts_once() -> None:
 
 
 def test_one_ring_wakes_all_threads() -> None:
-    """Though one of them looks, and listens again, before another has woken up."""
+    """One ring wakes all waiting threads, even if one of them listens again before another has woken."""
     bell = Bell()
 
     def wait() -> bool:
@@ -38,7 +38,7 @@ def test_one_ring_wakes_all_threads() -> None:
 
 
 def test_a_task_is_woken_from_a_thread() -> None:
-    """Every time anew, and without a ring it goes on when its time is over."""
+    """A task is woken by each ring from a thread; without a ring its wait ends at the timeout."""
 
     async def listen(bell: Bell) -> list[bool]:
         loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ def test_a_task_is_woken_from_a_thread() -> None:
 
 
 def test_a_loop_that_was_closed_harms_nobody() -> None:
-    """Who listened in it is past waking; the others are woken."""
+    """A listener whose event loop was closed is skipped, and the other listeners are woken."""
     bell = Bell()
 
     async def begin_listening() -> None:

@@ -1,4 +1,4 @@
-"""`topicstore.pubsub.filter_index`: which of many filters match a topic."""
+"""`topicstore.pubsub.filter_index`: an index of the filters that match a topic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ FILTERS = st.builds(
 
 @given(st.lists(st.tuples(FILTERS, st.integers(0, 3))), st.lists(st.integers(0, 30)), st.lists(TOPICS, min_size=1))
 def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: list[int], topics: list[str]) -> None:
-    """What is added and not removed since is found, each value once; when all is removed, nothing is left."""
+    """A topic matches exactly the values that were added and not removed, each once.
+
+    When all are removed, the index is empty.
+    """
     routes: FilterIndex[int] = FilterIndex()
     held: set[tuple[str, int]] = set()
     for text, value in pairs:
@@ -46,7 +49,7 @@ def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: li
 
 
 def _walks(routes: FilterIndex[int], topics: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return for how many topics the filters themselves were looked at."""
+    """Return for how many topics the filter tree was searched."""
     walked: list[str] = []
     match = filter_index._match
     with monkeypatch.context() as patched:
@@ -58,7 +61,7 @@ def _walks(routes: FilterIndex[int], topics: list[str], monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_routes_of_a_hundred_thousand_topics_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 65,536 live topics nothing is forgotten at once: 100,000 topics are found again without a walk."""
+    """The routes of 100,000 topics are all remembered; after 300,000 more, their number stays limited."""
     routes: FilterIndex[int] = FilterIndex()
     routes.add(TopicFilter("#"), 1)
     topics = [f"t/{number}" for number in range(100_000)]
@@ -69,7 +72,10 @@ def test_routes_of_a_hundred_thousand_topics_are_kept(monkeypatch: pytest.Monkey
 
 
 def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of long topics, and those that many filters match, are forgotten sooner, and stay right."""
+    """Remembered routes are limited in bytes: long topics and those that many filters match are forgotten sooner.
+
+    Their matches stay correct.
+    """
     monkeypatch.setattr("topicstore.pubsub.route_memo._BYTES", 1 << 20)
     routes: FilterIndex[int] = FilterIndex()
     for number in range(1_000):
@@ -84,7 +90,7 @@ def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}/#", "{}/+/x"])
 def test_a_filter_that_comes_or_goes_costs_other_topics_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While clients subscribe to topics of their own, the routes of the other topics stay known."""
+    """When a filter for few topics is added or removed, the routes of other topics stay remembered."""
     routes: FilterIndex[int] = FilterIndex()
     routes.add(TopicFilter("#"), -1)
     topics = [f"t/{number}/{end}" for number in range(1_000) for end in ("a", "b/x")]
@@ -98,7 +104,7 @@ def test_a_filter_that_comes_or_goes_costs_other_topics_nothing(form: str, monke
 
 
 def test_a_filter_over_many_topics_is_found_at_once() -> None:
-    """A filter that may match more topics than are removed one by one makes all routes stale."""
+    """A filter that may match more topics than are removed one by one makes all remembered routes stale."""
     routes: FilterIndex[int] = FilterIndex()
     topics = [f"t/{number}/a" for number in range(1_000)]
     assert not any(map(routes.match, topics))
@@ -111,7 +117,7 @@ def test_a_filter_over_many_topics_is_found_at_once() -> None:
 
 
 def test_long_topics_are_matched_and_not_kept() -> None:
-    """Hundreds of thousands of them would fill gigabytes."""
+    """Long topics are matched and not remembered, because hundreds of thousands of them would take gigabytes."""
     routes: FilterIndex[int] = FilterIndex()
     long = "a/" + "x" * 60_000
     for text in ("a/#", "+/+", long):

@@ -1,4 +1,4 @@
-"""Message expiry: what subscribers are told of it, whatever the clocks say."""
+"""Message expiry: the interval that subscribers receive, whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ times = st.integers(0, MAX_TIME)
 
 @given(interval=st.integers(0, MOST), since=times, now=times)
 def test_what_is_left_is_within_the_published_interval(interval: int, since: int, now: int) -> None:
-    """Rounded up; by row as for one message. Rows without an interval have none left, and never end."""
+    """The remaining interval is rounded up, at most the published one, and the same by column as for one message.
+
+    Messages without an interval have no remaining one, and never expire.
+    """
     expected = min(max(-((now - since - interval * SECOND) // SECOND), 0), interval)
     properties = [ts.Properties(message_expiry_interval=interval), None]
     assert expected == left_of(ts.Message("a", b"", properties=properties[0]), since, now)
@@ -39,7 +42,10 @@ def test_what_is_left_is_within_the_published_interval(interval: int, since: int
     ids=["the clock of a device is ahead", "the wall clock was set back", "the wall clock begins in 1970"],
 )
 def test_nobody_is_told_more_than_was_published(tmp_path: Path, stamp: int | None, asked_at: int) -> None:
-    """[MQTT-3.3.2-6], for messages of streams, overlapping ones, those stored nowhere and retained ones."""
+    """No subscriber receives a larger interval than was published [MQTT-3.3.2-6].
+
+    That holds for stored messages, overlapping subscriptions, unstored messages and retained ones.
+    """
     clock, timestamps = Clock(), "commit" if stamp is None else "message"
     with ts.open(tmp_path / "db", backend="memory", clock=clock, timestamps=timestamps) as db:
         each = db.sessions.open("each", expiry_interval=3600)

@@ -1,4 +1,4 @@
-"""Persistence rules: which messages are stored by topic, publisher and QoS, for good."""
+"""Persistence rules: which messages are stored permanently, by topic, publisher and QoS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPICS = ["a", "b", "a/b", "c/b", "a/b/c", "$s", "$s/x"]
 @settings(COSTLY, max_examples=tries(40, 100))
 @given(changes=st.lists(st.tuples(st.booleans(), RULES), max_size=8))
 def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None:
-    """A message matches if some rule that holds does, in batches and alone, after every change."""
+    """A message matches if some present rule matches it, in batches and alone, after every change."""
     rows = [
         ts.Message(topic, b"", client_id, qos)
         for topic, client_id, qos in itertools.product(TOPICS, ["", "me", "you", "other"], range(3))
@@ -78,7 +78,7 @@ def test_a_rule_that_is_none_is_refused(arguments: dict[str, object]) -> None:
 
 
 def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are forgotten at a limit, and stay right."""
+    """Remembered decisions about topics are limited in number, and stay correct."""
     monkeypatch.setattr("topicstore.pubsub.persistence_rules._REMEMBERED", 10)
     with ts.open("nowhere", backend="memory") as db:
         db.persistence.add("even/#")

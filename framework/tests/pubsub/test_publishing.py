@@ -1,4 +1,4 @@
-"""Publishing after a close and in threads. `test_publishing_histories` has what becomes of each message."""
+"""Publishing after a close and from several threads; `test_publishing_histories` covers each message's outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stored(db: ts.Database) -> list[bytes]:
 
 
 def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
-    """Also what would only go by."""
+    """A closed database refuses to publish any message, including one that would not be stored."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.publish([ts.Message("l", b"1")])
     with pytest.raises(ts.DatabaseClosedError):
@@ -33,7 +33,7 @@ def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_publishers_in_threads(db: ts.Database) -> None:
-    """Shards are locked in one order whatever a batch touches, and the last to commit is retained."""
+    """Concurrent publishers don't deadlock whatever shards a batch touches, and the last commit is retained."""
     db.persistence.add("#")
     topics = [f"t/{number}" for number in range(7)]
 

@@ -1,4 +1,4 @@
-"""Publishing against a plain model: what is stored, what is retained and what only goes by, with faults and jumps."""
+"""Publishing against a plain model: stored, retained and unstored messages, with faults and clock jumps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ RULES = st.builds(
 
 
 class Ear:
-    """Notes what goes by."""
+    """A listener that collects unstored messages."""
 
     def __init__(self) -> None:
         self.heard: list[ts.Message] = []
@@ -81,7 +81,7 @@ class Ear:
 
 
 class Wants:
-    """Durable subscriptions to a topic."""
+    """Sessions whose durable subscriptions match one topic."""
 
     def wants(self, topic: str) -> bool:
         return topic == "wanted"
@@ -89,9 +89,9 @@ class Wants:
 
 @attrs.define
 class Shard:
-    """What a shard has: its stored messages, its topics' retained ones with their ends, its newest time, and state.
+    """A shard in the model: stored messages, retained ones by topic with their expiry, newest time, and state.
 
-    The interval of a stored message begins at its position, which never goes back, that of others at the clock's time.
+    The expiry of a stored message counts from its position, which never goes back; that of others from the clock.
     """
 
     stored: list[ts.Message] = attrs.field(factory=list)
@@ -100,9 +100,9 @@ class Shard:
     value: bytes | None = None
 
     def found(self, now: int) -> list[ts.Message]:
-        """Return the retained messages that have time left, with the rest of it.
+        """Return the retained messages that haven't expired, with the seconds that remain.
 
-        That is in whole seconds, rounded up, and never more than was published.
+        These are whole seconds, rounded up, and at most the published interval.
         """
         found = []
         for message, end in self.retained.values():
@@ -120,9 +120,9 @@ class Shard:
 
 
 class PublishingMachine(RuleBasedStateMachine):
-    """Each message is stored or handed on, one of both, once, and retained or cleared besides.
+    """A state machine: each message is either stored or routed, once, and may also set or clear a retained message.
 
-    A shard does all of its part in one write.
+    A shard writes all of its part at once.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,8 @@ class PublishingMachine(RuleBasedStateMachine):
         self.rules: set[PersistenceRule] = set()
         self.patches = [
             patch.object(ts.Database, "sessions", Wants()),
-            patch.object(RetainedExpiry, "_work", lambda *_: None),  # here only what retention is asked to is removed
+            # only explicit retention runs may remove expired ones
+            patch.object(RetainedExpiry, "_work", lambda *_: None),
         ]
         for each in self.patches:
             each.start()
@@ -147,7 +148,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     def _open(self, **arguments: Any) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # after a jump back the last position lies in the future
+            warnings.simplefilter("ignore", UserWarning)  # after a jump back, the last position lies in the future
             self.db = ts.open(
                 self.path, clock=self.clock, monotonic=self.clock.monotonic, auto_compact=False, **arguments
             )
@@ -173,7 +174,7 @@ class PublishingMachine(RuleBasedStateMachine):
         fault=faults(3),
     )
     def publish(self, rows: list[ts.Message], arrow: bool, value: int | None, step: int, fault: Fault | None) -> None:
-        """Publish, perhaps with a state write, which commits also where everything only goes by."""
+        """Publish, perhaps with a state write, which commits also if no message is stored."""
         self.clock.now += step
         if not self.persistent:
             fault = None
@@ -221,7 +222,7 @@ class PublishingMachine(RuleBasedStateMachine):
         )
 
     def _take(self, shards: list[Shard], rows: list[ts.Message]) -> None:
-        """Bring what is published into the shards of a model."""
+        """Apply published messages to the shards of a model."""
         for row in rows:
             if self._is_stored(row):
                 shard = shards[self.db.shard_of(row.client_id)]
@@ -236,7 +237,7 @@ class PublishingMachine(RuleBasedStateMachine):
                 retained[topic] = row, None if seconds is None else since + seconds * SECOND
 
     def _follow(self, fault: Fault | None, after: list[Shard]) -> None:
-        """Take over what a call led to; after a fault each shard has all of its part or nothing."""
+        """Apply the result of a call; after a fault each shard has all of its part or nothing."""
         if fault is None or not (fault.kills or fault.struck):
             self.shards = after
             return
@@ -251,7 +252,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule(rows=st.lists(ROWS, max_size=3), bad=st.booleans(), shard=st.integers(0, 2))
     def publish_in_vain(self, rows: list[ts.Message], bad: bool, shard: int) -> None:
-        """A bad message, or a condition that doesn't hold, keeps the whole batch back."""
+        """Publish a batch with a bad message or a failing condition; nothing of it may take effect."""
         for ear in self.ears.values():
             ear.heard.clear()
         if bad:
@@ -266,7 +267,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule(rule=RULES, adding=st.booleans())
     def change_rules(self, rule: PersistenceRule, adding: bool) -> None:
-        """Rules are kept, and hold from the next call on."""
+        """Add or remove a rule, which holds from the next call on, and is stored."""
         if adding:
             self.db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
         else:
@@ -290,7 +291,7 @@ class PublishingMachine(RuleBasedStateMachine):
             self._run_retention()
 
     def _run_retention(self) -> None:
-        """Expired ones are removed, those and no others, by the time that has really passed; then none is left."""
+        """Run retention: exactly the retained messages that expired by elapsed time are removed."""
         now = self.clock.now - max(self.jumped, 0)
         gone = [shard.expired(now) for shard in self.shards]
         with warnings.catch_warnings():
@@ -303,7 +304,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule()
     def drop_what_is_stored(self) -> None:
-        """What is retained stays, whether it was stored or not."""
+        """Drop all stored messages; retained messages stay, whether they were stored or not."""
         self.db.drop_generation(self.db.add_generation() - 1)
         for shard in self.shards:
             shard.stored.clear()
@@ -315,7 +316,7 @@ class PublishingMachine(RuleBasedStateMachine):
             self._open()
             assert self.rules == set(self.db.persistence)
 
-    # --- looking ---
+    # --- looking up ---
 
     def _seen(self, number: int) -> object:
         rows = [pair for text in ("#", "$s") for pair in replayed(self.db, text)]
@@ -334,7 +335,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(FILTERS), limit=st.none() | st.integers(1, 3), after=st.none() | st.sampled_from(TOPICS))
     def look_up(self, text: str, limit: int | None, after: str | None) -> None:
-        """Any filter finds those that it matches, in order of topics, in pages."""
+        """Look up retained messages by filter: all that match, in the order of topics, in pages."""
         found = sorted((m for shard in self.shards for m in shard.found(self.clock.now)), key=lambda m: m.topic)
         expected = [m for m in found if match(text, m.topic) and m.topic > (after or "")]
         assert expected[:limit] == self.db.retained(text, after=after, limit=limit)

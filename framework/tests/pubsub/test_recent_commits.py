@@ -1,4 +1,4 @@
-"""`topicstore.pubsub.recent_commits`: what is read from memory is what a scan of the engine returns."""
+"""`topicstore.pubsub.recent_commits`: reads from memory return the same as a scan of the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROWS = st.tuples(
 
 
 class Listener:
-    """A follower that wants to be told, and reads by itself."""
+    """A follower that only counts as present; the test reads the feeds itself."""
 
     def __init__(self) -> None:
         self.bell = Bell()
@@ -50,7 +50,7 @@ class Listener:
 
 
 class Histories(RuleBasedStateMachine):
-    """Feeds with followers at all places, over any history of storing, failing, deleting and dropping."""
+    """A state machine: feeds with followers at all places, and any history of storing, failing and deleting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         self.generations = [1]
         self.stored = 0
         self.places = [[0], [0]]
-        """By shard, positions at which followers may stand."""
+        """Positions at which followers may be, by shard."""
 
     @initialize(
         backend=st.sampled_from(["rocksdb", "memory"]),
@@ -113,7 +113,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=st.lists(ROWS, min_size=1, max_size=3), after=st.integers(0, 2))
     def fail_to_store(self, rows: list[Row], after: int) -> None:
-        """Ctrl-C while a batch is announced: some feeds have heard of it, and it is never committed."""
+        """Interrupt a call while it announces a batch: some feeds know the batch, and it is never committed."""
         announce, calls = Feed.announce, 0
 
         def interrupted(feed: Feed, *arguments: object) -> None:
@@ -179,7 +179,7 @@ class Histories(RuleBasedStateMachine):
             for batch in storage.run_shards([plan], 100)
             for pair in zip(batch.positions.tolist(), batch.to_messages(), strict=True)
         ]
-        # An epoch may have ended between the two reads: then the scan returns more.
+        # An epoch may have ended between the two reads; then the scan returns more messages.
         assert read == scanned[: len(read)]
         assert columns == [message for _, message in read]
         hides = any(slab.epoch > 1 for _, slab in storage.shards[shard].generations.with_slabs())
@@ -195,14 +195,14 @@ def _reads(db: ts.Database) -> int:
 
 
 def test_followers_that_have_caught_up_scan_nothing(tmp_path: Path) -> None:
-    """Sessions with a topic each get theirs of every commit without a read of the engine, however many there are."""
+    """Sessions that have caught up are delivered new commits without an engine read, however many there are."""
     with ts.open(tmp_path / "db", backend="memory", layout="block") as db:
         sessions = [db.sessions.open(f"c{number}") for number in range(20)]
         for number, session in enumerate(sessions):
             session.subscribe(f"c/{number}")
         db.sessions.deliver()
         before = _reads(db)
-        for payload in (b"1", b"2"):  # each message its own commit, then all in one
+        for payload in (b"1", b"2"):  # one commit for each message, then one for all
             messages = [ts.Message(f"c/{number}", payload, "p", 1) for number in range(20)]
             for message in messages:
                 db.publish([message])
@@ -214,7 +214,7 @@ def test_followers_that_have_caught_up_scan_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_layout_hides_is_not_read_from_memory(tmp_path: Path) -> None:
-    """A layout with epochs decides itself what can be seen before an epoch is over."""
+    """Messages of a layout with epochs are not read from memory, because the layout hides those of a running epoch."""
     options = {"wildcard_optimized": {"epoch_bits": 40}}
     with ts.open(tmp_path / "db", backend="memory", layout="wildcard_optimized", options=options) as db:
         feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
@@ -224,13 +224,13 @@ def test_what_a_layout_hides_is_not_read_from_memory(tmp_path: Path) -> None:
         db.add_generation("block")
         db.store([ts.Message("a", b"y")])
         assert len(db._hub._recent._commits) == 1
-        first = feed.read(0, 0, 10)  # a scan of the first generation
+        first = feed.read(0, 0, 10)  # scans the first generation
         following = feed.read(0, first.position, 10)
         assert [message.payload for message in first.messages + following.messages] == [b"x", b"y"]
 
 
 def test_what_is_not_flushed_is_not_read_from_memory(tmp_path: Path) -> None:
-    """Under ``durability="sync"`` followers see a message when it is on disk, not when the engine has taken it."""
+    """With ``durability="sync"``, followers see a message after its fsync, not after the engine's write."""
     with ts.open(tmp_path / "db", backend="memory", durability="sync") as db:
         feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
         db._hub.listen(feed, listener)
@@ -258,7 +258,7 @@ class _Shouting:
 
 
 def test_a_plugin_that_wraps_reading_sees_what_followers_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With such a plugin nothing is read from memory: the plugin may change messages."""
+    """With a plugin that wraps reading, nothing is read from memory, because the plugin may change messages."""
     monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: _Shouting())
     with ts.open(tmp_path / "db", backend="memory", plugins=["shouting"]) as db, db.subscribe("#") as subscription:
         db.store([ts.Message("a", b"x")])
@@ -266,7 +266,7 @@ def test_a_plugin_that_wraps_reading_sees_what_followers_read(tmp_path: Path, mo
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """Old commits go when there are too many, and followers who are behind scan them."""
+    """Recent commits in memory are limited: the oldest are dropped, and followers further behind scan the engine."""
     with ts.open(tmp_path / "db", backend="memory") as db, patch.object(recent_commits, "_BYTES", 1_000):
         feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
         db._hub.listen(feed, listener)
@@ -278,7 +278,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
-    """Each filter keeps lists of its own of what it matches, and these count, too, by filters and by topics."""
+    """The lists of matching messages that each filter keeps count towards the memory limit, too."""
     with ts.open(tmp_path / "db", backend="memory") as db, patch.object(recent_commits, "_LISTED", 20_000):
         followed = [db._hub.feed(ts.TopicFilter(f"{number}/#")) for number in range(20)]
         for feed in (wide := db._hub.feed(ts.TopicFilter("#")), *followed):
@@ -287,7 +287,7 @@ def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
         for number in range(50):
             db.store([ts.Message(topic, b"%d" % number) for topic in topics])
             listed = [len(feed._shards[0].matches._commits) for feed in (wide, *followed)]
-            assert {min(number + 1, 2)} == set(listed)  # 21 filters, and 200 topics twice, are some 7,000 bytes
+            assert {min(number + 1, 2)} == set(listed)  # 21 filters and 200 topics, twice, take about 7,000 bytes
         for feed, count in ((wide, 200), (followed[7], 10)):
             run = feed.read(0, 0, 1_000)
             found = list(run.messages)
@@ -299,7 +299,7 @@ def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("heard", [1, 2])
 def test_what_was_announced_and_never_committed_is_not_there(tmp_path: Path, heard: int) -> None:
-    """Ctrl-C between the two: those who heard of the batch read the next one, and nothing else."""
+    """A batch that was announced and never committed is not read; its feeds continue with the next batch."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         followed = [db._hub.feed(ts.TopicFilter(text)) for text in ("#", "a/#", "+/b")]
         for feed in followed:

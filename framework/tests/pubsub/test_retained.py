@@ -1,4 +1,7 @@
-"""Retained messages: what a look reads, and how expired ones go by themselves; else see `test_publishing_histories`."""
+"""Retained messages: the keys that a look-up reads, and the automatic removal of expired ones.
+
+`test_publishing_histories` covers the rest.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def found(db: ts.Database, topic_filter: str = "#") -> list[tuple[str, bytes]]:
 
 
 def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
-    """Others may be damaged and nobody notices."""
+    """A look-up reads only topics with the filter's literal prefix, so damaged messages elsewhere don't matter."""
     names = ["a", "a/1", "a/1/x", "a-b/1", "b/1", "c"]
     db.publish([retain(name) for name in names])
     for name in ("a-b/1", "b/1", "c"):
@@ -67,7 +70,10 @@ def kept(db: ts.Database) -> list[bytes]:
 
 @pytest.mark.parametrize("reopened", [False, True])
 def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock: Clock, *, reopened: bool) -> None:
-    """Without a limit on age, after each end and after an opening; not before the time has really passed."""
+    """Expired retained messages are removed when something is stored, without a limit on age, also after a restart.
+
+    They are not removed before their time has really passed.
+    """
     db = ts.open(tmp_path / "db", shards=3, clock=clock, monotonic=clock.monotonic)
     db.publish([retain(f"short/{number}", expiry=60) for number in range(3_000)])
     db.publish([retain("long", expiry=3_600), retain("endless")])
@@ -86,7 +92,7 @@ def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock
     clock.now += 3_600 * SECOND
 
     def next_removed() -> bool:
-        clock.now += 3 * DAY  # the first look may seem to have taken an hour: then the next one waits for 50
+        clock.now += 3 * DAY  # a check that seems to take an hour delays the next one by 50 hours
         db.store([ts.Message("other", b"")])
         return kept(db) == [state_key(b"rendless")]
 
@@ -98,7 +104,10 @@ def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_expired_ones_are_removed_when_nothing_is_stored(tmp_path: Path, backend: str, *, reopened: bool) -> None:
-    """Soon after the end, which is known from the store or, after an opening, from a look."""
+    """Expired retained messages are removed soon after they expire even if nothing is stored.
+
+    The time is known from storing the message, or from a scan after opening.
+    """
     need(backend)
     db = ts.open(tmp_path / "db", backend=backend, shards=3)
     db.publish([retain("short", expiry=1), retain("endless")])
@@ -110,7 +119,10 @@ def test_expired_ones_are_removed_when_nothing_is_stored(tmp_path: Path, backend
 
 
 def test_removing_expired_ones_is_tried_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error, which is told until then; nothing that is stored meanwhile fails."""
+    """Removing expired messages is retried after an error, which is reported until the retry succeeds.
+
+    Stores don't fail meanwhile.
+    """
 
     def fail(*_: object) -> None:
         raise EngineError("the disk is gone")
@@ -130,7 +142,7 @@ def test_removing_expired_ones_is_tried_again(tmp_path: Path, clock: Clock, monk
 def test_one_that_was_replaced_meanwhile_is_not_removed(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever lies between the look and the removal."""
+    """A retained message that is replaced between the check and the removal is not removed."""
     db.publish([retain("a", expiry=3)])
     clock.now += 3 * SECOND
     shard = db.shard_of("a")

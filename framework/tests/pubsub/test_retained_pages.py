@@ -1,4 +1,4 @@
-"""Retained messages are looked up in pages, and by level: what can't match is not read."""
+"""Retained messages are looked up in pages and by topic level; topics that can't match are skipped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def retain(db: ts.Database, topics: Iterator[str] | list[str]) -> None:
 @settings(max_examples=tries(500, 5_000))
 @given(topics=st.sets(TOPICS, max_size=40), text=FILTERS)
 def test_leaps_pass_over_no_match(topics: set[str], text: str) -> None:
-    """They lead forward, and never beyond the next topic that matches."""
+    """A leap leads forward, and never past the next topic that matches."""
     leaps, topic_filter = TopicLeaps(TopicFilter(text)), TopicFilter(text)
     within = [t for t in sorted(topics) for first, end in leaps.ranges if first <= t and (end is None or t < end)]
     matching = [topic for topic in sorted(topics) if topic_filter.matches(topic)]
@@ -55,7 +55,7 @@ def test_leaps_pass_over_no_match(topics: set[str], text: str) -> None:
     examine=st.integers(1, 5),
 )
 def test_pages_together_are_the_whole(topics: set[str], text: str, shards: int, limit: int, examine: int) -> None:
-    """However few messages a page may have or look at."""
+    """All pages together are the whole result, however few messages a page may return or examine."""
     with ts.open("nowhere", backend="memory", shards=shards) as db:
         retain(db, sorted(topics))
         expected = sorted(topic for topic in topics if ts.matches(text, topic))
@@ -84,7 +84,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def examined(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which each read of the engine adds how many messages it found."""
+    """Return a list that receives the number of messages found by each engine read."""
     counts: list[int] = []
     read = db.storage.read
 
@@ -105,7 +105,7 @@ def test_a_page_reads_no_more_than_it_has(db: ts.Database, examined: list[int]) 
 
 
 def test_levels_that_cannot_match_are_leapt_over(db: ts.Database, examined: list[int]) -> None:
-    """In a wide tree, few of the topics below each level are read."""
+    """In a wide topic tree, a wildcard look-up reads few of the topics below each level."""
     retain(db, [f"{device}/{sensor}" for device in range(10) for sensor in range(500)])
     assert [f"{device}/7" for device in range(10)] == [message.topic for message in db.retained("+/7")]
     assert sum(examined) < 500
@@ -122,7 +122,7 @@ def test_where_leaps_lead_nowhere_many_are_read_at_a_time(db: ts.Database, exami
 
 
 def test_what_a_client_waits_for_is_bounded(db: ts.Database, examined: list[int]) -> None:
-    """One step looks at so many messages at most, even if it finds none."""
+    """One step of a look-up examines a limited number of messages, even if none matches."""
     retain(db, [f"{device}/1" for device in range(4_000)])
     page = retained_page(db.storage, TopicFilter("+/7"), db.clock(), "", 100)
     assert [] == list(page.messages)
@@ -139,7 +139,7 @@ def test_a_bad_page_is_refused(db: ts.Database) -> None:
 
 
 def test_what_changes_between_pages_is_found_as_it_is_then(db: ts.Database) -> None:
-    """Each page by itself; topics before the place are not looked at again."""
+    """Each page shows the present messages; topics before its start are not examined again."""
     retain(db, ["a", "c", "e"])
     assert ["a", "c"] == [message.topic for message in db.retained("#", limit=2)]
     retain(db, ["b", "d"])

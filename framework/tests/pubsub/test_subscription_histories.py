@@ -25,38 +25,38 @@ FILTERS = ["#", "a/+", "+/x", "b/#", "a/x", "$s/#"]
 
 @attrs.define(eq=False)
 class Follower:
-    """A subscription and where the model has it."""
+    """A subscription and its place in the model."""
 
     topic_filter: ts.TopicFilter
     subscription: Subscription
     place: list[int]
     missed: set[int] = attrs.field(factory=set)
-    """Generations of which it has not been told that it missed some."""
+    """Dropped generations with unread matching messages that have not been reported to it."""
     may: set[int] = attrs.field(factory=set)
-    """Those of which it may be told, whether something that matched was behind its place or not."""
+    """Dropped generations that may be reported to it, whether or not they had unread matches."""
     live: list[ts.Message] = attrs.field(factory=list)
-    """What was routed to it, is stored nowhere, and was not fetched yet."""
+    """Unstored messages that were routed to it and not fetched yet."""
     window: int | None = None
     delivered: int = 0
     acknowledged: int = 0
     pending: list[tuple[int, int, int]] = attrs.field(factory=list)
-    """Of each stored batch that is not acknowledged as a whole: its sequence, shard and first position."""
+    """Stored batches that are not fully acknowledged: sequence, shard and first position of each."""
 
     def acknowledge(self, sequence: int) -> None:
-        """Acknowledge messages up to a number; without a window they are anyway."""
+        """Acknowledge messages up to a sequence number; without a window, fetching acknowledges them."""
         self.subscription.acknowledge(sequence)
         self.acknowledged = max(self.acknowledged, sequence)
         self.pending = [one for one in self.pending if one[0] > self.acknowledged]
 
 
 class Histories(RuleBasedStateMachine):
-    """What a subscription fetches is what the model holds behind its place, in order."""
+    """A state machine: a subscription fetches what the model holds after its place, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp())
         self.live: list[list[tuple[int, int, ts.Message]]] = [[] for _ in range(SHARDS)]
-        """By shard: position, generation and message."""
+        """Position, generation and message of each stored row, by shard."""
         self.followers: list[Follower] = []
         self.generations = [1]
         self.stored = 0
@@ -93,7 +93,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=_rows)
     def route(self, rows: list[tuple[str, int]]) -> None:
-        """Publish what nothing stores: it comes to those who follow now, once."""
+        """Publish messages that aren't stored: each present follower receives them once."""
         messages = self._messages(rows)
         assert 0 == self.db.publish(messages).stored
         for follower in self.followers:
@@ -101,7 +101,10 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=_rows, fault=faults())
     def store_and_be_killed(self, rows: list[tuple[str, int]], fault: Fault | None) -> None:
-        """Go on in the next process from where each acknowledged, whatever part of a batch the last one stored."""
+        """Kill the process while it stores a batch; followers continue in the next one from what they acknowledged.
+
+        Any part of the batch may be stored.
+        """
         messages, path = self._messages(rows), self.path / "killed"
         if fault is None:
             return
@@ -138,7 +141,7 @@ class Histories(RuleBasedStateMachine):
         how=st.sampled_from(["store", "store", "route", "nothing"]),
     )
     def fetch(self, number: int, limits: list[int | None], share: float, rows: list[tuple[str, int]], how: str) -> None:
-        """Fetch some batches, mostly right after something came, and acknowledge a part of each."""
+        """Fetch some batches, usually right after a publish, and acknowledge a part of each."""
         if how != "nothing":
             getattr(self, how)(rows)
         follower = self.followers[number % len(self.followers)]
@@ -148,7 +151,7 @@ class Histories(RuleBasedStateMachine):
             follower.acknowledge(batch.sequence - int(len(batch) * (1 - share)))
 
     def _check(self, follower: Follower, batch: SubscriptionBatch) -> None:
-        """Compare a batch with what is behind the follower's place, and move that."""
+        """Compare a batch with the messages after the follower's place, and advance the place."""
         assert follower.may >= set(batch.dropped)
         follower.may -= set(batch.dropped)
         follower.missed -= set(batch.dropped)
@@ -178,7 +181,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.followers)
     @rule(number=st.integers(0, 5))
     def fail_to_fetch(self, number: int) -> None:
-        """After an error of reading, which is told, fetching goes on at the same place."""
+        """Let a read fail: the error is raised, and the next fetch continues at the same place."""
         subscription = self.followers[number % len(self.followers)].subscription
         before = subscription.status()
 
@@ -235,11 +238,11 @@ class Histories(RuleBasedStateMachine):
         self._go_on(places, None)
 
     def _go_on(self, places: list[ts.Place], killed: Path | None) -> None:
-        """Open the database again, or what a kill left of it, with all followers at these places."""
+        """Reopen the database, or its copy at the kill, with all followers at these places."""
         for follower in self.followers:
             follower.subscription.close()
             follower.live.clear()
-            follower.may = {*range(1, self.generations[-1])}  # a place does not tell since when somebody reads
+            follower.may = {*range(1, self.generations[-1])}  # a place doesn't say since when its reader has read
         self.db.close()
         if killed is not None:
             shutil.rmtree(self.path / "db")
@@ -259,7 +262,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_more_than_the_window_is_unacknowledged(self) -> None:
-        """What is not acknowledged comes again from where it is said that all was acknowledged."""
+        """Unacknowledged messages are redelivered from the place up to which all were acknowledged."""
         for follower in self.followers:
             waiting = follower.delivered - follower.acknowledged
             status = follower.subscription.status()
@@ -282,7 +285,7 @@ class Histories(RuleBasedStateMachine):
 
 
 def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
-    """Compare all but the time, which the store fills in."""
+    """Compare topics, payloads and client ids; the store fills in the time."""
     messages = batch.messages  # type: ignore[attr-defined]
     return [(m.topic, m.payload, m.client_id) for m in messages] == [
         (m.topic, m.payload, m.client_id) for _, _, m in expected[: len(messages)]

@@ -1,4 +1,4 @@
-"""`Database.subscribe`: from the disk, then live, nothing lost or repeated."""
+"""`Database.subscribe`: stored messages, then live ones, with nothing lost or repeated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, running, toge
 
 LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]
 EPOCHS = {"wildcard_optimized": {"wildcard_optimized": {"epoch_bits": 14}}}
-"""Epochs of 16 milliseconds, so that nobody waits for a second."""
+"""Epochs of 16 milliseconds, so that tests don't wait for a second."""
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -49,7 +49,7 @@ def numbered(first: int, count: int, clients: int = 3) -> list[ts.Message]:
 
 
 def take(subscription: Subscription, count: int, limit: int | None = None) -> list[int]:
-    """Fetch until there are so many messages, acknowledging each batch."""
+    """Fetch until this many messages have arrived, acknowledging each batch."""
     taken: list[int] = []
     while len(taken) < count:
         batch = subscription.fetch(limit, timeout=PATIENCE)
@@ -60,12 +60,12 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
 
 
 def blocked(bell: Bell) -> int:
-    """Return how many threads wait for a bell at this moment."""
+    """Return the number of threads that wait for a bell at this moment."""
     return sum(one._bell is bell for one in running(ListeningThread.wait))
 
 
 def waiting(subscription: Subscription, work: Callable[[], object]) -> Future[Any]:
-    """Run in a thread what waits for a subscription; return when it does."""
+    """Call a function in a thread; return its future once the thread waits for the subscription."""
     before, future = blocked(subscription._inbox.bell), begin(work)
     wait_until(lambda: blocked(subscription._inbox.bell) > before, "a thread to wait for the subscription")
     return future
@@ -75,11 +75,11 @@ def reads(db: ts.Database) -> int:
     return sum(shard.counters.reads for shard in db.info().shards)
 
 
-# --- what comes -------------------------------------------------------------------------
+# --- delivery ---------------------------------------------------------------------------
 
 
 def test_catches_up_then_follows_beside_writers(db: ts.Database) -> None:
-    """Nothing is lost or repeated where the disk ends and live begins, and each publisher's order holds."""
+    """A subscription beside a writer loses and repeats nothing, and keeps each publisher's order."""
     db.store(numbered(0, 3_000))
     with db.subscribe("a/+", 0, window=500) as subscription:
         writing = begin(lambda: [db.store(numbered(3_000 + 5 * n, 5)) for n in range(200)])
@@ -94,7 +94,7 @@ def test_catches_up_then_follows_beside_writers(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("durability", ["commit", "sync"])
 def test_from_now_on(tmp_path: Path, durability: str) -> None:
-    """Without a start comes what is stored after the call, all of it."""
+    """Without a start, a subscription receives everything that is stored after the call."""
     with ts.open(tmp_path / "db", durability=durability, shards=2) as db:
         db.store(numbered(0, 10))
         with db.subscribe("a/+") as subscription:
@@ -103,7 +103,7 @@ def test_from_now_on(tmp_path: Path, durability: str) -> None:
 
 
 def test_from_a_time(db: ts.Database) -> None:
-    """A start in time is inclusive, as for a replay."""
+    """A start time is inclusive, as in a replay."""
     db.store(numbered(0, 10))
     batch = db.store(numbered(10, 10)).batch
     start = min(int(position) for position in batch.positions) >> 11
@@ -113,7 +113,7 @@ def test_from_a_time(db: ts.Database) -> None:
 
 
 def test_new_topics_and_generations_come(db: ts.Database) -> None:
-    """New streams, generations and layouts are picked up as they come, in order."""
+    """New streams, generations and layouts are followed as they appear, in order."""
     with db.subscribe("#") as subscription:
         for number in range(40):
             if number in (10, 30):
@@ -128,7 +128,7 @@ def test_new_topics_and_generations_come(db: ts.Database) -> None:
 
 
 def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> None:
-    """Who fetches gets nothing, at once or when the time is over, until something is acknowledged."""
+    """A full window holds back unstored messages, too: `fetch` returns an empty batch until an acknowledgement."""
     with plain.subscribe("#", window=1) as subscription:
         plain.publish([ts.Message("a", b"1", "c"), ts.Message("a", b"2", "c")])
         first = subscription.fetch(timeout=PATIENCE)
@@ -140,7 +140,7 @@ def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> Non
 
 
 def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
-    """Who waits for room in the window is woken by the acknowledgement."""
+    """An acknowledgement wakes a thread that waits for room in the window."""
     plain.store(numbered(0, 20))
     with plain.subscribe("#", 0, window=10) as subscription:
         subscription.fetch()
@@ -151,7 +151,7 @@ def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
 
 @pytest.mark.parametrize("sequence", [-1, 11, "3", True])
 def test_what_was_not_delivered_cannot_be_acknowledged(plain: ts.Database, sequence: int) -> None:
-    """A wrong number is an error that changes nothing."""
+    """Acknowledging a number that wasn't delivered raises and changes nothing."""
     plain.store(numbered(0, 10))
     with plain.subscribe("#", 0, window=10) as subscription:
         subscription.fetch()
@@ -160,13 +160,13 @@ def test_what_was_not_delivered_cannot_be_acknowledged(plain: ts.Database, seque
         assert subscription.status().unacknowledged == 10
 
 
-# --- what it costs -----------------------------------------------------------------------
+# --- places, and cost of reading ---------------------------------------------------------
 
 
 def test_a_place_of_another_database_is_refused(tmp_path: Path) -> None:
-    """Also of the same database made anew, by subscriptions and sessions, as an object and as text.
+    """A place of another database is refused, by subscriptions and sessions, as an object and as text.
 
-    There, with older messages, nothing would come, without a word.
+    A database that was created anew is another one. With older messages, nothing would ever be delivered there.
     """
     stored = [[ts.Message("a", b"", "c", timestamp=day * 86_400_000_000) for _ in range(10)] for day in (30, 0)]
     places: list[ts.Place] = []
@@ -193,10 +193,10 @@ def test_a_place_of_another_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_or_cursor_in_what_was_lost_is_refused(layout: str, tmp_path: Path) -> None:
-    """A database that was restored from a copy refuses it, with new messages that lie before it and without.
+    """A place or cursor after the end of a database that was restored from a copy is refused.
 
-    Its id is the same, so only the end of the database tells. Subscriptions, sessions and cursors that begin there
-    would skip what was stored since, without a word; a place at the end of the copy goes on.
+    The copy has the same id, so only its end shows the loss. Subscriptions, sessions and cursors that begin there would
+    silently skip later messages. A place at the end of the copy is accepted.
     """
     with ts.open(tmp_path / "db", layout=layout, timestamps="message", allow_ancient=True) as db:
         db.store([ts.Message("a", b"1", "c", timestamp=1_000_000)])
@@ -228,7 +228,10 @@ def test_a_place_or_cursor_in_what_was_lost_is_refused(layout: str, tmp_path: Pa
 
 
 def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
-    """Where positions go by the messages' own times, what comes next may be older; its place can be begun at again."""
+    """A start in the future means from now on, and the resulting place can be used as a start again.
+
+    Where positions follow the messages' own times, the next message may be older than the start.
+    """
     with ts.open(tmp_path / "db", timestamps="message", allow_ancient=True) as db:
         db.store([ts.Message("a", b"old", "c", timestamp=1_000_000)])
         with db.subscribe("a", 9_000_000) as subscription:
@@ -240,7 +243,7 @@ def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
 
 
 def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
-    """A thousand subscribers of a filter that keep together cost the engine as many reads as one."""
+    """A thousand subscribers to one filter at the same place cost as many engine reads as one."""
     for first in range(0, 2_000, 200):
         plain.store(numbered(first, 200))
     before = reads(plain)
@@ -261,7 +264,10 @@ def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
 
 
 def test_idle_subscribers_read_nothing(plain: ts.Database) -> None:
-    """What doesn't match wakes nobody, and a match behind much that didn't is read without passing through it."""
+    """Messages that don't match wake no subscriber and cause no read.
+
+    A later match is read without passing the others.
+    """
     crowd = [plain.subscribe(f"device/{n}/#") for n in range(1_000)]
     for subscription in crowd:
         assert not subscription.fetch(timeout=0).messages
@@ -280,17 +286,20 @@ def test_idle_subscribers_read_nothing(plain: ts.Database) -> None:
 
 
 def test_a_program_that_follows_nothing_pays_nothing(plain: ts.Database) -> None:
-    """There is no hub before somebody subscribes."""
+    """A database without subscribers creates no hub."""
     plain.store(numbered(0, 10))
     assert plain.storage.listener is None
 
 
-# --- what is removed ---------------------------------------------------------------------
+# --- dropped generations -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", ["warn", "raise", "call"])
 def test_who_iterates_is_told_of_dropped_generations(plain: ts.Database, wanted: str) -> None:
-    """By a warning, an error or a call, once, and by the status; no message that is left is lost for it."""
+    """A dropped generation with unread messages is reported once, by a warning, an error or a callback.
+
+    The status reports it, too, and no remaining message is lost.
+    """
     called: list[tuple[int, ...]] = []
     on_dropped: Any = called.append if wanted == "call" else wanted
     with plain.subscribe("a/+", 0, on_dropped=on_dropped) as subscription:
@@ -316,7 +325,7 @@ def test_what_is_no_way_to_tell_of_dropped_generations_is_refused(plain: ts.Data
 
 
 def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
-    """Dropping what was read, or what did not match, is nobody's loss."""
+    """Dropping a generation whose matching messages were all read is not reported."""
     plain.store([*numbered(0, 20), ts.Message("other", b"x")])
     with plain.subscribe("a/+", 0) as subscription:
         take(subscription, 20)
@@ -330,11 +339,11 @@ def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
         assert not batch.dropped
 
 
-# --- the end -----------------------------------------------------------------------------
+# --- closing -----------------------------------------------------------------------------
 
 
 def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
-    """Iterating ends when the subscription is closed; fetching says so."""
+    """Closing a subscription ends its iteration, and makes a waiting `fetch` raise."""
     subscription = plain.subscribe("#")
     iterating = waiting(subscription, lambda: list(subscription))
     fetching = waiting(subscription, subscription.fetch)
@@ -348,7 +357,7 @@ def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
 
 
 def test_closing_the_database_is_told(tmp_path: Path) -> None:
-    """Nobody waits for ever for a database that was closed."""
+    """Closing the database makes a waiting `fetch` raise."""
     db = ts.open(tmp_path / "db")
     subscription = db.subscribe("#")
     fetching = waiting(subscription, subscription.fetch)
@@ -360,7 +369,7 @@ def test_closing_the_database_is_told(tmp_path: Path) -> None:
 
 
 def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> None:
-    """A subscription that nobody holds is not kept alive by the database."""
+    """A subscription that is garbage-collected unclosed warns, and the database doesn't keep it alive."""
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):
         held.clear()
@@ -372,7 +381,7 @@ def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> Non
     [{"window": 0}, {"batch_size": 0}, {"start": {5: 1}}, {"start": {0: -1}}, {"start": "yesterday"}],
 )
 def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None:
-    """They are named, and nothing is left behind."""
+    """Invalid arguments raise, and leave no listener behind."""
     with pytest.raises(ts.InvalidArgumentError):
         plain.subscribe("#", **arguments)  # type: ignore[arg-type]
     with pytest.raises(ts.InvalidFilterError):
@@ -384,7 +393,7 @@ def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None
 
 
 def test_in_asyncio(db: ts.Database) -> None:
-    """A task follows while others run; what it catches up with is read in a thread."""
+    """An asyncio task follows a subscription while others run; stored messages are read in a thread."""
 
     async def follow() -> list[int]:
         with db.subscribe("a/+", 0, window=50) as subscription:
@@ -410,7 +419,7 @@ async def _some(subscription: Subscription, count: int):  # type: ignore[no-unty
 
 
 def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
-    """A timeout gives an empty batch; closing lets a waiting task go."""
+    """`fetch_async` returns an empty batch at its timeout; closing the subscription makes a waiting call raise."""
 
     async def run() -> None:
         subscription = plain.subscribe("#")
@@ -425,7 +434,7 @@ def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
 
 
 def test_threads_share_one_subscription(plain: ts.Database) -> None:
-    """Several threads that fetch get different batches, all of them together everything."""
+    """Several threads that fetch from one subscription get different batches, and together everything."""
     plain.store(numbered(0, 5_000))
     with plain.subscribe("#", 0, batch_size=50) as subscription:
         taken: list[int] = []
@@ -445,7 +454,7 @@ def test_threads_share_one_subscription(plain: ts.Database) -> None:
 
 
 def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
-    """What is routed and not stored comes too, and is thrown away, oldest first, where nobody takes it."""
+    """Unstored messages are delivered to subscribers; if one doesn't fetch, the oldest are dropped."""
     with plain.subscribe("a/+") as subscription:
         plain._hub.route(numbered(0, 3))
         assert take(subscription, 3) == [0, 1, 2]
@@ -455,7 +464,7 @@ def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
 
 
 def test_iterating_again_goes_on(plain: ts.Database) -> None:
-    """Who breaks off in the middle of a batch and begins again gets the rest."""
+    """Iterating again after a break in the middle of a batch returns the rest of the batch."""
     plain.store(numbered(0, 30))
     with plain.subscribe("#", 0, window=10) as subscription:
         first = [int(message.payload) for message in itertools.islice(subscription, 3)]
@@ -463,7 +472,7 @@ def test_iterating_again_goes_on(plain: ts.Database) -> None:
 
 
 def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
-    """What is kept for others who come by is bounded in bytes, too."""
+    """The shared cache of recent reads is limited in bytes."""
     for _ in range(20):
         plain.store([ts.Message("big", bytes(5_000_000))])
     with plain.subscribe("big", 0) as subscription:
@@ -474,16 +483,19 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
 
 
 def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An acknowledgement that comes while a batch fills the window leaves it open: it is not stuck, and hasn't been."""
+    """The status is consistent: an acknowledgement while a batch fills the window means that it is not stuck.
+
+    It never was then.
+    """
     plain.store([ts.Message("a", b"1"), ts.Message("a", b"2")])
     with plain.subscribe("a", start=0, window=1) as subscription:
         lock, acknowledging = subscription._inbox.lock, []
 
         def monotonic() -> float:
-            """Be called at the moment when it is noted that the window is full."""
+            """Acknowledge at the moment when `fetch` records that the window is full."""
             if not acknowledging:
                 acknowledging.append(begin(lambda: subscription.acknowledge(1)))
-                if not owned(lock):  # it can come in between
+                if not owned(lock):  # the acknowledgement doesn't have to wait for the lock
                     acknowledging[0].result(PATIENCE)
             return time.monotonic()
 
@@ -495,14 +507,14 @@ def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.Mon
 
 
 def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> None:
-    """Whoever comes second finds nothing, and stores all the same."""
+    """If two threads remove an abandoned listener, the second one finds nothing, and its store succeeds."""
     hub = plain._hub
     feed, inbox = hub.feed(ts.TopicFilter("a")), _Inbox(1)
     hub.listen(feed, inbox)
     leave = hub.leave
 
     class Emptied(collections.deque[Any]):
-        """Another thread takes what there is right after a look."""
+        """A queue that another thread empties right after a check."""
 
         def __bool__(self) -> bool:
             found = len(self) > 0
@@ -522,7 +534,7 @@ def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window: int | None) -> None:
-    """Where another subscription goes on, and the lag, are those of before it; the next fetch returns it."""
+    """A cancelled fetch takes nothing: the place and the lag are unchanged, and the next fetch returns the batch."""
     db = plain
     db.store([ts.Message("a", b"%d" % number) for number in range(10)])
     gate = threading.Event()
@@ -532,7 +544,7 @@ def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window:
             try:
                 pool.submit(gate.wait)
                 fetching = asyncio.create_task(subscription.fetch_async(executor=pool))
-                await asyncio.sleep(0)  # it has begun, and waits for the thread
+                await asyncio.sleep(0)  # the fetch has begun, and waits for the thread
                 fetching.cancel()
             finally:
                 gate.set()

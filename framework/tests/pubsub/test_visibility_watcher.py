@@ -1,4 +1,4 @@
-"""Waiting for what is stored and can't be seen yet."""
+"""Waiting for stored messages that readers can't see yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def watcher(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[VisibilityWatcher]:
-    """One that tries again soon."""
+    """A watcher that retries after a millisecond."""
     monkeypatch.setattr(visibility_watcher, "_AGAIN", 0.001)
     watcher = VisibilityWatcher(db.storage.shards)
     yield watcher
@@ -34,14 +34,14 @@ def watcher(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visibi
 
 @contextmanager
 def together(watcher: VisibilityWatcher) -> Iterator[None]:
-    """Let the watcher begin with all that is added in the block."""
+    """Let the watcher start only after everything in the block was added."""
     with patch.object(watcher._task, "wake"):
         yield
     watcher._task.wake()
 
 
 class Fails:
-    """Fails once, with an error, and notes what the watcher shows at each call."""
+    """A callable that fails once with an error, and records the watcher's failure at each call."""
 
     def __init__(self, watcher: VisibilityWatcher, error: BaseException, then: Callable[..., object]) -> None:
         self.shown: list[str | None] = []
@@ -60,7 +60,10 @@ class Fails:
 def test_who_waits_is_woken_though_waiting_failed(
     db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """What fails is shown, and tried again, and no other shard waits for that."""
+    """A waiter is woken although waiting failed once: the failure is reported and retried.
+
+    It delays no other shard.
+    """
     shard, woken = db.storage.shards[0], []
     fails = Fails(watcher, error, shard.reader.await_visible)
     monkeypatch.setattr(shard.reader, "await_visible", fails)
@@ -74,7 +77,7 @@ def test_who_waits_is_woken_though_waiting_failed(
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
-    """Once, at once; and the other is woken again."""
+    """If waking one waiter fails, the others are woken once and at once, and the failed one is retried."""
     woken: list[str] = []
     fails = Fails(watcher, error, lambda _: woken.append("fails"))
     names = [str(number) for number in range(8)]
@@ -90,7 +93,10 @@ def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatc
 def test_nobody_waits_for_a_shard_that_takes_no_writes_any_more(
     db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing will come to be seen there, and the shard says why; others are waited for."""
+    """The watcher doesn't wait for a shard that takes no writes, because nothing will become visible there.
+
+    Other shards are still watched.
+    """
     shard, woken = db.storage.shards[0], []
     shard.writer.fail(OSError("no disk"))
     monkeypatch.setattr(shard.reader, "await_visible", lambda _: shard.writer.check_writable())

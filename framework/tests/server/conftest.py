@@ -1,4 +1,4 @@
-"""A server for tests that need none of their own, and clients of it."""
+"""A shared server for tests that need none of their own, and clients of it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Connect = Callable[..., RawClient]
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """An authority whose certificates lie in the test's directory."""
+    """A certificate authority that writes its certificates to the test's directory."""
     return Authority(tmp_path)
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What runs tests that are coroutines."""
+    """The event loop library that runs coroutine tests."""
     return "asyncio"
 
 
@@ -41,14 +41,17 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server of that database within the test's own process, with the settings that there are by default."""
+    """A server of that database within the test's own process, with default settings."""
     with Embedded(db) as embedded:
         yield embedded
 
 
 @pytest.fixture(scope="session")
 def mqtt() -> Iterator[Serving]:
-    """A server over TCP and WebSocket that tests of all modules use: they choose topics and client ids by `name`."""
+    """A server over TCP and WebSocket that all tests of the session share.
+
+    They use topics and client ids made from the fixture `name`.
+    """
     need("rocksdb")
     with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:
         yield server
@@ -56,7 +59,7 @@ def mqtt() -> Iterator[Serving]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has, and that may be a topic level and a client id."""
+    """A name that no other test has, usable as a topic level and as a client id."""
     return re.sub(r"\W+", "-", request.node.name)
 
 
@@ -76,6 +79,6 @@ def connect(mqtt: Serving) -> Iterator[Connect]:
 
 @pytest.fixture
 def stranger(mqtt: Serving) -> Iterator[Connect]:
-    """Open a connection on which nothing was sent yet."""
+    """Open a connection on which nothing has been sent yet."""
     with ExitStack() as clients:
         yield lambda version=5: clients.enter_context(mqtt.client(version=version))

@@ -1,4 +1,4 @@
-"""Who is let in, by which of the ways; and what plugins are asked."""
+"""Authentication by each of the supported ways, and the questions that plugins are asked."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def login(
 
 
 def made(rules: AuthorizationSettings | None = None, *plugins: object, **authentication: Any) -> Access:
-    """Return access with these rules, what plugins say if there are any, and these settings."""
+    """Return an `Access` with these rules, plugins and authentication settings."""
     hook = "topicstore_authenticate" if rules is None else "topicstore_authorize"
     asked = {hook.removeprefix("topicstore_"): hooks(hook, *plugins)} if plugins else {}
     return Access(AuthenticationSettings(**authentication), rules or AuthorizationSettings(), **asked)
 
 
 async def outcome(access: Access, *logins: Login) -> list[str | None]:
-    """Return for each client its user name, or why it was refused, after a dash."""
+    """Return for each client its user name, or the reason of its refusal after a dash."""
     with closing(access):
         found = [await access.authenticate(one) for one in logins]
     return [f"-{one.why}" if isinstance(one, Refusal) else one.user for one in found]
@@ -66,13 +66,13 @@ def password_file(tmp_path: Path) -> Path:
     [("loopback", None, "-forbidden"), ("never", "-forbidden", "-forbidden"), ("always", None, None)],
 )
 async def test_anonymous_clients(anonymous: Any, here: str | None, there: str | None) -> None:
-    """By default from this machine only."""
+    """By default, anonymous clients are accepted from this machine only."""
     access = made(anonymous=anonymous)
     assert [here, there] == await outcome(access, login(), login(loopback=False))
 
 
 async def test_passwords_of_the_file(password_file: Path) -> None:
-    """A name with a wrong password is refused where nobody needs one, too."""
+    """A user name with a wrong password is refused even where anonymous clients are accepted."""
     access = made(password_file=password_file)
     found = await outcome(
         access,
@@ -87,18 +87,21 @@ async def test_passwords_of_the_file(password_file: Path) -> None:
 
 
 async def test_a_name_that_nobody_can_check_is_nobodys() -> None:
-    """Without a file of users a client that gives a name is an anonymous one."""
+    """Without a password file, a client that sends a user name counts as anonymous."""
     assert [None, "-forbidden"] == await outcome(made(), login("ann", b"x"), login("ann", b"x", loopback=False))
 
 
 async def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
-    """Before that of the CONNECT, and without a password."""
+    """The name in a client certificate takes precedence over the CONNECT's user name, and needs no password."""
     access = made(anonymous="never", password_file=password_file)
     assert ["bus-7"] == await outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
 
 
 async def test_a_file_that_has_gone_lets_nobody_in(password_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The server logs that its file of users is missing; one that can't be read is an error when the server starts."""
+    """If the password file is missing, no user is accepted and the log says so.
+
+    A password file that can't be parsed is an error at start.
+    """
     access = made(password_file=password_file)
     password_file.unlink()
     assert ["-unavailable"] == await outcome(access, login("ann", b"secret"))
@@ -109,7 +112,7 @@ async def test_a_file_that_has_gone_lets_nobody_in(password_file: Path, caplog: 
 
 
 def test_a_login_does_not_show_its_password() -> None:
-    """Whatever logs or prints it."""
+    """The repr of a login shows no password."""
     assert "secret" not in f"{login('ann', b'secret')!r}{login('ann', b'secret')}"
     client = Credentials(
         client_id="one",
@@ -127,7 +130,7 @@ def test_a_login_does_not_show_its_password() -> None:
 
 
 class Names:
-    """A plugin that knows some clients by their ids, and notes who was asked about together."""
+    """A plugin that knows some clients by their ids, and records the size of each batch that it is asked about."""
 
     def __init__(self, known: dict[str, str | bool]) -> None:
         self.known, self.calls = known, list[int]()
@@ -145,7 +148,7 @@ class Names:
 
 
 async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path) -> None:
-    """What none knows, the server's settings decide."""
+    """The first plugin that knows a client decides; if none does, the server's settings decide."""
     first, second = Names({"one": "first", "two": False}), Names({"one": "second", "two": "second", "three": "second"})
     access = made(None, first, second, password_file=password_file)
     found = await outcome(
@@ -160,7 +163,7 @@ async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file
 
 
 async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
-    """All of them, however many."""
+    """All clients that connect while a plugin is being asked are asked about in one following call."""
     plugin = Names({})
     plugin.gate.clear()
     access = made(None, plugin)
@@ -176,7 +179,7 @@ async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call()
 
 
 class Answering:
-    """A plugin that returns whatever it is told to, or raises it."""
+    """A plugin that returns the given answers, or raises the given error."""
 
     def __init__(self, answers: Any) -> None:
         self.answers = answers
@@ -190,14 +193,14 @@ class Answering:
 
 @pytest.mark.parametrize("answers", [LookupError("the directory is down"), [], "a", [True], [1], 7], ids=repr)
 async def test_a_plugin_that_fails_lets_nobody_in(answers: object, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor does one that answers with what is no answer; both are logged."""
+    """If a plugin raises or returns an invalid answer, the client is refused and the failure is logged."""
     access = made(None, Answering(answers))
     assert ["-unavailable"] == await outcome(access, login())
     assert [logging.ERROR] == [record.levelno for record in caplog.records]
 
 
 class Topics:
-    """A plugin that knows some topics, and notes what it is asked."""
+    """A plugin that knows some topics, and records its questions."""
 
     def __init__(self, known: dict[str, bool]) -> None:
         self.known, self.asked = known, list[tuple[str, str]]()
@@ -218,7 +221,10 @@ def someone(*, loopback: bool = False) -> Identity:
 
 
 async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
-    """What none of them says something about, the list decides."""
+    """Plugins are asked before the access list, once for each connection and topic.
+
+    The list decides on topics about which no plugin has an answer.
+    """
     plugin = Topics({"a/no": True, "a/x": False})
     access = made(LISTED, plugin)
     permissions = access.permissions(someone())
@@ -236,7 +242,7 @@ async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None
 
 
 async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
-    """Topics that are too long to be remembered are asked about once, though several calls bring their answers."""
+    """Topics too long to be remembered are asked about once, even if their answers arrive in several calls."""
     topics = [f"a/{number}/{'x' * 60_000}" for number in range(12)]
     plugin = Topics(dict.fromkeys(topics, True))
     access = made(LISTED, plugin)
@@ -250,7 +256,10 @@ async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
 
 
 def test_without_plugins_nothing_is_waited_for() -> None:
-    """A decision is there at once, also of what is no filter; without settings this machine may do everything."""
+    """Without plugins every decision is immediate, also for invalid filters.
+
+    Without settings, clients on this machine may do everything.
+    """
     with closing(made(LISTED)) as access:
         permissions = access.permissions(someone())
         assert permissions.decided("publish", "a/x") is True
@@ -263,7 +272,7 @@ def test_without_plugins_nothing_is_waited_for() -> None:
 
 
 def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
-    """When the server starts; as is one that isn't there."""
+    """A plugin that is missing or doesn't implement the hook is an error at start."""
     with pytest.raises(ts.PluginError, match="'plugin-0' doesn't implement topicstore_authorize"):
         hooks("topicstore_authorize", Names({}))
     with pytest.raises(SettingsError, match=r"authentication\.plugins: there is no plugin 'ldap'"):
@@ -274,7 +283,7 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
 
 
 async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
-    """A client that leaves costs those that stay nothing."""
+    """A question whose client has disconnected is not asked."""
     begun, gate, asked = threading.Event(), threading.Event(), list[int]()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:
@@ -297,7 +306,7 @@ async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
 
 
 async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
-    """Nobody waits for ever for an answer that nobody will give."""
+    """The number of waiting questions is limited, and closing cancels them."""
     begun, gate = threading.Event(), threading.Event()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:

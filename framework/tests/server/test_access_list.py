@@ -1,4 +1,4 @@
-"""The access list: what it grants whom, and that names in its topics widen nothing."""
+"""The access list: permissions of each rule, and client-chosen names in topics, which must not widen them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def may_subscribe(found: ClientRules, topic_filter: str) -> bool:
 
 
 def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
-    """Wildcards mean the same in rules and in filters (MQTT 5, section 4.7); one that matches all topics covers.
+    """Wildcards in rules match as in filters (MQTT 5, section 4.7), and a pattern covers every filter that it includes.
 
-    Of those, all of up to three levels are tried: enough to tell filters of two apart.
+    All filters of up to two levels are tried with all topics of up to three.
     """
     matched = {text: {topic for topic in TOPICS if TopicFilter(text).matches(topic)} for text in FILTERS}
     for text, mine in matched.items():
@@ -56,12 +56,15 @@ def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
         for other, theirs in matched.items():
             if pattern.covers(TopicFilter(other)):
                 assert theirs <= mine, (text, other)
-            elif other not in ("#", "/#"):  # these would match a topic without levels, or an empty one, were there such
+            elif other not in ("#", "/#"):  # these would match an empty topic, which doesn't exist
                 assert not theirs <= mine, (text, other)
 
 
 def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
-    """Whoever writes a rule has to allow this machine's clients what they need, too."""
+    """Without rules, only clients on this machine may do everything.
+
+    As soon as there is a rule, they need permission, too.
+    """
     assert not rules().may_publish("a")
     assert not may_subscribe(rules(), "a")
     near = rules(loopback=True)
@@ -71,7 +74,7 @@ def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
 
 
 def test_what_is_unlisted_can_be_settled() -> None:
-    """For all clients, wherever they are."""
+    """The setting ``unlisted`` decides for all clients, wherever they are, what no rule mentions."""
     for unlisted in ("allow", "deny"):
         settled = AccessList(AuthorizationSettings(unlisted=unlisted))  # type: ignore[arg-type]
         for loopback in (True, False):
@@ -79,7 +82,7 @@ def test_what_is_unlisted_can_be_settled() -> None:
 
 
 def test_the_first_rule_that_speaks_of_a_topic_counts() -> None:
-    """Whether it allows or denies."""
+    """The first rule that matches a topic decides, whether it allows or denies."""
     found = rules(deny("a/secret"), allow("a/#"), deny("a/b"))
     assert found.may_publish("a/b")
     assert not found.may_publish("a/secret")
@@ -87,7 +90,7 @@ def test_the_first_rule_that_speaks_of_a_topic_counts() -> None:
 
 
 def test_rules_are_for_actions_users_and_clients() -> None:
-    """A rule that says none of them is for all."""
+    """A rule may be limited to actions, users and client ids; without limits it is for all."""
     given = (
         allow("out/#", action="publish"),
         allow("in/#", action="subscribe"),
@@ -109,14 +112,17 @@ def test_rules_are_for_actions_users_and_clients() -> None:
 
 
 def test_anonymous_clients_are_meant_by_rules_for_all() -> None:
-    """And by no rule that names a user or puts the name in a topic."""
+    """A rule without users applies to anonymous clients; a rule that names users, or has %u in a topic, doesn't."""
     assert rules(allow("a"), user=None).may_publish("a")
     assert not rules(allow("a/%u"), user=None).may_publish("a/")
     assert not rules(allow("a", users=("",)), user=None).may_publish("a")
 
 
 def test_names_stand_in_topics() -> None:
-    """As a level, or as a part of one; a name that looks like a placeholder stays what it is."""
+    """User names and client ids are substituted in topics as a whole level or a part of one.
+
+    A name that looks like a placeholder is not substituted again.
+    """
     found = rules(allow("u/%u/#", "c/x-%c", "both/%u-%c"), user="ann", client="one")
     assert found.may_publish("u/ann/t")
     assert not found.may_publish("u/bob/t")
@@ -127,7 +133,10 @@ def test_names_stand_in_topics() -> None:
 
 @pytest.mark.parametrize("name", ["+", "#", "a/b", "a/#", "x+"])
 def test_a_name_with_wildcards_or_slashes_gets_nothing_by_itself(name: str) -> None:
-    """Else a client could choose an id with which others' topics are its own."""
+    """A name with wildcards or slashes gets no permission by substitution.
+
+    Otherwise a client could choose an id that covers the topics of others.
+    """
     found = rules(allow("u/%u/#", "c/%c/#"), user=name, client=name)
     for topic_filter in ("u/#", "u/+/#", "c/#", "c/+/x", "u/a/b", "c/a/b", f"c/{name.split('/')[0]}/#"):
         if "/#/" not in topic_filter and "x+" not in topic_filter:
@@ -137,7 +146,7 @@ def test_a_name_with_wildcards_or_slashes_gets_nothing_by_itself(name: str) -> N
 
 
 def test_a_name_that_begins_with_a_dollar_gets_no_special_topics() -> None:
-    """It may stand within a topic, but not begin one."""
+    """A name that begins with a dollar sign may be substituted within a topic, but not at its beginning."""
     found = rules(allow("%c/#", "%u/#", "c/%c/#"), user="$SYS", client="$SYS")
     assert not may_subscribe(found, "$SYS/#")
     assert not found.may_publish("$SYS/broker")
@@ -146,14 +155,17 @@ def test_a_name_that_begins_with_a_dollar_gets_no_special_topics() -> None:
 
 
 def test_a_denial_holds_for_a_name_with_slashes() -> None:
-    """It is looked for as it is written."""
+    """A denying rule also applies to names with slashes, substituted as they are."""
     found = rules(deny("c/%c"), allow("#"), client="a/b")
     assert not found.may_publish("c/a/b")
     assert found.may_publish("c/a")
 
 
 def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> None:
-    """Denied is only a filter that lies wholly within a denied one."""
+    """A filter that is denied only in part is granted, and the denied messages are not sent.
+
+    A filter that is wholly within a denied one is refused.
+    """
     found = rules(deny("a/secret/#"), allow("a/#"))
     assert may_subscribe(found, "a/#")
     assert not may_subscribe(found, "a/secret/x")
@@ -165,24 +177,27 @@ def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> 
 
 
 def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
-    """A rule that denies publishing only changes nothing of that."""
+    """If all subscriptions are allowed, messages are not checked; rules about publishing don't matter."""
     assert rules(allow("a/#"), deny("b", action="publish"), unlisted="allow").reads_everything
     assert not rules(allow("#")).reads_everything
 
 
 def test_messages_of_topics_that_no_rule_speaks_of_are_as_all_that_is_unlisted() -> None:
-    """Whatever filter once brought the client to them: it may have been another client's, or of earlier rules."""
+    """Whether a message may be received depends on its topic alone, not on the filter that matched it.
+
+    The filter may belong to another client or to earlier rules. Unlisted topics follow the setting ``unlisted``.
+    """
     assert not rules(allow("public/#")).may_receive("secret/x")
     assert rules(deny("public/#"), unlisted="allow").may_receive("secret/x")
 
 
 def test_topics_of_the_server_need_a_rule_of_their_own() -> None:
-    """A wildcard doesn't match a first level that begins with a dollar sign."""
+    """Topics of the server need a rule of their own, because a wildcard doesn't match a leading dollar sign."""
     assert not may_subscribe(rules(allow("#")), "$SYS/#")
     assert may_subscribe(rules(allow("$SYS/#")), "$SYS/broker/+")
 
 
 def test_a_rule_with_a_bad_filter_is_refused() -> None:
-    """When the server starts, with the rule's place."""
+    """A rule with an invalid filter is an error at start that names the rule."""
     with pytest.raises(SettingsError, match=r"authorization\.rules\[1\]\.topics: filter 'a#'"):
         rules(allow("a"), deny("a#"))

@@ -1,4 +1,4 @@
-"""`topicstore config`: checking, showing and making a file of settings."""
+"""`topicstore config`: checking, showing and creating a settings file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_the_default_file_is_what_the_code_has(run: Run, tmp_path: Path) -> None:
-    """Reading it gives exactly the settings of a server without a file."""
+    """The default file is read as exactly the settings of a server without a file."""
     (tmp_path / "server.toml").write_text(run("init").stdout)
     assert read_settings(None, {}) == read_settings(tmp_path / "server.toml", {})
 
 
 def test_the_default_file_names_every_setting() -> None:
-    """What is commented out are settings too, of tables that there are, with examples of their types."""
+    """The default file names every setting; commented lines are valid settings with examples."""
     text = "\n".join(line.removeprefix("#") for line in default_file().splitlines() if not line.startswith("# "))
     document = tomllib.loads(text)
     assert [] == list(unknown_keys(document))
@@ -61,7 +61,7 @@ def _tables(value: object) -> list[dict[str, object]]:
 
 
 def test_the_examples_of_the_default_file_can_be_used(tmp_path: Path) -> None:
-    """Together too; those of a zone are what sessions have in general, or nearly."""
+    """The commented examples of the default file are valid all together."""
     text = "\n".join(line if line.startswith("# ") else line.removeprefix("#") for line in default_file().splitlines())
     (tmp_path / "server.toml").write_text(text)
     found = read_settings(tmp_path / "server.toml", {})
@@ -71,14 +71,14 @@ def test_the_examples_of_the_default_file_can_be_used(tmp_path: Path) -> None:
 
 
 def test_the_default_file_explains_every_setting() -> None:
-    """A comment stands above each; the words are the code's."""
+    """The default file has a comment above each setting."""
     lines = default_file().splitlines()
     bare = [line for above, line in pairwise(lines) if re.match(r"#?\w+ = ", line) and above[:2] != "# "]
     assert [] == bare
 
 
 def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
-    """It creates the database, begins a generation, adds rules, sets limits; or nothing."""
+    """`check` lists what a start would change: create the database, begin a generation, add rules, set limits."""
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\nlayout = { type = "skipstream" }\nquota = "1GB"\n'
         '[durable_sessions]\nmessage_retention_period = "2d"\n'
@@ -98,7 +98,7 @@ def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
 
 
 def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
-    """They are created, get another layout, or can't be had, as that of the messages; each has its own directory."""
+    """`check` includes further storages: those to create, changed layouts, conflicts and shared directories."""
     file = tmp_path / "server.toml"
     file.write_text('[durable_storage.extra]\ndata_dir = "extra"\nlayout = { type = "skipstream" }\n')
     made = ["a start creates the database topicstore-data", "a start creates the database extra"]
@@ -143,7 +143,7 @@ def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_check_says_what_is_wrong(text: str, said: str, run: Run, tmp_path: Path) -> None:
-    """Also what contradicts the database that is there, and what to do instead."""
+    """`check` reports settings that are invalid or contradict the existing database."""
     with ts.open(tmp_path / "topicstore-data"):
         pass
     (tmp_path / "server.toml").write_text(text)
@@ -151,7 +151,7 @@ def test_check_says_what_is_wrong(text: str, said: str, run: Run, tmp_path: Path
 
 
 def test_check_says_what_cannot_be_created(run: Run, tmp_path: Path) -> None:
-    """An engine that there is not, and a file that there is not."""
+    """`check` reports a backend and a settings file that don't exist."""
     told = run("check", code=2, TOPICSTORE__DURABLE_STORAGE__MESSAGES__BACKEND="x").stderr
     assert "durable_storage.messages.backend: there is no backend 'x'; there are: duckdb, leveldb, memory" in told
     assert not (tmp_path / "topicstore-data").exists()
@@ -160,7 +160,7 @@ def test_check_says_what_cannot_be_created(run: Run, tmp_path: Path) -> None:
 
 
 def test_show_has_each_setting_with_its_origin(run: Run, tmp_path: Path) -> None:
-    """As TOML that reads as the same settings, and as JSON."""
+    """`show` prints each setting with its origin, as JSON or as TOML that reads as the same settings."""
     (tmp_path / "server.toml").write_text(
         '[limits]\nconnections = 7\n[durable_storage.messages.options.encryption]\npassword = "hunter2"\n'
         '[[authorization.rules]]\npermission = "deny"\ntopics = ["a", "b"]\n'
@@ -184,7 +184,10 @@ def test_show_has_each_setting_with_its_origin(run: Run, tmp_path: Path) -> None
 
 
 def test_the_schema_knows_every_setting(run: Run) -> None:
-    """With its meaning, type and default; it takes the default file, and refuses what reading refuses."""
+    """The JSON schema has every setting with its meaning, type and default.
+
+    It accepts the default file, and refuses what reading refuses.
+    """
     schema = json.loads(run("schema").stdout)
     assert schema == json.loads(json.dumps(json_schema()))
     batch_size = schema["$defs"]["DurableSessionsSettings"]["properties"]["batch_size"]

@@ -1,4 +1,4 @@
-"""A server whose clients want more file descriptors than there are serves on, and takes writes again afterwards."""
+"""A server that runs short of file descriptors keeps serving, and accepts writes again afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from topicstore_conformance.mqtt.serving import Serving, serving
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit(2), which Linux has")
 
 FILES = 256
-"""Descriptors that the server may have."""
+"""The limit on the server's file descriptors."""
 SETTINGS = """
 [durable_storage.messages]
 backend = "{backend}"
@@ -43,7 +43,7 @@ SMALL = {
 
 @contextlib.contextmanager
 def short_of_files(tmp_path: Path, backend: str = "rocksdb") -> Iterator[Serving]:
-    """Serve with few descriptors, and with buffers so small that the engine needs new files soon."""
+    """Run a server with few descriptors, and with engine buffers so small that new files are soon needed."""
     (tmp_path / "settings.toml").write_text(SETTINGS.format(backend=backend, small=SMALL[backend]))
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (FILES, FILES))
     with serving(
@@ -63,13 +63,16 @@ def in_use(server: Serving) -> int:
 
 
 def stored(client: RawClient, topic: str) -> bool:
-    """Return whether the server has stored a message that is published."""
+    """Publish a message; return whether the server stored it."""
     return client.publish(topic, bytes(9_000), 1).reason < 0x80
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_sockets_that_say_nothing_leave_the_engine_its_files(tmp_path: Path, backend: str) -> None:
-    """Those above the bound are closed, a client that is there publishes on, and the log says what to raise."""
+    """Idle sockets can't take the engine's descriptors: those above the limit are closed, and the log says so.
+
+    A connected client can still publish.
+    """
     need(backend)
     with short_of_files(tmp_path, backend) as server, server.client() as client, contextlib.ExitStack() as stack:
         client.connect("there")
@@ -83,7 +86,7 @@ def test_sockets_that_say_nothing_leave_the_engine_its_files(tmp_path: Path, bac
 
 
 def test_sockets_that_say_nothing_are_closed_in_time(tmp_path: Path) -> None:
-    """Then other clients can connect, though nobody has closed them."""
+    """Sockets that send no CONNECT are closed after the connect timeout, so that other clients can connect."""
     with short_of_files(tmp_path) as server, contextlib.ExitStack() as stack:
         for one in crowd(server, stack):
             with contextlib.suppress(ConnectionResetError):
@@ -93,7 +96,7 @@ def test_sockets_that_say_nothing_are_closed_in_time(tmp_path: Path) -> None:
 
 
 def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> None:
-    """As many as there are descriptors for are connected; when one leaves, another one is served."""
+    """Clients above the limit are refused with reason code 0x97."""
     with short_of_files(tmp_path) as server, contextlib.ExitStack() as stack:
         reasons = []
         for number in range(FILES):
@@ -101,7 +104,7 @@ def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> No
             try:
                 client.send(wire.connect(f"client {number}"))
                 reasons.append(client.expect("CONNACK").reason)
-            except (AssertionError, OSError):  # closed without a word, because it had no descriptor
+            except (AssertionError, OSError):  # the server had no descriptor for it, and closed it
                 break
         assert reasons[0] == 0
         assert len(reasons) > 20
@@ -109,7 +112,7 @@ def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> No
 
 
 def test_writing_goes_on_when_descriptors_come_back(tmp_path: Path) -> None:
-    """The server opens the shard again by itself, and logs it; what was acknowledged is there."""
+    """When descriptors are free again, the server reopens the shard, logs it, and has all acknowledged messages."""
     with short_of_files(tmp_path) as server, server.client() as client:
         client.connect("there")
         acknowledged = [topic for number in range(20) if stored(client, topic := f"a/{number}")]
@@ -130,7 +133,10 @@ def test_writing_goes_on_when_descriptors_come_back(tmp_path: Path) -> None:
     ("wanted", "levels"), [("", ["info"]), ("connections = 9_000", ["warning"]), ("connections = 9", [])]
 )
 def test_the_log_says_what_the_descriptors_are_enough_for(tmp_path: Path, wanted: str, levels: list[str]) -> None:
-    """A number in the settings that can't be met is a warning; a lower one and the default are none."""
+    """The log warns if the limit on connections in the settings exceeds the descriptors.
+
+    A lower limit is not mentioned, and the default is only reported.
+    """
     (tmp_path / "settings.toml").write_text(f"[limits]\n{wanted}\n")
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (4_000, 4_000))
     with serving(tmp_path / "db", "--config", str(tmp_path / "settings.toml"), preexec_fn=limit) as server:

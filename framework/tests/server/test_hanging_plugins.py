@@ -1,4 +1,4 @@
-"""A plugin that doesn't answer keeps its client waiting, and neither the others nor the server's end."""
+"""A plugin that doesn't answer delays its client only, not other clients or the server's end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 class Hanging:
-    """Answers when it is let."""
+    """A plugin that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.asked, self.may_answer = threading.Event(), threading.Event()
@@ -46,7 +46,7 @@ def access(plugin: Hanging) -> Iterator[Access]:
 
 
 async def end(plugin: Hanging, access: Access) -> None:
-    """Let the plugin answer, and end the access in the event loop that uses it."""
+    """Let the plugin answer, and end the `Access` in the event loop that uses it."""
     plugin.may_answer.set()
     access.end()
 
@@ -54,7 +54,10 @@ async def end(plugin: Hanging, access: Access) -> None:
 def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """Else clients that nobody has let in could keep all others out."""
+    """A client that disconnects while a plugin is asked about it frees its connection slot.
+
+    Otherwise unauthenticated clients could keep all others out.
+    """
     with Embedded(db, ServerSettings(limits=Limits(connections=1)), access=access) as embedded:
 
         async def full() -> bool:
@@ -74,11 +77,11 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
 def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """It is refused while the plugin is still being asked."""
+    """A client is refused after the connect timeout while the plugin is still being asked about it."""
     with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
         try:
             refused = None
-            while refused is None:  # on a busy machine the CONNECT itself may come too late
+            while refused is None:  # on a slow machine the CONNECT itself may be late
                 with embedded.client() as client:
                     client.send(wire.connect("me"))
                     refused = client.farewell()
@@ -91,9 +94,12 @@ def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
 def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """Else a second signal, which ends the program at once, would not be heard."""
+    """The event loop runs while a stopping server waits for a plugin.
+
+    Otherwise a second signal, which ends the program at once, would not be handled.
+    """
     with Embedded(db, access=access) as embedded:
-        embedded.server._access = access  # as if it were made from settings, which name installed plugins
+        embedded.server._access = access  # as if created from settings, which name installed plugins
         went_on = threading.Event()
 
         async def later() -> None:

@@ -1,4 +1,4 @@
-"""Which clients count as silent (MQTT 5, section 3.1.2.10)."""
+"""Clients that count as silent (MQTT 5, section 3.1.2.10)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 def test_a_client_in_the_middle_of_a_packet_is_not_silent(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large packet may take longer to come than a client may be silent: each part of it counts."""
+    """A client that is sending a large packet is not silent: each part of the packet counts."""
     heard = 0
     alive = Session.alive
 

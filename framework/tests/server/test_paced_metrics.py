@@ -1,4 +1,7 @@
-"""What is dear to find out is found out rarely, and said to be old; a clock that the tests set goes instead of time."""
+"""Metrics that are expensive to compute are renewed rarely and report their age.
+
+A fake clock replaces `time.monotonic`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from topicstore.server.metrics.session_lag import LagTotals, SessionLag
 
 
 class Clock:
-    """The time that modules see that ask for `time.monotonic`."""
+    """The time that `time.monotonic` returns to the code under test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
@@ -50,7 +53,7 @@ def test_what_is_dear_takes_a_thousandth_of_the_time(clock: Clock) -> None:
         assert paced.value() == 1
     assert paced.age == pytest.approx(19.02)
     clock.now += 1
-    assert paced.value() == 1  # who asks doesn't wait
+    assert paced.value() == 1  # a caller never waits for the renewal
     paced.renew()
     assert paced.value() == 2
     assert paced.age == pytest.approx(0.02)
@@ -71,7 +74,7 @@ def test_an_error_is_raised_and_the_next_call_tries_again() -> None:
 
 
 def lagging(db: ts.Database, sessions: int) -> int:
-    """Make sessions that are away, of which number ``n`` has ``n`` messages to get; return how many these are."""
+    """Create disconnected sessions, the n-th with n waiting messages; return the number of these messages."""
     for number in range(sessions):
         session = db.sessions.open(f"client-{number}", expiry_interval=None)
         session.subscribe(f"of/{number}", qos=1)
@@ -83,7 +86,10 @@ def lagging(db: ts.Database, sessions: int) -> int:
 def test_the_lag_of_many_sessions_is_counted_in_pieces(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look at some sessions takes 4 ms here, so one call looks at two lots; totals are of whole rounds only."""
+    """The lag of many sessions is counted in portions, and totals are those of complete rounds.
+
+    Each portion takes 4 ms here, so that a call counts two portions.
+    """
     wanted = lagging(db, 20)
     lag, looked = SessionLag(db), []
     found = db.sessions.lag
@@ -113,7 +119,7 @@ def test_the_lag_of_many_sessions_is_counted_in_pieces(
 
 
 def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are counted all the same."""
+    """Sessions that ended or can't be read don't prevent the others from being counted."""
     wanted = lagging(db, 6)
     found, clients = db.sessions.lag, db.sessions.clients
 
@@ -132,7 +138,7 @@ def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch
 
 
 def test_rolling_averages(db: ts.Database, clock: Clock) -> None:
-    """Of ten seconds and of five minutes, from samples that are taken each second."""
+    """Rolling averages cover ten seconds and five minutes, sampled each second."""
     averages = Averages(db.storage.shards)
     latencies = db.storage.shards[0].writer.latencies.store
     for second in range(400):

@@ -1,4 +1,4 @@
-"""The file of users: what is in it, who reads it, and who may change it."""
+"""The password file: its contents, its readers, and changes to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topicstore.server.access.password_check import PasswordCheck
 from topicstore.server.access.passwords import PasswordFile, PasswordFileError
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-"""Hashes that take no time; how much they cost is not what is tried here."""
+"""A fast hasher, because the cost of hashing isn't tested here."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def users(tmp_path: Path) -> PasswordFile:
 
 
 def test_users_are_added_changed_and_removed(users: PasswordFile) -> None:
-    """A name that is there gets another password, and stays one."""
+    """Adding an existing user changes the password, and a removed user is gone."""
     assert users.put("ann", b"first")
     assert users.put("b:ob", b"x")
     assert not users.put("ann", b"second")
@@ -39,7 +39,7 @@ def test_users_are_added_changed_and_removed(users: PasswordFile) -> None:
 
 
 def test_passwords_are_hashed_by_argon2id_and_only_the_owner_reads_them(users: PasswordFile) -> None:
-    """With a salt each, so that equal passwords don't look equal."""
+    """Passwords are hashed by Argon2id with a salt each, and only the owner may read the file."""
     users.put("ann", b"secret")
     users.put("bob", b"secret")
     text = users.path.read_text()
@@ -50,7 +50,7 @@ def test_passwords_are_hashed_by_argon2id_and_only_the_owner_reads_them(users: P
 
 
 def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None:
-    """The quick hashes are for tests only."""
+    """A password file without an explicit hasher uses the default cost of argon2."""
     file = PasswordFile(tmp_path / "users")
     file.put("ann", b"secret")
     assert argon2.extract_parameters(file.read()["ann"]) == argon2.profiles.get_default_parameters()
@@ -59,7 +59,10 @@ def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_file_that_an_editor_of_windows_has_saved_is_read(users: PasswordFile, mark: bytes, end: bytes) -> None:
-    """A byte order mark is no part of the first name; another password replaces the first one's line."""
+    """A password file saved by a Windows editor is read: byte order mark and carriage returns are ignored.
+
+    A changed password still replaces the first user's line.
+    """
     users.put("ann", b"first")
     users.put("bob", b"second")
     users.path.write_bytes(mark + users.path.read_bytes().replace(b"\n", end))
@@ -70,7 +73,7 @@ def test_a_file_that_an_editor_of_windows_has_saved_is_read(users: PasswordFile,
 
 
 def test_comments_stay(users: PasswordFile) -> None:
-    """Whoever keeps the file may say what for."""
+    """Comments in the file are kept."""
     users.put("ann", b"x")
     users.path.write_text("# the hall\n\n" + users.path.read_text())
     users.put("bob", b"y")
@@ -80,7 +83,7 @@ def test_comments_stay(users: PasswordFile) -> None:
 
 @pytest.mark.parametrize("name", ["", " ann", "ann ", "#ann", "a\nb", "a\0b", "a\tb"])
 def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: str) -> None:
-    """Nothing is written then."""
+    """A user name that a line can't hold is refused, and nothing is written."""
     with pytest.raises(PasswordFileError, match="is no user name"):
         users.put(name, b"x")
     assert not users.path.exists()
@@ -88,14 +91,17 @@ def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: st
 
 @pytest.mark.parametrize("size", [0, 65_536])
 def test_passwords_that_mqtt_cannot_carry_are_refused(users: PasswordFile, size: int) -> None:
-    """As is none."""
+    """Passwords that are empty, or longer than MQTT allows, are refused."""
     with pytest.raises(PasswordFileError, match="1 to 65,535 bytes"):
         users.put("ann", b"x" * size)
 
 
 @pytest.mark.parametrize("line", ["ann", "ann:", ":x", "ann:secret", "ann:$argon2id$v=19$nonsense"])
 def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: PasswordFile, line: str) -> None:
-    """A password in plain text would else be one that nobody has."""
+    """An invalid line is reported by its number, and the file is not changed.
+
+    A plain-text password, for example, would otherwise be stored as a hash that no password matches.
+    """
     users.put("bob", b"x")
     users.path.write_text(f"{users.path.read_text()}{line}\n")
     before = users.path.read_bytes()
@@ -107,7 +113,7 @@ def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: Password
 
 
 def test_two_changes_at_the_same_time_are_not_lost(users: PasswordFile) -> None:
-    """The second is refused, and says why."""
+    """A change is refused while another one is being made, so that none is lost."""
     users.put("ann", b"x")
     begun = users.path.with_name("users.new")
     begun.touch()
@@ -118,17 +124,17 @@ def test_two_changes_at_the_same_time_are_not_lost(users: PasswordFile) -> None:
 
 
 def test_a_missing_file_is_an_error_for_readers(users: PasswordFile) -> None:
-    """But adding a user makes it."""
+    """Reading a missing file is an error; adding a user creates the file."""
     for read in (users.read, users.signature, lambda: users.remove("ann")):
         with pytest.raises(PasswordFileError, match="there is no file of users"):
             read()
 
 
-# --- checking, for a server ---
+# --- checking passwords in a server ---
 
 
 class Counted(PasswordFile):
-    """A file that notes in which threads its hashes are computed, and can be made to wait."""
+    """A password file that records the threads of its hash computations, and can block them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, QUICK)
@@ -159,7 +165,7 @@ def check(counted: Counted) -> Iterator[PasswordCheck]:
 
 @pytest.mark.anyio
 async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted: Counted, check: PasswordCheck) -> None:
-    """A client that comes back costs nothing; one that guesses always does."""
+    """Hashes are computed in threads, and correct passwords are remembered; wrong ones always cost a computation."""
     assert await check.matches("ann", b"secret")
     assert await check.matches("ann", b"secret")
     assert 1 == len(counted.threads)
@@ -171,7 +177,7 @@ async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted:
 
 @pytest.mark.anyio
 async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -> None:
-    """Whoever guesses has to pause, and gets in all the same with the right password."""
+    """Failed passwords are recorded by address and user, and a correct one clears the address."""
     failed = FailedLogins()
     check = PasswordCheck(counted, failed)
     try:
@@ -189,7 +195,10 @@ async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -
 async def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(
     counted: Counted, check: PasswordCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A mistake in it shuts out nobody. It is logged once, and an error for whoever has it read again."""
+    """A password file that becomes invalid keeps its last contents in force; the log says so once.
+
+    A reload raises an error.
+    """
     before = counted.path.read_text()
     counted.path.write_text(f"{before}bob:secret\n")
     assert await check.matches("ann", b"secret")
@@ -204,7 +213,7 @@ async def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(
 
 @pytest.mark.anyio
 async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted, check: PasswordCheck) -> None:
-    """The thread is held until the loop has done something else."""
+    """The event loop runs while a hash is computed in a thread."""
     counted.gate.clear()
     waiting = asyncio.create_task(check.matches("ann", b"secret"))
     await asyncio.sleep(0)
@@ -215,7 +224,7 @@ async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted
 
 @pytest.mark.anyio
 async def test_a_changed_file_counts_from_the_next_connection_on(counted: Counted, check: PasswordCheck) -> None:
-    """Whoever was removed or has another password gets in no more, though it was remembered."""
+    """A change of the file applies to the next login, also for passwords that were remembered."""
     assert await check.matches("ann", b"secret")
     counted.put("bob", b"b")
     assert await check.matches("bob", b"b")

@@ -1,4 +1,4 @@
-"""What a client may not do is refused, dropped or not sent, as its protocol allows; others don't notice."""
+"""Forbidden actions are refused, dropped or not delivered, as the protocol version allows; others notice nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECRETS = listed(
 
 @both
 def test_what_may_not_be_published_goes_nowhere(db: ts.Database, version: int) -> None:
-    """A client of 3.1.1, which can't be told, gets its acknowledgement [MQTT-3.3.5-2]."""
+    """A forbidden PUBLISH is not routed; MQTT 3.1.1 acknowledges it anyway [MQTT-3.3.5-2]."""
     refused = 0 if version == 4 else 0x87
     with (
         Embedded(db, SECRETS) as embedded,
@@ -55,7 +55,7 @@ def test_what_may_not_be_published_goes_nowhere(db: ts.Database, version: int) -
 
 
 def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
-    """The packet id is free, and doesn't count any more."""
+    """A refused QoS 2 exchange ends with its PUBREC: the packet id is free and doesn't count as in flight."""
     settings = msgspec.structs.replace(SECRETS, limits=Limits(in_flight=2))
     with Embedded(db, settings) as embedded, embedded.client("me") as client:
         for _ in range(5):
@@ -65,7 +65,10 @@ def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
 
 @both
 def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version: int) -> None:
-    """Then the code is 0x80 in both versions [MQTT-3.9.3-2]; what is no filter keeps its own."""
+    """If settings say so, refused subscriptions get 0x80 in both versions [MQTT-3.9.3-2].
+
+    An invalid filter keeps its own code.
+    """
     settings = msgspec.structs.replace(
         SECRETS, authorization=msgspec.structs.replace(SECRETS.authorization, refused_subscription="unspecified")
     )
@@ -76,7 +79,7 @@ def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version
 
 @both
 def test_what_may_not_be_read_is_refused_filter_by_filter(db: ts.Database, version: int) -> None:
-    """A wildcard is granted, and brings nothing of it."""
+    """Forbidden filters are refused one by one; a wildcard is granted and delivers no forbidden message."""
     refused = 0x80 if version == 4 else 0x87
     with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", version=version) as client:
         assert client.subscribe("secret/a") == refused
@@ -98,7 +101,7 @@ def test_a_will_that_may_not_be_published_lets_nobody_in(db: ts.Database, versio
 
 
 def test_a_stored_session_gives_up_what_may_no_longer_be_read(db: ts.Database) -> None:
-    """Before anything of it is sent."""
+    """A resumed session loses subscriptions that are now forbidden, before any message is sent."""
     with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
         for text in ("secret/a", "$share/g/secret/b", "open"):
             assert client.subscribe(text) == 1
@@ -110,7 +113,7 @@ def test_a_stored_session_gives_up_what_may_no_longer_be_read(db: ts.Database) -
 
 
 def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its client would go on with filters that it may no longer have."""
+    """A session whose record can't be read isn't opened, because it might keep forbidden filters."""
     with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
         assert client.subscribe("secret/a") == 1
     read = Sessions.__getitem__
@@ -131,7 +134,7 @@ def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypat
 
 
 class Names:
-    """A plugin that believes every client its name."""
+    """A plugin that accepts every client with the user name that it sends."""
 
     @ts.hookimpl
     def topicstore_authenticate(self, request: Any) -> list[str]:
@@ -141,7 +144,7 @@ class Names:
 @pytest.mark.parametrize("qos", [1, 2])
 @both
 def test_messages_in_flight_go_to_no_other_user(db: ts.Database, version: int, qos: int) -> None:
-    """One who connects with the client id of another gets neither what is in flight nor what waits, by no rule."""
+    """A client with another user's client id gets none of that user's messages in flight or waiting."""
     rules = (
         Rule(permission="allow", users=("owner",), topics=("#",)),
         Rule(permission="allow", users=("other",), topics=("public/#",)),
@@ -166,7 +169,7 @@ def test_messages_in_flight_go_to_no_other_user(db: ts.Database, version: int, q
 
 @both
 def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Database, version: int) -> None:
-    """Also where no other rule denies them."""
+    """Messages in flight are not redelivered once no rule allows them."""
     both_allowed = listed(Rule(permission="allow", topics=("a/#", "b/#")))
     one_allowed = listed(Rule(permission="allow", topics=("b/#",)))
     before, after = (
@@ -183,7 +186,10 @@ def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Databa
 
 
 def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connected(db: ts.Database) -> None:
-    """What waits is not sent any more, and what the client publishes is judged by them; the others get all."""
+    """Reloaded rules apply to connected clients: to messages waiting for them and to messages they publish.
+
+    Clients that aren't affected get all messages.
+    """
     everything = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
     less = AuthorizationSettings(
         rules=(Rule(permission="deny", clients=("me",), topics=("secret/#",)), Rule(permission="allow", topics=("#",)))
@@ -210,7 +216,7 @@ def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connect
 
 
 def test_figures_of_the_server_are_sent_to_who_may_read_them(db: ts.Database) -> None:
-    """Those that a wildcard brings are looked at one by one, also when the client subscribes."""
+    """Topics of the server are checked one by one for a client with a wildcard, also when it subscribes."""
     rules = (
         Rule(permission="deny", topics=("$SYS/broker/clients/#",)),
         Rule(permission="allow", topics=("$SYS/#", "#")),
@@ -241,11 +247,11 @@ def test_a_group_loses_nothing_by_what_one_member_may_not_have(db: ts.Database) 
         some.ping()
 
 
-# --- plugins, which have to be asked ---
+# --- plugins ---
 
 
 class Plugin:
-    """Allows what doesn't begin with "no", once it may answer."""
+    """A plugin that allows topics without the prefix "no", and blocks until the test allows answers."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -279,7 +285,7 @@ def asking(db: ts.Database, plugin: Plugin) -> Iterator[Embedded]:
 
 @both
 def test_a_client_waits_for_the_plugin_and_nobody_else_does(asking: Embedded, plugin: Plugin, version: int) -> None:
-    """Its packets keep their order meanwhile."""
+    """A client's packets wait for the plugin's answer and keep their order; other clients don't wait."""
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
         client.send(
             wire.publish("yes/1", b"1", qos=1, packet_id=1, version=version),
@@ -311,7 +317,7 @@ def test_a_client_that_goes_while_the_plugin_thinks_is_forgotten(asking: Embedde
 def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(
     asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The failure is logged."""
+    """If the plugin raises, everything is refused and logged, and the next request asks again."""
     plugin.may_answer.set()
     plugin.fails = True
     with PahoClient(asking.port, "me") as client:
@@ -326,7 +332,7 @@ def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(
 
 @both
 def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, plugin: Plugin, version: int) -> None:
-    """Its client is refused as long as nobody knows what it may do, and comes back to all that it had."""
+    """While the plugin fails, a client is refused and its stored session stays whole."""
     plugin.may_answer.set()
     with PahoClient(asking.port, "me", version=version, clean=False, expiry=3600) as client:
         assert client.subscribe("yes") == 1
@@ -348,7 +354,10 @@ def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, p
 @both
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Plugin, version: int, qos: int) -> None:
-    """Nobody else waits for it; what it allows comes in order, and what it refuses doesn't."""
+    """The plugin is asked before messages are delivered; allowed ones arrive in order, refused ones don't.
+
+    No other client waits for it.
+    """
     plugin.may_answer.set()
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
         assert client.subscribe("+/a", options=qos) == (qos,)
@@ -368,7 +377,7 @@ def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Pl
 def test_messages_wait_for_a_plugin_that_fails(
     asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is sent and none is lost; that it failed is logged once for each client."""
+    """While the plugin fails, messages wait and none is lost; the log says so once for each client."""
     monkeypatch.setattr(rights, "_LONGEST", 0.01)
     plugin.may_answer.set()
     with asking.client("me") as client:
@@ -385,7 +394,10 @@ def test_messages_wait_for_a_plugin_that_fails(
 
 
 def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Embedded, plugin: Plugin) -> None:
-    """In portions, each of which is sent before the next is asked about; long topics are asked about like short."""
+    """If there are more topics than remembered decisions, the plugin is asked in portions, each sent before the next.
+
+    Long topics are included.
+    """
     plugin.may_answer.set()
     topics = [f"{'no' if number % 3 == 0 else 'yes'}/{number}/{'x' * (number % 2 * 9_000)}" for number in range(1_500)]
     with asking.client("me") as client:
@@ -396,7 +408,7 @@ def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Emb
 
 
 def test_messages_in_flight_are_asked_about_again(asking: Embedded, plugin: Plugin) -> None:
-    """Each connection has decisions of its own, and one that the plugin refuses by now is not resent."""
+    """The plugin is asked again about messages in flight on each connection; refused ones aren't redelivered."""
     plugin.may_answer.set()
     with asking.client("me", keep=True) as client:
         assert client.subscribe("yes/#", options=1) == (1,)

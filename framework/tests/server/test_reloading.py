@@ -1,4 +1,4 @@
-"""New settings for a server that runs: what holds at once, what needs a restart, and what is refused."""
+"""New settings for a running server: immediate effects, changes that need a restart, and refusals."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 def reload(embedded: Embedded, **changes: Any) -> tuple[list[str], list[str]]:
-    """Change settings of a server; return what changed and what needs a restart."""
+    """Change settings of a server; return the changed settings and those that need a restart."""
     settings = msgspec.structs.replace(embedded.server.settings, **changes)
     reloaded = embedded.do(embedded.server.reload(settings))
     return list(reloaded.changed), list(reloaded.needs_restart)
 
 
 def test_nothing_new_changes_nothing(embedded: Embedded) -> None:
-    """Neither the listeners nor the database."""
+    """Reloading unchanged settings changes neither listeners nor the database."""
     before = embedded.server.addresses
     assert ([], []) == reload(embedded)
     assert before == embedded.server.addresses
@@ -46,7 +46,7 @@ def test_nothing_new_changes_nothing(embedded: Embedded) -> None:
 
 
 def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
-    """Those that are connected keep what they were told."""
+    """New limits apply to clients that connect afterwards; connected ones keep theirs."""
     with embedded.client() as first, embedded.client() as second:
         assert 1_000 == first.connect("first").properties["receive_maximum"]
         changed = reload(embedded, limits=Limits(in_flight=7, connections=2))
@@ -58,7 +58,7 @@ def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
 
 
 def test_access_rules_hold_for_all_clients(embedded: Embedded) -> None:
-    """Those that are connected may do what the new rules say, too; they aren't asked again who they are."""
+    """New access rules apply to connected clients, too, which aren't authenticated again."""
     rules = (Rule(permission="deny", action="publish", topics=("secret",)),)
     with embedded.client("before") as before, embedded.client() as after:
         changed = reload(embedded, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
@@ -75,7 +75,10 @@ def test_access_rules_hold_for_all_clients(embedded: Embedded) -> None:
 
 
 def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path) -> None:
-    """Though other settings beside it could: a password file that is none, an address in use, a layout unheard of."""
+    """If one new setting can't be used, none is changed.
+
+    Examples are an invalid password file, an address in use, and an unknown layout.
+    """
     before, addresses = embedded.server.settings, embedded.server.addresses
     (tmp_path / "users").write_text("no user")
     taken = ListenerSettings(listen=Address(addresses[0]))
@@ -99,7 +102,7 @@ def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path)
 
 
 def test_a_listener_gets_another_name(embedded: Embedded) -> None:
-    """Its address stays, and clients get in."""
+    """A listener can be renamed; its address stays, and clients can connect."""
     address = embedded.server.addresses[0]
     renamed = {"other": ListenerSettings(listen=Address(address))}
     assert (["listeners.mqtt", "listeners.other"], []) == reload(embedded, listeners=renamed)
@@ -109,7 +112,10 @@ def test_a_listener_gets_another_name(embedded: Embedded) -> None:
 
 
 def test_listeners_open_change_and_close(embedded: Embedded) -> None:
-    """One whose address stays keeps its port; clients of one that closes stay connected."""
+    """Listeners are added, changed and removed; one whose address stays keeps its port.
+
+    Clients of a removed listener stay connected.
+    """
     mqtt = embedded.server.settings.listeners["mqtt"]
     free = Address("127.0.0.1:0")
     with embedded.client("stays") as client:
@@ -131,7 +137,7 @@ def test_listeners_open_change_and_close(embedded: Embedded) -> None:
 
 
 def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
-    """The old one stays, with its messages; options that aren't named stay too."""
+    """A changed layout begins a new generation; the old one keeps its messages."""
     db = embedded.db
     db.store([ts.Message("a", b"1", "c")])
     layout = {"type": "skipstream"}
@@ -146,7 +152,7 @@ def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
 
 
 def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) -> None:
-    """As `epoch_bits`; the same ones begin none."""
+    """A changed layout option, such as `epoch_bits`, begins a new generation; the same value doesn't."""
     for bits, count in ((18, 2), (18, 2), (19, 3)):
         layout = {"type": "wildcard_optimized", "epoch_bits": bits}
         reload(embedded, durable_storage={"messages": StorageSettings(layout=layout)})
@@ -154,7 +160,10 @@ def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) ->
 
 
 def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
-    """Retention, quota and rules of persistence; what is taken out of the file stays as it is, which is said."""
+    """Retention, quota and persistence rules change; settings removed from the file keep their effect.
+
+    The reload reports those as kept.
+    """
     sessions = DurableSessionsSettings(
         message_retention_period=Period(86_400),
         persistence=(PersistenceSettings(topic_filter="a/#", client_id="c", least_qos=1),),
@@ -185,7 +194,7 @@ def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
 
 
 def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> None:
-    """Naming it, or no longer naming it, is no change; nor is a layout that is no longer named."""
+    """Naming the database's present properties, or no longer naming them, changes nothing."""
     named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
     for storage, changed, kept in (
         (named, ("layout.type", "layout.level"), ("n_shards", "durability")),
@@ -200,7 +209,7 @@ def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> Non
 
 
 def test_figures_of_sessions_change(embedded: Embedded) -> None:
-    """The shortest pause of all zones counts."""
+    """Intervals of sessions change; the shortest interval of all zones applies."""
     sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
     zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
     changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]
@@ -212,7 +221,7 @@ def test_figures_of_sessions_change(embedded: Embedded) -> None:
 
 
 def test_what_needs_a_restart_is_said(embedded: Embedded, tmp_path: Path) -> None:
-    """It stays as it is, also in the settings that the server shows; what else changed holds."""
+    """Settings that need a restart are reported and stay in effect; other changes apply."""
     changed, restart = reload(
         embedded,
         http=HttpSettings(),
@@ -239,7 +248,7 @@ def test_what_needs_a_restart_is_said(embedded: Embedded, tmp_path: Path) -> Non
 
 
 def test_a_server_that_has_ended_takes_no_settings(db: ts.Database) -> None:
-    """Nor does one that wasn't entered; one without a file has nothing to read again."""
+    """A server that has ended, or that has no settings file, refuses a reload."""
     with Embedded(db) as embedded:
         with pytest.raises(ts.InvalidArgumentError, match="has no settings to read again"):
             embedded.do(embedded.server.reread())

@@ -1,4 +1,4 @@
-"""Files that commands change while a server reads them: whoever changes one, the server can still read it."""
+"""Files that commands change while a server reads them: the server can still read them after any change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topicstore_conformance.mqtt.embedded import ANY_PORT, Embedded
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 SOMEBODY = 4_321
-"""A user and a group that need not exist."""
+"""The number of a user and a group that need not exist."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to others")
 
 Change = Callable[[Path, str], None]
@@ -42,7 +42,7 @@ both = pytest.mark.parametrize("change", [change_users, change_tokens])
 
 @both
 def test_permissions_stay(tmp_path: Path, change: Change) -> None:
-    """A new file is for its owner only; a group may be let in afterwards."""
+    """A new file is readable by its owner only, and a changed file keeps its permissions."""
     path = tmp_path / "file"
     change(path, "ann")
     assert 0o600 == stat.S_IMODE(path.stat().st_mode)
@@ -55,7 +55,7 @@ def test_permissions_stay(tmp_path: Path, change: Change) -> None:
 @both
 @as_root
 def test_owner_and_group_stay_when_root_changes_a_file(tmp_path: Path, change: Change) -> None:
-    """A new one is made for the owner of the directory, whose server it is."""
+    """A new file gets the owner of its directory, which is the server's user; a changed file keeps owner and group."""
     os.chown(tmp_path, SOMEBODY, SOMEBODY + 1)
     path = tmp_path / "file"
     for name in ("ann", "bob"):
@@ -68,8 +68,8 @@ def test_owner_and_group_stay_when_root_changes_a_file(tmp_path: Path, change: C
 @both
 @as_root
 def test_whoever_can_not_keep_the_owner_changes_nothing(change: Change) -> None:
-    """Else a server could no longer read the file."""
-    with tempfile.TemporaryDirectory() as directory:  # which another user than root reaches
+    """A change that can't keep the file's owner is refused, because the server could no longer read the file."""
+    with tempfile.TemporaryDirectory() as directory:  # users other than root can reach it
         path = Path(directory, "file")
         path.parent.chmod(0o777)
         change(path, "ann")
@@ -87,7 +87,10 @@ def test_whoever_can_not_keep_the_owner_changes_nothing(change: Change) -> None:
 
 @both
 def test_a_link_stays_and_leads_to_the_changed_file(tmp_path: Path, change: Change) -> None:
-    """Also to one that isn't there yet, and through further links; the draft is beside the file itself."""
+    """A symbolic link stays and its target is changed, also through further links or if the target is missing.
+
+    The draft is written beside the target.
+    """
     (tmp_path / "links").mkdir()
     (tmp_path / "files").mkdir()
     link, further, path = tmp_path / "links" / "link", tmp_path / "further", tmp_path / "files" / "file"
@@ -104,7 +107,7 @@ def test_a_link_stays_and_leads_to_the_changed_file(tmp_path: Path, change: Chan
 
 @pytest.mark.parametrize("file", ["users", "tokens"])
 def test_a_reload_says_what_it_cannot_read_and_changes_nothing(db: ts.Database, tmp_path: Path, file: str) -> None:
-    """Neither the other settings, nor who is let in."""
+    """A reload with an unreadable password or token file raises, and changes no setting and no access."""
     users, tokens = PasswordFile(tmp_path / "users", QUICK), Tokens(tmp_path / "tokens")
     users.put("ann", b"secret")
     token = tokens.add("reader", "read")

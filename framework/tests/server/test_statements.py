@@ -1,4 +1,4 @@
-"""The table of the standard's statements says where each is tested, and why some are not."""
+"""The table of the standard's statements names the tests of each, and why some have none."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HERE = Path(__file__).parent
 TABLE = Path(topicstore.__file__).parent / "server" / "README.md"
 ROW = re.compile(r"^\| \[MQTT-([\d.]+-\d+)\] \| (.*) \|$", re.MULTILINE)
 PACKETS = re.compile(r"^\| ([\d.]+-\d+) \| [\d.–-]+ \| [^|]+ \| `test", re.MULTILINE)
-"""The numbers in the table about packets, which `protocol/test_statements_about_packets.py` holds to its tests."""
+"""The numbers in the README's table about packets, which `protocol/test_statements_about_packets.py` checks."""
 STATEMENTS = 251
-"""How many there are (MQTT 5, appendix B)."""
+"""The number of statements in MQTT 5, appendix B."""
 TEST = re.compile(r"`(test_\w+)`")
 
 
 def named() -> dict[str, list[str]]:
-    """Return the tests of each statement, by the statement's number."""
+    """Return the names of the tests of each statement, by the statement's number."""
     found: dict[str, list[str]] = {}
     for file in [HERE / f"test_statements_{about}.py" for about in ("connecting", "publishing", "subscribing")]:
         spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -45,7 +45,7 @@ def test_the_table_names_the_tests_of_each_statement() -> None:
 
 
 def test_a_statement_without_a_test_says_why() -> None:
-    """Of the server, each is tested, here or by a packet's bytes; what only a client must do is named as such."""
+    """Each statement about the server has a test, and the table gives a reason for every other one."""
     rows = ROW.findall(TABLE.read_text())
     assert len(rows) == len({number for number, _ in rows})
     assert len({number for number, _ in rows} | set(PACKETS.findall(TABLE.read_text()))) == STATEMENTS

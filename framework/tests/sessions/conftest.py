@@ -1,7 +1,7 @@
-"""Databases for the tests of sessions: in memory and on disk, with a clock that only moves when it is told to.
+"""Databases for the tests of sessions, in memory and on disk, with a clock that moves only when a test moves it.
 
-Sessions reach an engine only through the state of shards, so `make test` leaves the disk to the histories that are
-killed, opened again and fail to write.
+Sessions reach an engine only through the state of shards. So `make test` uses the disk only in the histories that kill
+the process, reopen the database, or let writes fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sessions(db: ts.Database) -> Sessions:
 
 @pytest.fixture
 def crash(db: ts.Database) -> Callable[[], Sessions]:
-    """Return what gives the sessions as the next process would find them: by what is committed alone."""
+    """Return a function that returns the sessions as the next process would load them: from committed state alone."""
 
     def crash() -> Sessions:
         former, db._sessions = db.sessions, None
@@ -50,7 +50,7 @@ def crash(db: ts.Database) -> Callable[[], Sessions]:
 
 @pytest.fixture
 def publish(db: ts.Database) -> Callable[..., None]:
-    """Return what publishes payloads, by default at QoS 1 to the topic ``a/b``."""
+    """Return a function that publishes payloads, by default at QoS 1 to the topic ``a/b``."""
 
     def publish(*payloads: str, topic: str = "a/b", client_id: str = "publisher", qos: int = 1) -> None:
         db.publish([ts.Message(topic, payload.encode(), client_id, qos) for payload in payloads])

@@ -1,4 +1,4 @@
-"""What the state machines of sessions share: a database with a clock, whose process crashes, dies, or can't write."""
+"""Parts that the state machines of sessions share: a database with a clock, and processes that crash or die."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["SessionsMachine", "World", "case", "stored_keys"]
 
 
 class World:
-    """A database in a directory of its own, with a clock, and whatever befalls the process that has it open."""
+    """A database in a directory of its own, with a clock and the faults that can strike its process."""
 
     def __init__(self, **how: Any) -> None:
         self._temporary = quick_directory()
@@ -43,12 +43,12 @@ class World:
         self.open()
 
     def crash(self) -> None:
-        """Go on with what is committed alone, as the next process would."""
+        """Continue from committed state alone, as the next process would."""
         self.db._sessions, self.db.storage.steady = None, SteadyClock(self.db.storage.clocks)
 
     @contextmanager
     def failing(self, failing: int) -> Iterator[None]:
-        """Make one of the writes of sessions within the block fail: which, counted from 0."""
+        """Make one write of sessions within the block fail: the write with this number, counted from 0."""
         write, writes = SessionState.write, count()
 
         def fail(*arguments: Any) -> None:
@@ -61,7 +61,7 @@ class World:
 
     @contextmanager
     def dying(self, death: Fault) -> Iterator[None]:
-        """Kill the process at one of the engine's writes within the block, or after it; go on with what is left."""
+        """Kill the process during or after one of the engine's writes within the block, then reopen the database."""
         left, engines = self.path.with_name("left"), [shard.writer.engine for shard in self.db.storage.shards]
         with striking(death, engines, self.path, left):
             yield
@@ -76,18 +76,18 @@ class World:
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    """A state machine over the sessions of a database of these kinds."""
+    """A state machine over the sessions of a database with this layout, backend, options and number of shards."""
 
     layout, backend, shards = "block", "memory", 2
     options: ClassVar[dict[str, Any]] = {}
     ordered = True
-    """A publisher's messages come in their order over all topics, not only in each."""
+    """Whether messages of one publisher arrive in order across all topics, not only within each topic."""
     at_once = True
-    """What is stored can be read at once."""
+    """Whether readers can see stored messages at once."""
 
     @property
     def how(self) -> dict[str, Any]:
-        """The arguments with which the database is opened."""
+        """The arguments that open the database."""
         options = {self.layout: self.options}
         return {"backend": self.backend, "layout": self.layout, "shards": self.shards, "options": options}
 
@@ -98,7 +98,10 @@ def stored_keys(db: ts.Database) -> list[bytes]:
 
 
 def case(machine: type[SessionsMachine], quick: int, full: int, *, steps: int = 50) -> Any:
-    """Return the test of a machine: so many histories find nearly all that more of them find."""
+    """Return the pytest case of a machine, with a number of histories for the quick run and one for the full run.
+
+    The quick number finds nearly all faults that a larger number finds.
+    """
     found = pytest.mark.filterwarnings("ignore:shard .* its last position lies:UserWarning")(machine.TestCase)
     found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=steps)
     return found

@@ -1,4 +1,4 @@
-"""Calls for many sessions: a result for each row, one commit for each shard; who is refused holds up no others."""
+"""Calls for many sessions: one result for each row, one commit for each shard, and refused rows delay no other row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(sessions: Sessions, *clients: str) -> list[Session]:
 
 @contextmanager
 def counted_writes(db: ts.Database) -> Iterator[list[int]]:
-    """Count the engine's writes."""
+    """Count the engine's writes within the block."""
     engine = type(db.storage.shards[0].writer.engine)
     write, counted = engine.write, [0]
 
@@ -72,14 +72,14 @@ def published_as_columns(
 
 @pytest.fixture(params=[Sessions.publish, published_as_columns], ids=["objects", "columns"])
 def publish(request: pytest.FixtureRequest) -> Publishing:
-    """Messages are given as objects or as columns."""
+    """Return the call that publishes rows, given as objects or as columns."""
     chosen: Publishing = request.param
     return chosen
 
 
 @pytest.fixture
 def listener(sessions: Sessions) -> Session:
-    """Somebody wants all messages below a/ stored."""
+    """Open a session that stores all messages below ``a/``."""
     session = sessions.open("listener", expiry_interval=None)
     session.subscribe("a/#", 2)
     return session
@@ -92,7 +92,10 @@ def listener(sessions: Sessions) -> Session:
 def test_messages_of_many_sessions_are_one_write_a_shard(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """With their packet ids; the same rows again are repetitions, until they are released, which is one write too."""
+    """Messages that many sessions publish take one write for each shard, packet ids included.
+
+    The same rows are repetitions until their packet ids are released. The release is one write for each shard, too.
+    """
     clients = opened(sessions)
     rows = [(client, message(client.client_id, client.client_id), 7) for client in clients]
     with counted_writes(db) as writes:
@@ -111,7 +114,7 @@ def test_messages_of_many_sessions_are_one_write_a_shard(
 
 @pytest.mark.usefixtures("listener")
 def test_each_row_tells_whether_somebody_wants_it(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """A durable subscription of somebody away counts, a live one, and a follower of the database."""
+    """Each row reports a match if a stored or connected session or a database follower wants its topic."""
     sessions["listener"]
     away = sessions.open("away", expiry_interval=None)
     away.subscribe("b/+", 1)
@@ -129,7 +132,10 @@ def test_each_row_tells_whether_somebody_wants_it(db: ts.Database, sessions: Ses
 def test_only_the_rows_that_cannot_be_done_are_refused(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """Each with its own error, which names it; of the rest nothing is lost, and order is kept."""
+    """With ``partial``, each row that can't be published is refused with an error that has the row's index.
+
+    The other rows are all stored, in order. Without ``partial`` the call raises and stores nothing.
+    """
     one, two, gone = opened(sessions, "one", "two", "gone")
     gone.lost()
     rows = [
@@ -164,7 +170,10 @@ def test_only_the_rows_that_cannot_be_done_are_refused(
 
 @pytest.mark.usefixtures("listener")
 def test_without_partial_the_index_is_the_callers(db: ts.Database, sessions: Sessions) -> None:
-    """Repetitions count, too; of a session as of many."""
+    """Without ``partial``, the error's index counts the caller's rows, repetitions included.
+
+    That holds for a call for one session and for a call for many.
+    """
     (one,) = opened(sessions, "one")
     one.publish([message("one", "1")], [1])
     batch = [message("one", "1"), message("one", "2"), message("one", "2"), message("one", "x", topic="+")]
@@ -183,7 +192,7 @@ def test_without_partial_the_index_is_the_callers(db: ts.Database, sessions: Ses
 
 @pytest.mark.parametrize("wrong", [None, "a/b", 7, b"a/b"])
 def test_what_is_no_message_is_refused(sessions: Sessions, wrong: object) -> None:
-    """Alone, if the others are to be published."""
+    """A row that isn't a message is refused; with ``partial`` the other rows are published."""
     (one,) = opened(sessions, "one")
     rows: list[Any] = [(one, message("one", "1"), 1), (one, wrong, 2)]
     with pytest.raises(ts.InvalidMessageError, match=r"message 1 of the batch: a .* is not a Message"):
@@ -194,7 +203,10 @@ def test_what_is_no_message_is_refused(sessions: Sessions, wrong: object) -> Non
 
 
 def test_columns_have_a_value_for_each_row(sessions: Sessions) -> None:
-    """And there are as many sessions and packet ids as messages; otherwise nothing is published, partial or not."""
+    """Columns must be as long as the lists of sessions and packet ids; otherwise the call raises.
+
+    Nothing is published then, even with ``partial``.
+    """
     (one,) = opened(sessions, "one")
     columns: list[list[Any]] = [["a"], [b""], ["one"], [1], [False], [None], [None]]
     for given in ([one], [1, 1]), ([one, one], [1]), ([], []):
@@ -209,7 +221,7 @@ def test_columns_have_a_value_for_each_row(sessions: Sessions) -> None:
 def test_a_session_that_was_overtaken_is_found_and_ended(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """Only its own rows are refused, though its guard is checked together with those of the others."""
+    """Only the rows of sessions that were taken over are refused, although a shard checks all guards in one commit."""
     told: list[tuple[str, Ended]] = []
     clients = sessions.open_many(
         [Connect(client_id=client, expiry_interval=None) for client in CLIENTS],
@@ -229,7 +241,7 @@ def test_a_session_that_was_overtaken_is_found_and_ended(
 
 @pytest.mark.usefixtures("listener")
 def test_a_shard_that_fails_takes_nothing_from_the_others(db: ts.Database, sessions: Sessions) -> None:
-    """What it committed before is known: sent again, it is a repetition."""
+    """Rows that one shard committed stay stored when another shard fails; sent again, they count as repetitions."""
     clients = sorted(opened(sessions), key=lambda session: db.shard_of(session.client_id))
     rows = [(client, message(client.client_id, client.client_id), 7) for client in clients]
     first = [row for row in rows if db.shard_of(row[0].client_id) == 0]
@@ -252,7 +264,7 @@ def test_a_shard_that_fails_takes_nothing_from_the_others(db: ts.Database, sessi
 
 
 def test_rows_are_of_sessions_of_this_database(sessions: Sessions, crash: Callable[[], Sessions]) -> None:
-    """Nothing else makes sense."""
+    """Rows with sessions of another database, or with other objects, are refused even with ``partial``."""
     stranger = crash().open("stranger")
     for one in (stranger, "client", None):
         for call in (
@@ -266,7 +278,7 @@ def test_rows_are_of_sessions_of_this_database(sessions: Sessions, crash: Callab
 
 
 def test_nothing_at_all_may_be_asked(sessions: Sessions) -> None:
-    """A server's turn may be empty."""
+    """Every call for many sessions accepts an empty list, because a server may have no requests."""
     assert 0 == sessions.publish([]).result.count
     assert [] == sessions.pubrel([]).known == sessions.pubrec([]).known
     assert [] == sessions.open_many([]) == sessions.subscribe([]) == sessions.lost([]) == sessions.disconnect([])
@@ -276,7 +288,10 @@ def test_nothing_at_all_may_be_asked(sessions: Sessions) -> None:
 
 
 def test_pubrecs_of_many_sessions_tell_which_ids_are_known(db: ts.Database, sessions: Sessions) -> None:
-    """The next delivery commits them all, and has the PUBRELs."""
+    """`pubrec` for many sessions reports which packet ids are known.
+
+    The next delivery commits them and sends the PUBRELs.
+    """
     clients = opened(sessions)
     sessions.subscribe([(client, "a/#", SubscribeOptions(2)) for client in clients])
     db.publish([message("publisher", "1")])
@@ -295,7 +310,10 @@ def test_pubrecs_of_many_sessions_tell_which_ids_are_known(db: ts.Database, sess
 @pytest.mark.usefixtures("listener")
 @pytest.mark.parametrize("wrong", [True, 1.0, "1", None, [1]])
 def test_a_pubrel_of_what_is_no_packet_id_frees_nothing(sessions: Sessions, wrong: Any) -> None:
-    """Though it may equal one that is in use, or can't be looked up at all; the other rows are done."""
+    """A PUBREL whose packet id isn't an integer releases nothing, even if the value equals an id in use.
+
+    With ``partial`` the other rows are done.
+    """
     one, two = opened(sessions, "one", "two")
     rows = [(one, message("one", "1"), 1), (two, message("two", "1"), 1)]
     sessions.publish(rows)
@@ -312,7 +330,10 @@ def test_a_pubrel_of_what_is_no_packet_id_frees_nothing(sessions: Sessions, wron
 
 
 def test_many_filters_are_one_write_a_shard(db: ts.Database, sessions: Sessions) -> None:
-    """Of one session or of many; a bad one is refused alone, or with partial not at all."""
+    """Subscriptions of one or many sessions take one write for each shard.
+
+    One bad filter makes the whole call raise; with ``partial`` only the bad row is refused.
+    """
     one, two = opened(sessions, "one", "two")
     rows = [(session, f"f/{number}", SubscribeOptions(1)) for session in (one, two) for number in range(50)]
     for bad in ((one, "a/#/b", SubscribeOptions()), (two, "a", SubscribeOptions(3))):
@@ -338,7 +359,10 @@ def test_many_filters_are_one_write_a_shard(db: ts.Database, sessions: Sessions)
 def test_retained_messages_are_looked_for_by_filter_only_if_there_are_some(
     db: ts.Database, sessions: Sessions, retained: str
 ) -> None:
-    """One look at all of them comes first; what there is then comes to those whose filters match."""
+    """A call with many filters looks up retained messages for each filter only if the database has some.
+
+    The retained messages then arrive at the sessions whose filters match.
+    """
     clients = opened(sessions)
     if retained:
         db.publish([msgspec.structs.replace(message("publisher", "kept", 1, retained), retain=True)])
@@ -351,7 +375,10 @@ def test_retained_messages_are_looked_for_by_filter_only_if_there_are_some(
 
 
 def test_shared_retained_and_replayed_subscriptions_come_together(db: ts.Database, sessions: Sessions) -> None:
-    """Each with what belongs to it."""
+    """One call can make shared subscriptions, subscriptions with retained messages, and replays.
+
+    Each of them delivers its own messages.
+    """
     db.publish([ts.Message("r/1", b"kept", "publisher", 1, True), message("publisher", "old", 1, "r/1")])
     db.store([message("publisher", "stored", 1, "s")])
     one, two = opened(sessions, "one", "two")
@@ -365,7 +392,7 @@ def test_shared_retained_and_replayed_subscriptions_come_together(db: ts.Databas
 
 
 def test_a_subscription_that_cannot_be_committed_is_none(sessions: Sessions, crash: Callable[[], Sessions]) -> None:
-    """Those of a session that was overtaken are refused, those of the others made."""
+    """With ``partial``, only the subscriptions of a session that was taken over are refused."""
     one, two = opened(sessions, "one", "two")
     one.subscribe("known", 1)
     crash().open("one", expiry_interval=None)
@@ -380,7 +407,10 @@ def test_a_subscription_that_cannot_be_committed_is_none(sessions: Sessions, cra
 
 
 def test_many_open_and_are_lost_in_one_write_a_shard(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """They are new, then present, with what they had; wills among them are pending."""
+    """Opening many sessions takes one write for each shard, and so does losing their connections.
+
+    Sessions are new at first and present later, with their subscriptions. The wills of lost clients become pending.
+    """
     will = Will(ts.Message("a/will", b"gone"), delay=5)
     connects = [
         Connect(client_id=client, expiry_interval=60, will=will if row % 2 else None)
@@ -407,7 +437,10 @@ def test_many_open_and_are_lost_in_one_write_a_shard(db: ts.Database, sessions: 
 
 
 def test_those_that_are_present_are_taken_over_together(db: ts.Database, sessions: Sessions) -> None:
-    """What they had acknowledged is committed before; a client that comes twice takes over from itself."""
+    """Opening many present sessions takes all of them over, after their acknowledgements are committed.
+
+    A client id that occurs twice in the call takes over from itself.
+    """
     told: list[tuple[str, Ended]] = []
     connects = [Connect(client_id=client, expiry_interval=None) for client in CLIENTS]
     first = sessions.open_many(connects, on_end=lambda session, why: told.append((session.client_id, why)))
@@ -430,7 +463,7 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
 
 
 def test_one_that_cannot_be_opened_holds_up_no_others(sessions: Sessions) -> None:
-    """With partial; without, nothing is done."""
+    """With ``partial``, a session that can't be opened leaves the others open; without ``partial`` none is opened."""
     will = Will(ts.Message("+", b""))
     bad = [
         Connect(client_id=""),
@@ -449,7 +482,7 @@ def test_one_that_cannot_be_opened_holds_up_no_others(sessions: Sessions) -> Non
 
 
 def test_a_damaged_one_holds_up_no_others(db: ts.Database, sessions: Sessions) -> None:
-    """Its error is its own."""
+    """With ``partial``, a damaged session raises its own error and the other sessions are opened."""
     sessions.lost(opened(sessions))
     shard = db.shard_of(CLIENTS[2])
     db.state(shard).write([FrameworkWrite(b"\1sr" + CLIENTS[2].encode(), b"damaged")])
@@ -463,7 +496,10 @@ def test_a_damaged_one_holds_up_no_others(db: ts.Database, sessions: Sessions) -
 
 
 def test_many_disconnect_by_the_same_rules(db: ts.Database, sessions: Sessions) -> None:
-    """An expiry that must not be raised is refused alone; who ended before is told so."""
+    """With ``partial``, a DISCONNECT that must not raise the expiry interval is refused alone.
+
+    A session that ended before gets `SessionEndedError`.
+    """
     will = Will(ts.Message("a/will", b"gone", properties=ts.Properties(user_properties=(("topicstore-persist", "1"),))))
     found = sessions.open_many(
         [Connect(client_id=client, expiry_interval=row and 60, will=will) for row, client in enumerate(CLIENTS)]
@@ -483,7 +519,7 @@ def test_many_disconnect_by_the_same_rules(db: ts.Database, sessions: Sessions) 
 
 
 def test_an_overtaken_one_ends_without_a_commit(sessions: Sessions, crash: Callable[[], Sessions]) -> None:
-    """The others' ends are committed."""
+    """A session that was taken over elsewhere ends without a commit, and the other sessions' ends are committed."""
     clients = opened(sessions)
     newer = crash().open(CLIENTS[1], expiry_interval=None)
     results = sessions.lost(clients, partial=True)

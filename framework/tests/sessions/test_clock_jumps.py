@@ -1,4 +1,4 @@
-"""Clocks that are set while sessions and wills wait: what counts is the time that passes, across restarts too."""
+"""Wall clocks that are set while sessions and wills wait: only elapsed time counts, also across restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(path: Path, clock: Clock) -> ts.Database:
 
 
 def will(client_id: str, delay: int) -> Will:
-    """A will that is stored, whoever listens."""
+    """Return a will with the client id as its topic; tests store it by a persistence rule, without a subscriber."""
     return Will(ts.Message(client_id, b"gone", client_id, 1), delay)
 
 
@@ -44,30 +44,30 @@ def published(db: ts.Database) -> set[str]:
     return set(wills)
 
 
-# --- any history ---
+# --- random histories ---
 
 
 @attrs.define
 class Client:
-    """One whose connection was lost, as a plain model has it."""
+    """A lost client in a plain model."""
 
     interval: int
     delay: int
     passed: int = 0
-    """Seconds since that have passed."""
+    """Elapsed seconds since the connection was lost; negative while the client is connected."""
     more: int = 0
-    """Seconds that the clock said had passed besides, while nobody was there to see it set."""
+    """Seconds by which the clock was set forward while no process ran to see it."""
     less: int = 0
-    """Seconds that it said had not."""
+    """Seconds by which the clock was set back while no process ran to see it."""
 
     def over(self, after: int) -> bool | None:
-        """Say whether so many seconds are over; None: by no clock that is to be trusted."""
+        """Return whether so many seconds have elapsed; None if the clock can't be trusted to decide."""
         surely = self.passed - self.less >= after
         return surely if surely or self.passed + self.more < after else None
 
 
 class History:
-    """A database whose processes come and go, the sessions in it, and how long ago they were lost."""
+    """A database with successive processes, its sessions, and the time since each lost its connection."""
 
     def __init__(self, db: ts.Database, clock: Clock) -> None:
         self.db = db
@@ -77,36 +77,36 @@ class History:
         """Seconds by which the clock was set since the last tick."""
 
     def connect(self, interval: int, delay: int) -> None:
-        """A client comes, for as long as this process lives."""
+        """Connect a client that stays connected while this process lives."""
         name = f"connected-{len(self.clients)}"
         self.db.sessions.open(name, expiry_interval=interval, will=will(name, delay))
         self.clients[name] = Client(interval, delay, passed=-1)
 
     def lose(self, interval: int, delay: int) -> None:
-        """A client comes, and is lost at once."""
+        """Connect a client and lose its connection at once."""
         name = f"lost-{len(self.clients)}"
         self.db.sessions.open(name, expiry_interval=interval, will=will(name, delay)).lost()
         self.clients[name] = Client(interval, delay)
 
     def wait(self, seconds: int) -> None:
-        """Time passes; somebody ticks."""
+        """Let time pass, then tick."""
         self._pass(seconds)
         self._tick()
 
     def jump(self, seconds: int) -> None:
-        """The clock is set while the process lives."""
+        """Set the clock while the process lives."""
         self.clock.jump(seconds * SECOND)
         self.unseen += seconds
 
     def close(self, down: int, jump: int) -> None:
-        """The process closes the database, which another opens later; meanwhile the clock may be set."""
+        """Close the database and reopen it in another process; meanwhile time passes and the clock may be set."""
         self.db.sessions.close()
         self.unseen = 0
         self._lose_connected()
         self._begin(down, jump)
 
     def crash(self, down: int, jump: int) -> None:
-        """The process dies."""
+        """Kill the process, and open the database in another one."""
         self._begin(down, jump + self.unseen)
         self._lose_connected()
 
@@ -133,11 +133,11 @@ class History:
 
     def _tick(self) -> None:
         while not self.db.sessions.tick():
-            """What a crash left open is looked at first."""
+            """The first ticks handle the sessions that a crash left open."""
         self.unseen = 0
 
     def check(self) -> None:
-        """Everybody is there who should be, and nobody who should not."""
+        """Check which sessions exist and which wills are published, as the model expects."""
         there, wills = waiting(self.db), published(self.db)
         for name, client in self.clients.items():
             gone = name not in there
@@ -168,7 +168,10 @@ def history() -> Iterator[History]:
 @settings(max_examples=tries(200, 2_000))
 @given(steps=st.lists(STEPS, max_size=20))
 def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-    """Never less than that, and no more: unless the clock was set while no process was there to see it."""
+    """Sessions and wills last for their interval of elapsed time.
+
+    Deviations are allowed only if the clock was set while no process ran to see it.
+    """
     with history() as run:
         for name, arguments in steps:
             getattr(run, name)(*arguments)
@@ -182,7 +185,10 @@ def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int
 @pytest.mark.parametrize("jump", [20_000 * DAY, -20_000 * DAY], ids=["forward", "back"])
 @pytest.mark.parametrize("seen", ["by a tick", "by the closing", "as the database is opened"])
 def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: str) -> None:
-    """A device learns what time it is; a while later the program is restarted."""
+    """Setting the clock while a process runs changes no expiry interval or will delay, also after a restart.
+
+    A device sets its clock when it learns the time.
+    """
     clock = Clock()
     with opened(tmp_path / "db", clock) as db:
         db.persistence.add()
@@ -208,7 +214,10 @@ def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: 
 
 
 def test_a_clock_that_is_wrong_at_a_restart_and_then_set_right_keeps_nothing_for_ever(tmp_path: Path) -> None:
-    """A device begins in 1970 each time, until it learns what time it is: what it missed is all that it adds."""
+    """A device whose clock starts in 1970 at each boot keeps no expired session for ever.
+
+    Only time that the device couldn't measure is added to the expiry interval.
+    """
     clock = Clock()
     for _ in range(3):
         with opened(tmp_path / "db", clock) as db:
@@ -227,11 +236,11 @@ def test_a_clock_that_is_wrong_at_a_restart_and_then_set_right_keeps_nothing_for
             assert set() == waiting(db)
 
 
-# --- what is shown, and what fails ---
+# --- shown times, and failures ---
 
 
 def test_times_are_shown_by_the_clock_as_it_is_set(sessions: Sessions, clock: Clock) -> None:
-    """Once a tick has seen that it was set."""
+    """After a tick has noticed that the clock was set, all shown times are those of the new clock."""
     sessions.open("client", expiry_interval=60, will=will("client", 40)).lost()
     clock.jump(DAY * SECOND)
     sessions.tick()
@@ -242,7 +251,7 @@ def test_times_are_shown_by_the_clock_as_it_is_set(sessions: Sessions, clock: Cl
 def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
     sessions: Sessions, clock: Clock, crash: Callable[[], Sessions]
 ) -> None:
-    """Nothing else that is due waits for that."""
+    """A jump of the clock whose write fails is written by the next tick, and delays nothing else that is due."""
     sessions.tick()
     sessions.open("client", expiry_interval=60).disconnect()
     sessions.open("gone", expiry_interval=1).disconnect()
@@ -265,7 +274,7 @@ def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
 
 
 def test_the_clocks_are_written_when_one_was_set_and_once_an_hour(sessions: Sessions, clock: Clock) -> None:
-    """No tick writes without a reason."""
+    """Ticks write the clocks only after a jump of at least a second, and once an hour."""
     with patch.object(ShardState, "write") as write:
         for passed in (0, 1, 3_598):
             clock.now += passed * SECOND
@@ -287,7 +296,10 @@ def test_the_clocks_are_written_when_one_was_set_and_once_an_hour(sessions: Sess
 def test_a_subscription_with_a_start_gets_what_comes_after_the_clock_was_set_back(
     db: ts.Database, sessions: Sessions, clock: Clock, text: str, ahead: int
 ) -> None:
-    """Its position lies before the start then, if nothing newer is stored."""
+    """A subscription with a start receives a message that is published after the clock was set back.
+
+    The message's position may lie before the start.
+    """
     session = sessions.open("client", expiry_interval=None)
     db.publish([ts.Message("a", b"before", "publisher", 1)])
     clock.now += 10 * SECOND

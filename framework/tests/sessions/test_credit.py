@@ -1,4 +1,4 @@
-"""A client gets no more than it can take: paused sessions, bytes at a time, and messages that it may not be sent."""
+"""Limits of what a client receives: paused sessions, deliveries limited in bytes, and permissions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def subscribed(sessions: Sessions, client_id: str = "client", qos: int = 1, topi
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_paused_session_gets_nothing_until_it_is_resumed(sessions: Sessions, publish: Publishing, qos: int) -> None:
-    """At no QoS, by neither call; others go on, nobody looks at it, and nothing is lost or comes out of order."""
+    """A paused session is delivered nothing at any QoS until it is resumed.
+
+    Then its messages arrive complete and in order. Meanwhile other sessions receive theirs, and the paused session
+    wakes no waiting thread.
+    """
     session, other = subscribed(sessions, qos=qos), subscribed(sessions, "other")
     publish("1", "2", qos=qos)
     session.pause()
@@ -59,7 +63,7 @@ def test_a_paused_session_gets_nothing_until_it_is_resumed(sessions: Sessions, p
 
 
 def test_resuming_wakes_only_for_something(sessions: Sessions) -> None:
-    """Nothing came in between."""
+    """Resuming a session for which nothing arrived wakes no waiting thread."""
     session = subscribed(sessions)
     session.pause()
     session.resume()
@@ -68,7 +72,7 @@ def test_resuming_wakes_only_for_something(sessions: Sessions) -> None:
 
 
 def test_what_was_not_taken_before_a_pause_comes_after_it(sessions: Sessions, publish: Publishing) -> None:
-    """Packet ids were committed for it; PUBRELs wait, too."""
+    """Messages and PUBRELs that exceeded a delivery's bytes before a pause are delivered after it."""
     session = subscribed(sessions, qos=2)
     publish(*"123", qos=2)
     assert ["1"] == payloads(session.deliver(max_bytes=1))
@@ -82,7 +86,7 @@ def test_what_was_not_taken_before_a_pause_comes_after_it(sessions: Sessions, pu
 
 
 def test_what_is_stored_nowhere_waits_within_bounds(sessions: Sessions, db: ts.Database) -> None:
-    """The oldest messages are dropped, and counted."""
+    """Unstored messages wait for a paused session up to a limit; then the oldest are dropped and counted as missed."""
     session = subscribed(sessions, qos=0)
     session.pause()
     for start in range(0, LIVE + 10, 1_000):
@@ -102,7 +106,7 @@ def test_what_is_stored_nowhere_waits_within_bounds(sessions: Sessions, db: ts.D
 def test_every_message_that_is_dropped_is_counted(
     sessions: Sessions, db: ts.Database, overlapping: Overlapping, size: int
 ) -> None:
-    """Also before anybody has looked at it, for each session that would have got it."""
+    """Every dropped message is counted for each session that would have received it, even before the session reads."""
     clients = [sessions.open(name, expiry_interval=None, overlapping=overlapping) for name in ("a", "b")]
     for session in clients:
         session.subscribe("a/#", 0)
@@ -122,7 +126,7 @@ def test_every_message_that_is_dropped_is_counted(
 
 @pytest.mark.parametrize("overlapping", ["each", "once"])
 def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, overlapping: Overlapping) -> None:
-    """Each by its size; one that is larger than the bound waits alone."""
+    """The bytes of waiting unstored messages are limited, too; a message larger than the limit waits alone."""
     session = sessions.open("client", expiry_interval=None, overlapping=overlapping)
     session.subscribe("a/#", 0)
     if overlapping == "once":
@@ -146,7 +150,7 @@ def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, 
 
 
 def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, publish: Publishing, clock: Clock) -> None:
-    """It counts as slow, and gets its share again later."""
+    """A paused member of a shared subscription counts as slow: others receive its share until it is resumed."""
     members = [subscribed(sessions, name, topic_filter="$share/group/a/#") for name in ("one", "two")]
     members[0].pause()
     clock.now += 20 * SECOND
@@ -161,7 +165,7 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
     assert {"one", "two"} == delivered(sessions).keys()
 
 
-# --- bytes ---
+# --- limits in bytes ---
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -169,7 +173,7 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
 def test_messages_that_wait_for_bytes_expire(
     sessions: Sessions, db: ts.Database, clock: Clock, qos: int, *, together: bool
 ) -> None:
-    """They are not sent once their interval is over, and those that are sent tell what is left of theirs."""
+    """Messages that wait for bytes aren't sent after their expiry; the others carry the seconds that remain."""
     session = subscribed(sessions, qos=qos)
     for name, seconds in (("1", 10), ("2", 10), ("3", 100), ("4", None)):
         properties = ts.Properties(message_expiry_interval=seconds)
@@ -184,14 +188,14 @@ def test_messages_that_wait_for_bytes_expire(
 
 
 def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts.Database) -> None:
-    """Of a backlog of large messages, only a few are in flight."""
+    """A delivery limited in bytes reads few more messages than fit, so that only a few become in-flight."""
     session = subscribed(sessions)
     db.publish([ts.Message("a", bytes(10_000), "publisher", 1) for _ in range(500)])
     assert 2 == len(session.deliver(max_bytes=25_000))
     assert session.status().in_flight <= 20
 
 
-# --- what may not be sent ---
+# --- permissions ---
 
 
 def small(messages: Sequence[ts.Message]) -> list[bool]:
@@ -199,7 +203,7 @@ def small(messages: Sequence[ts.Message]) -> list[bool]:
 
 
 def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """They count as delivered, also after a crash."""
+    """Messages that ``allow`` refuses take no packet id and count as delivered, also after a crash."""
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", 1)
     publish("1", "large", "2", "large", "3", "large")
@@ -218,7 +222,7 @@ def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish:
 
 @pytest.mark.parametrize("qos", [0, 2])
 def test_refusals_at_any_qos(sessions: Sessions, publish: Publishing, qos: int) -> None:
-    """Retained messages and those that are stored nowhere, too."""
+    """``allow`` is also asked about retained and unstored messages, at QoS 0 and 2."""
     publish("1", topic="a/1", qos=2)
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", qos)
@@ -229,7 +233,7 @@ def test_refusals_at_any_qos(sessions: Sessions, publish: Publishing, qos: int) 
 
 
 def test_retained_messages_are_refused_too(sessions: Sessions, db: ts.Database) -> None:
-    """And not sent again after a resumption."""
+    """A retained message that ``allow`` refused is not sent again after the session resumes."""
     db.publish([ts.Message(f"a/{size}", b"x" * size, "publisher", 1, retain=True) for size in (1, 5)])
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", 1)
@@ -239,7 +243,10 @@ def test_retained_messages_are_refused_too(sessions: Sessions, db: ts.Database) 
 
 
 def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishing) -> None:
-    """The client of the next connection may take less. What it refuses is over; at QoS 2 only its id stays in use."""
+    """``allow`` of the new connection decides on redelivered messages; the exchange of a refused one ends.
+
+    At QoS 2 only its packet id stays in use.
+    """
     session = subscribed(sessions, qos=2)
     publish("1", "large")
     publish("2", "large", qos=2)
@@ -255,7 +262,10 @@ def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishi
 def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
     sessions: Sessions, publish: Publishing, wrong: str
 ) -> None:
-    """It loses nothing, says why, and goes on with the next tick."""
+    """A session whose ``allow`` raises or answers too little delays no other session, and loses nothing.
+
+    It reports the error as its failure, and continues after the next tick.
+    """
     failing = [True]
 
     def allow(messages: Sequence[ts.Message]) -> list[bool]:
@@ -283,7 +293,7 @@ def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
 
 
 class Deciding:
-    """Allows what is small, once it knows a message."""
+    """A permission callback that allows short messages, and answers None for messages that it hasn't learned yet."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -295,7 +305,7 @@ class Deciding:
         return [len(text) < 3 if text in self.known else None for text in texts]
 
     def learn(self, session: Session) -> bool:
-        """Know what it was asked; return whether that was anything new."""
+        """Learn all messages that were asked about; return whether any of them was new."""
         new = set(self.asked) - self.known
         self.known |= new
         session.ask_again()
@@ -308,9 +318,9 @@ class Deciding:
 def test_messages_wait_until_it_is_known_whether_they_may_be_sent(
     sessions: Sessions, publish: Publishing, db: ts.Database, qos: int, in_memory: bool, overlapping: Overlapping
 ) -> None:
-    """The session has nothing to do meanwhile, others go on, and nothing is lost, doubled or out of order.
+    """Messages wait until ``allow`` has an answer, and then arrive once and in order.
 
-    That holds for stored, retained and unstored messages.
+    Meanwhile other sessions continue. That holds for stored, retained and unstored messages.
     """
     decide = Deciding()
     expiry = 0 if in_memory else None
@@ -341,7 +351,7 @@ def test_messages_wait_until_it_is_known_whether_they_may_be_sent(
 
 
 def test_an_answer_that_comes_while_it_is_asked_is_not_missed(sessions: Sessions, publish: Publishing) -> None:
-    """Though the session was not held back yet when it was told."""
+    """A call of `ask_again` while ``allow`` runs is not missed, although the session wasn't waiting yet."""
     asked: list[int] = []
 
     def allow(messages: Sequence[ts.Message]) -> list[bool | None]:
@@ -372,7 +382,7 @@ def test_a_paused_session_stays_so_when_answers_come(sessions: Sessions, publish
 
 
 def test_what_is_resent_waits_until_it_is_known_whether_it_may_be(sessions: Sessions, publish: Publishing) -> None:
-    """In the order in which it was sent, and before newer messages."""
+    """Redelivered messages that wait for permission keep their order, and come before newer messages."""
     session = subscribed(sessions)
     publish("1", "large", "2")
     assert 3 == len(session.deliver())
@@ -389,7 +399,10 @@ def test_what_is_resent_waits_until_it_is_known_whether_it_may_be(sessions: Sess
 
 
 def test_other_rights_hold_for_all_that_was_not_handed_out(sessions: Sessions, publish: Publishing) -> None:
-    """Also for messages that have their packet ids, which are free then; with more rights nothing comes back."""
+    """New rights apply to all messages that weren't handed out yet, even if they have packet ids.
+
+    Those packet ids become free. Broader rights later bring none of the refused messages back.
+    """
     session = subscribed(sessions)
     publish("1", "large", "2", "large")
     assert ["1"] == payloads(session.deliver(max_bytes=1))

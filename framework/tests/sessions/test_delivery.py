@@ -1,4 +1,4 @@
-"""What a connected session is delivered, and under which options."""
+"""The messages that a connected session is delivered, and its subscription options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def opened(sessions: Sessions, topic_filter: str = "a/#", qos: int = 1, **option
 
 
 def test_all_are_delivered_the_same_object(sessions: Sessions, publish: Publishing) -> None:
-    """By whatever filter, with whatever options: a server can encode it once for all."""
+    """All sessions are delivered the same message object whatever their filters.
+
+    So a server can encode the message once for all of them.
+    """
     for number, (topic_filter, qos) in enumerate([("a/#", 1), ("a/#", 2), ("#", 1), ("a/+", 0)]):
         sessions.open(f"client-{number}").subscribe(topic_filter, qos, retain_as_published=bool(number % 2))
     publish("1", topic="a/b")
@@ -45,7 +48,7 @@ def test_all_are_delivered_the_same_object(sessions: Sessions, publish: Publishi
 
 
 def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """However many sessions want it; a subscription of QoS 0 doesn't."""
+    """A message is stored only if a subscription above QoS 0 matches it, and stored once however many match."""
     for number in range(5):
         sessions.open(f"c{number}", expiry_interval=None).subscribe("a/#", 1)
     sessions.open("zero", expiry_interval=None).subscribe("z/#", 0)
@@ -56,7 +59,7 @@ def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: 
 
 
 def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -> None:
-    """Those of other processes' times, too, and until the last is gone."""
+    """A topic is wanted until its last subscription above QoS 0 is gone; sessions that are away count."""
     session = sessions.open("a", expiry_interval=None)
     other = sessions.open("b", expiry_interval=None)
     assert not sessions.wants("t/1")
@@ -73,7 +76,7 @@ def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -
 
 @pytest.mark.parametrize("changing", ["unsubscribe", "expire"])
 def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessions, changing: str) -> None:
-    """By a call that comes when the end is committed, and not counted yet: the next subscription is wanted."""
+    """A subscription makes its topic wanted although filters were first loaded during another one's end."""
     session = opened(sessions)
     if changing == "expire":
         session.disconnect()
@@ -101,7 +104,7 @@ def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessio
 def test_a_subscription_that_turned_to_qos_0_is_wanted_until_its_last_stored_message(
     sessions: Sessions, publish: Publish
 ) -> None:
-    """Then nothing is stored for it any more."""
+    """A subscription changed to QoS 0 keeps its topic wanted until its last stored message is delivered."""
     session = opened(sessions, "a/#", 1)
     publish("1")
     session.subscribe("a/#", 0)
@@ -123,7 +126,7 @@ def test_a_subscription_that_turned_to_qos_0_is_wanted_until_its_last_stored_mes
     ],
 )
 def test_options_out_of_range_are_refused(sessions: Sessions, arguments: dict[str, object]) -> None:
-    """And nothing is subscribed."""
+    """Subscription options that are out of range are refused, and nothing is subscribed."""
     session = sessions.open("subscriber")
     with pytest.raises(ts.InvalidArgumentError):
         session.subscribe("a", **arguments)  # type: ignore[arg-type]
@@ -134,7 +137,10 @@ def test_options_out_of_range_are_refused(sessions: Sessions, arguments: dict[st
 
 
 def test_no_more_is_in_flight_than_the_client_takes(sessions: Sessions, publish: Publishing) -> None:
-    """Each acknowledgement makes room for one more; QoS 2 only when its exchange is over."""
+    """No more messages are in flight than the client's receive maximum.
+
+    A QoS 2 message leaves the window with its PUBCOMP.
+    """
     session = sessions.open("subscriber", expiry_interval=None, receive_maximum=2)
     session.subscribe("a/#", 2)
     publish("1", "2", "3", "4", qos=2)
@@ -150,7 +156,7 @@ def test_no_more_is_in_flight_than_the_client_takes(sessions: Sessions, publish:
 
 
 def test_unknown_acknowledgements_change_nothing(sessions: Sessions, publish: Publishing) -> None:
-    """Of ids never given out, of the wrong kind, or repeated."""
+    """Acknowledgements with unknown packet ids, of the wrong kind, or repeated change nothing."""
     session = opened(sessions, qos=2)
     publish("1", qos=1)
     publish("2", qos=2)
@@ -168,7 +174,7 @@ def test_unknown_acknowledgements_change_nothing(sessions: Sessions, publish: Pu
 
 @pytest.mark.parametrize("wrong", [[1, 2], "1", True, None, 1.0])
 def test_what_is_no_packet_id_is_refused(sessions: Sessions, publish: Publishing, wrong: object) -> None:
-    """Before any of the call's is acknowledged."""
+    """A packet id that isn't an integer makes the call raise before any id of the call is acknowledged."""
     session = opened(sessions, qos=2)
     publish("1", qos=1)
     assert [1] == ids(session.deliver())
@@ -181,7 +187,7 @@ def test_what_is_no_packet_id_is_refused(sessions: Sessions, publish: Publishing
 
 
 def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Publishing) -> None:
-    """There is nothing to release."""
+    """A QoS 2 message that the client refuses in its PUBREC is complete: no PUBREL follows."""
     session = opened(sessions, qos=2)
     publish("1", qos=2)
     assert [1] == ids(session.deliver())
@@ -191,7 +197,7 @@ def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Pu
 
 
 def test_a_repeated_pubrec_is_answered_again(sessions: Sessions, publish: Publishing) -> None:
-    """Whether or not its PUBREL was lost."""
+    """Every repeated PUBREC is answered with another PUBREL."""
     session = opened(sessions, qos=2)
     publish("1", qos=2)
     session.deliver()

@@ -22,12 +22,16 @@ def opened(sessions: Sessions, client_id: str, **options: object) -> Session:
 
 
 def test_those_who_get_the_same_share_all_but_the_packet_ids(sessions: Sessions, publish: Publishing) -> None:
-    """The body is one object for all of them, and other options have another one."""
+    """Sessions that receive the same messages with the same options share one body; only the packet ids are their own.
+
+    Sessions with other options have another body.
+    """
     for number in range(3):
         opened(sessions, f"client-{number}")
     first = opened(sessions, "other", subscription_identifier=7)
     publish("1")
-    first.puback(*[packet.packet_id for packet in first.deliver()])  # its ids begin elsewhere from here on
+    # from here on its packet ids differ from the others' ones
+    first.puback(*[packet.packet_id for packet in first.deliver()])
     for session, _ in sessions.deliver():
         session.puback(1)
     publish("2", "3")
@@ -43,7 +47,7 @@ def test_those_who_get_the_same_share_all_but_the_packet_ids(sessions: Sessions,
 
 
 def test_columns_have_one_value_or_one_for_each(db: ts.Database, sessions: Sessions) -> None:
-    """As the messages differ in something or don't; the objects say the same."""
+    """A column is a single value if all messages agree, and a list otherwise; the packets as objects say the same."""
     session = sessions.open("client", expiry_interval=None, overlapping="once")
     sessions.subscribe([(session, "a/#", SubscribeOptions(2, retain_as_published=True, identifier=1))])
     sessions.subscribe([(session, "a/2", SubscribeOptions(1, identifier=2))])
@@ -95,7 +99,7 @@ PACKETS = st.lists(st.one_of(st.just(-1), st.integers(0, 3), st.lists(st.integer
 
 @given(PACKETS, st.integers(1, 12), st.none() | st.integers(1, 12))
 def test_packets_are_cut_where_they_no_longer_fit(sizes: list[int | list[int]], limit: int, most: int | None) -> None:
-    """Told by objects: as many as fit, at least one, in their order, and none is lost."""
+    """A delivery cut at a limit has as many packets as fit, at least one, in order; the rest stays for later."""
     packets = [_packet(size) for size in sizes]
     all_ = single(packets)
     count, left = 0, most

@@ -1,4 +1,4 @@
-"""Whose session ends is told without any lock; and what has ended leaves nothing behind."""
+"""Ends of sessions are reported without any lock held, and ended sessions leave nothing behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ End = Callable[[Sessions, Clock], None]
 
 @pytest.mark.parametrize("end", ENDS)
 def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Clock, end: End) -> None:
-    """It is told why, in the thread that ended the session, and other threads can use the sessions meanwhile."""
+    """``on_end`` is called in the thread that ended the session, with the reason, and may wait.
+
+    Meanwhile other threads can use the sessions.
+    """
     told: list[tuple[Ended, threading.Thread]] = []
 
     def on_end(session: Session, why: Ended) -> None:
@@ -67,7 +70,10 @@ def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Cloc
 
 @pytest.mark.parametrize("end", ENDS)
 def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Clock, end: End) -> None:
-    """The call that ended the session does what it does; all others are told; and the error is reported."""
+    """An error that ``on_end`` raises is reported as a warning, and all other sessions are notified.
+
+    The call that ended the session completes.
+    """
     told = []
 
     def on_end(session: Session, _: Ended) -> None:
@@ -95,7 +101,7 @@ def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Cl
 def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As errors that end threads are."""
+    """Where warnings are errors, an error of ``on_end`` is reported by `threading.excepthook`."""
     reported: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", reported.append)
 
@@ -108,7 +114,7 @@ def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
 
 
 def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessions: Sessions, clock: Clock) -> None:
-    """Ctrl-C is nobody's error."""
+    """A KeyboardInterrupt in ``on_end`` is raised from the ending call after all others were notified."""
     told = []
 
     def on_end(session: Session, _: Ended) -> None:
@@ -125,7 +131,7 @@ def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessio
 
 
 def test_who_is_told_may_open_the_session_again(sessions: Sessions) -> None:
-    """Within the call."""
+    """``on_end`` may open the ended session again."""
     sessions.open("client", on_end=lambda *_: sessions.open("client"))
     assert sessions.kick("client")
     assert sessions.connected("client") is not None
@@ -133,7 +139,10 @@ def test_who_is_told_may_open_the_session_again(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("db", ["memory"], indirect=True)
 def test_sessions_with_a_keep_alive_leave_nothing_behind(sessions: Sessions, clock: Clock) -> None:
-    """However long it is, and however often clients connect again; those that are connected are still watched."""
+    """Ended sessions with a keep alive leave nothing in memory however often clients reconnect.
+
+    The connected clients are still watched.
+    """
     reconnects = tries(2_000, 20_000)
     kept = sessions.open("kept", keep_alive=3_600)
     for number in range(reconnects):
@@ -162,7 +171,7 @@ def test_sessions_with_a_keep_alive_leave_nothing_behind(sessions: Sessions, clo
 
 
 def test_counts(db: ts.Database, sessions: Sessions) -> None:
-    """Of who is connected."""
+    """`Sessions.counts` counts what the connected sessions have: subscriptions, messages in flight, pauses."""
     one, two = sessions.open("one", expiry_interval=None), sessions.open("two", expiry_interval=None)
     for topic_filter in ("a", "b"):
         one.subscribe(topic_filter)

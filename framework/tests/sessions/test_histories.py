@@ -1,10 +1,10 @@
-"""Whole sessions against a plain model: any history of publishing, subscribing, answering, losing and crashing.
+"""Histories of whole sessions against a plain model: publishing, subscribing, acknowledging, disconnecting, crashing.
 
-The model knows what each subscription is due, by the options of the time it was published, and what each
-client holds by the rules of MQTT. It is checked at every delivery, and at the end of each history, when
-everybody comes back and answers: then nothing that is due may be missing.
+The model knows which messages each subscription must deliver, by its options when they were published. It also knows
+what each client holds by the rules of MQTT. Every delivery is checked. At the end of a history all clients reconnect
+and acknowledge, and no required message may be missing.
 
-The store is driven by plain calls (`Store`), which may fail to write, or be the last ones of a killed process.
+Plain calls drive the store (`Store`). A call may fail to write, or be the last one before the process is killed.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ CLIENTS = ["a", "b", "c"]
 TOPICS = ["t/a", "t/b", "t/", "u/a", "u/b/c", "$s/a"]
 FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "$s/#"]
 Row = tuple[str, ts.Message, int]
-"""A client, a message of it, and the packet id."""
+"""A client id, a message of this client, and its packet id."""
 Drawn = tuple[str, int, bool, int | None, bool]
-"""A message as it is drawn: topic, QoS, whether retained, expiry, whether to be stored in any case."""
+"""A drawn message: topic, QoS, RETAIN flag, expiry in seconds, and whether the publisher asks to have it stored."""
 Asked = tuple[int, str, int, bool, int]
-"""A subscription as it is drawn: client, filter, QoS, whether without its own messages, which retained ones."""
+"""A drawn subscription: number of the client, filter, QoS, No Local, Retain Handling."""
 Outcome = tuple[ts.Message, int | None]
-"""A message that was published, and the time it was stored at; None: it was not."""
+"""A published message, and its position's time in microseconds; None if it was not stored."""
 
 
 # --- the store --------------------------------------------------------------------------
 
 
 class Store(World):
-    """A database and its sessions, by plain calls with plain results."""
+    """A database and its sessions, driven by plain calls that return plain results."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
         self.outcomes: list[Outcome] = []
         self.older: list[Session] = []
-        """Session objects that crashes left behind."""
+        """Session objects whose process crashed."""
         database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
 
     def publish(self, storage: Storage, batch: ts.MessageBatch, state: Any, **how: Any) -> Any:
-        """Publish, and note what became of each message: of those that clients publish, and of wills, too."""
+        """Publish, and record the outcome of each message, including wills and messages that clients publish."""
         result = publish(storage, batch, state, **how)
         stored = [message.payload for message in result.batch.to_messages()] if result.stored else []
         times = {payload: time_of(id_.position) for payload, id_ in zip(stored, result.ids, strict=True)}
@@ -81,7 +81,7 @@ class Store(World):
         return result
 
     def call(self, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
-        """Call a method of the database, of the sessions or of a client's session; return also what was published."""
+        """Call a method of the database, the sessions or a client's session; return also the published messages."""
         self.outcomes = []
         owner: Any = {"store": self, "db": self.db, "sessions": self.db.sessions}.get(target)
         owner = self.db.sessions.connected(target) if owner is None else owner
@@ -89,14 +89,14 @@ class Store(World):
         return _plain(getattr(owner, name)(*args, **kwargs)), self.outcomes
 
     def publish_rows(self, rows: Sequence[Row]) -> tuple[list[bool], set[int], list[int]]:
-        """Publish messages of many clients; return which topics matched, which rows were repetitions, which refused."""
+        """Publish messages of many clients; return which rows matched, were repetitions, and were refused."""
         given = [self._open(name) for name, _, _ in rows]
         messages, ids = [message for _, message, _ in rows], [packet_id for _, _, packet_id in rows]
         found = self.db.sessions.publish_batch(given, columns(messages), ids, partial=True)
         return found.matched, set(found.repeated), sorted(found.refused)
 
     def release_rows(self, rows: Sequence[tuple[str, int]]) -> list[bool]:
-        """Free packet ids of many clients; return which were in use."""
+        """Release packet ids of many clients; return which were in use."""
         return self.db.sessions.pubrel([(self._open(name), packet_id) for name, packet_id in rows]).known
 
     def subscribe_rows(self, rows: Sequence[tuple[str, str, SubscribeOptions]]) -> list[bool | None]:
@@ -106,11 +106,11 @@ class Store(World):
         return [result.created if isinstance(result, SubscribeResult) else None for result in results]
 
     def open_rows(self, connects: Sequence[Connect]) -> list[bool]:
-        """Open sessions; return which were there."""
+        """Open sessions; return which were present."""
         return [one.present for one in self.db.sessions.open_many(connects) if isinstance(one, Session)]
 
     def end_rows(self, names: Sequence[str], how: str) -> None:
-        """End the connections of clients."""
+        """Disconnect clients, or lose their connections."""
         getattr(self.db.sessions, how)([self._open(name) for name in names])
 
     def _open(self, name: str) -> Session:
@@ -119,19 +119,19 @@ class Store(World):
         return session
 
     def contents(self) -> dict[bytes, int]:
-        """Return the payloads of all stored messages with the times of their positions; none is stored twice."""
+        """Return the payloads of all stored messages with their positions' times; check that none is stored twice."""
         batches = [batch for text in ("#", "$s/#") for batch in self.db.replay_arrow(text, ids=True)]
         found = [row for batch in batches for row in batch.to_pylist() if row["payload"]]
         assert len(found) == len({row["payload"] for row in found})
         return {row["payload"]: time_of(row["position"]) for row in found}
 
     def retained(self) -> dict[tuple[str, bytes], int]:
-        """Return all retained messages, by topic and payload, with their times."""
+        """Return the times of all retained messages, by topic and payload."""
         found = [message for text in ("#", "$s/#") for message in self.db.retained(text)]
         return {(message.topic, message.payload): message.timestamp or 0 for message in found}
 
     def left_in_flight(self) -> list[bytes]:
-        """Return the keys of what is stored of messages in flight."""
+        """Return the keys of all stored records of messages in flight."""
         return in_flight(self.db)
 
     def wills(self) -> list[str]:
@@ -140,7 +140,7 @@ class Store(World):
         return sorted(key.removeprefix(prefix).decode() for key in stored_keys(self.db) if key.startswith(prefix))
 
     def left(self) -> list[bytes]:
-        """End all sessions; return the keys of what is stored of them then."""
+        """Expire all sessions; return the keys of session records that remain."""
         for client_id in self.db.sessions.clients():
             self.db.sessions.expire(client_id)
         return [key for key in stored_keys(self.db) if key[1:2] in b"sitg" or key.startswith(state_key(b"w"))]
@@ -150,7 +150,7 @@ class Store(World):
         super().reopen()
 
     def crash(self) -> None:
-        # one that is kept in memory is gone with its process, and has nothing by which it could be told of another
+        # A session kept in memory ends with its process, and has no stored record that could show a takeover.
         sessions = self.db.sessions
         stored = [client for client in CLIENTS if client in sessions and not sessions[client].in_memory]
         self.older += [session for client in stored if (session := sessions.connected(client)) is not None]
@@ -166,20 +166,20 @@ def in_flight(db: ts.Database) -> list[bytes]:
 
 
 def columns(messages: Sequence[ts.Message]) -> ts.MessageBatch:
-    """Return messages as columns, which are not checked."""
+    """Return messages as columns, which are not validated."""
     return ts.MessageBatch(*([getattr(message, name) for message in messages] for name in ts.Message.__struct_fields__))
 
 
 def _plain(result: Any) -> Any:
     if isinstance(result, Session):
         return result.present
-    if isinstance(result, list) and result and isinstance(result[0], tuple):  # of `Sessions.deliver_batches`
+    if isinstance(result, list) and result and isinstance(result[0], tuple):  # the result of `Sessions.deliver_batches`
         return [(session.client_id, [one for item in items for one in packets_of(item)]) for session, items in result]
     return None if isinstance(result, ts.StoreResult) else result
 
 
 def packets_of(item: Publish | PubRel | DeliveryBatch) -> list[Publish | PubRel]:
-    """Return the packets of a batch, made of its columns, or the packet."""
+    """Return the packets of a batch, built from its columns, or a list of the given packet."""
     if not isinstance(item, DeliveryBatch):
         return [item]
     rows = len(item)
@@ -215,25 +215,31 @@ class Published:
     stored: bool
     generation: int
     gone: bool = False
-    """It was deleted, or dropped."""
+    """Whether it was deleted, or dropped with its generation."""
     least: int | None = None
-    """The fewest seconds that it had left when the clock was set back."""
+    """The fewest seconds until its expiry at a moment when the clock was set back; None if that never happened."""
     lowest: int = 0
-    """The lowest clock since a retained message was published: it may have been read, and counted down, from then."""
+    """The lowest clock value since a retained message was published, in microseconds.
+
+    A reader may have read the message then, and counts its expiry down from there.
+    """
 
     def left(self, now: int) -> int | None:
-        """Return the seconds until it expires, rounded up; never more than were published, if a clock is set back."""
+        """Return the seconds until it expires, rounded up.
+
+        They are never more than the published interval, even after the clock was set back.
+        """
         properties = self.message.properties
         interval = None if properties is None else properties.message_expiry_interval
         return None if interval is None else min(interval, -((now - self.time) // SECOND - interval))
 
     @property
     def lapsed(self) -> bool:
-        """It had expired before the clock was set back, so that it may have been removed."""
+        """Whether it expired before the clock was set back, so that it may have been removed."""
         return self.least is not None and self.least <= 0
 
     def surely_lasts(self, now: int) -> bool:
-        """Say whether it has time left, whenever it was read."""
+        """Return whether it has time left at any moment when a reader may have read it."""
         properties = self.message.properties
         interval = None if properties is None else properties.message_expiry_interval
         return interval is None or now - self.lowest < interval * SECOND
@@ -245,16 +251,16 @@ class Published:
 
 @attrs.define(eq=False, repr=False)
 class Due:
-    """A message that a subscription gets, by the options of the time it was published."""
+    """A message that a subscription must deliver, with the subscription's options when it was published."""
 
     published: Published
     options: SubscribeOptions
     required: bool
     lapsed: bool = False
-    """It had expired when the session was delivered others, so that it was perhaps left out."""
+    """Whether it had expired during a delivery to the session, which may therefore have skipped it."""
     delivered: bool = False
     received: int = 0
-    """How often it was processed: not those that a client refused, nor repetitions that it knows as such."""
+    """The number of times that the client processed it, without those it refused or recognised as repetitions."""
 
     @property
     def qos(self) -> int:
@@ -267,68 +273,68 @@ class Subscription:
     options: SubscribeOptions
     due: dict[bytes, Due] = attrs.field(factory=dict)
     before: dict[bytes, Due] = attrs.field(factory=dict)
-    """What was due before it was ended or begun anew, if it may have been read already, and not sent."""
+    """Messages that were due before the subscription ended or began again, and may have been read already."""
     newest: dict[tuple[str, str], int] = attrs.field(factory=dict)
-    """By publisher and topic, the number of the newest message delivered."""
+    """The number of the newest message delivered, by publisher and topic."""
     kept: list[str] | None = None
-    """Topics of retained messages that were sent; None: none are to be."""
+    """Topics of the retained messages that were sent; None if none are to be sent."""
     kept_due: list[Published] = attrs.field(factory=list)
-    """Those there were when they were to be sent."""
+    """Retained messages that existed when they were requested."""
     after_kept: dict[str, int] = attrs.field(factory=dict)
-    """By topic, the newest payload that was delivered since then."""
+    """The newest payload that was delivered since then, by topic."""
     kept_again: set[str] = attrs.field(factory=set)
-    """Topics of those that came again, perhaps for the first time."""
+    """Topics whose retained messages were redelivered; the first delivery may have been lost."""
     kept_before: set[str] = attrs.field(factory=set)
-    """Topics of those that were perhaps read for an earlier request, and wait to be sent."""
+    """Topics whose retained messages may have been read for an earlier request, and still wait to be sent."""
     kept_stored: bool = False
-    """They were begun at QoS 1 or 2, so that they go on on the next connection."""
+    """Whether the request was made at QoS 1 or 2, so that it continues on the next connection."""
 
     def begin_anew(self, client: Client) -> None:
-        """Nothing is due any more but what may have been read already."""
+        """Forget all due messages, except those that may have been read already."""
         self.before = self.before | self.due if client.bounded or client.unsure else {}
         self.due = {}
 
 
 @attrs.define(eq=False, repr=False)
 class Exchange:
-    """A packet id that was sent to a client, and what happened to it."""
+    """A packet id that was sent to a client, and the state of its exchange."""
 
     packet_id: int
     qos: int
     message: ts.Message
     due: Due | None
-    """None of a retained message."""
+    """The due message, or None for a retained one."""
     order: int
     expiry: int | None
-    """The seconds that it had left when it was sent last."""
+    """Seconds until its expiry when it was last sent."""
     sent: int
-    """The time of that."""
+    """The time when it was last sent, in microseconds."""
     state: str = "sent"
-    """acknowledged, received, released or completed, as the client answers."""
+    """"sent", then "acknowledged", "received", "released" or "completed", as the client answers."""
     committed: bool = False
-    """Its PUBREC is."""
+    """Whether its PUBREC is committed."""
     answer: str = ""
-    """What the client is to send on this connection."""
+    """The packet that the client must send on this connection."""
     again: str = ""
-    """What it is to be sent again: ``message``, ``release`` or ``either``."""
+    """The packet that must be sent to the client again: ``message``, ``release`` or ``either``."""
     vanished: bool = False
-    """When it was perhaps to be sent again, its message was not there. At QoS 1 its exchange may have ended."""
+    """Whether its message could not be read when it was perhaps due again. At QoS 1 the exchange may have ended."""
 
     @property
     def over(self) -> bool:
-        """It is, if that was committed."""
+        """Whether the exchange is complete once its acknowledgement is committed."""
         return self.state in ("acknowledged", "completed")
 
 
 @attrs.define(eq=False, repr=False)
 class Client:
-    """A client, and its session as far as there is one."""
+    """A client in the model, and its session if there is one."""
 
     name: str
     exists: bool = False
     connected: bool = False
     left_open: bool = False
-    """By a crash."""
+    """Whether a crash left the session open."""
     interval: int | None = None
     in_memory: bool = False
     expires: int | None = None
@@ -339,33 +345,35 @@ class Client:
     by_identifier: dict[int, tuple[Subscription, SubscribeOptions]] = attrs.field(factory=dict)
     exchanges: dict[int, Exchange] = attrs.field(factory=dict)
     held: dict[int, object] = attrs.field(factory=dict)
-    """Packet ids of QoS 2 that the client has received and not released, with what was delivered."""
+    """QoS 2 messages that the client has received and not released, by packet id."""
     outstanding: set[int] = attrs.field(factory=set)
-    """Packet ids of messages sent on this connection whose exchange is not over."""
+    """Packet ids of messages sent on this connection whose exchange is not complete."""
     paused: bool = False
-    """It is held back."""
+    """Whether its session is paused."""
     bounded: bool = False
-    """Bytes were limited on this connection: messages may have been read that it could not be given yet."""
+    """Whether a delivery on this connection was limited in bytes: messages may have been read and not sent."""
     resent: int = 0
-    """The order of the last message that was sent again."""
+    """The order number of the last redelivered message."""
     unsure: bool = False
-    """Ids may be committed that were never sent: the process died while it delivered, or bytes were limited on an
-    earlier connection, so that packets waited in memory when it ended."""
+    """Whether packet ids may be committed that were never sent.
+
+    The process died during a delivery, or bytes were limited on an earlier connection and packets waited in memory.
+    """
     unreleased: dict[int, ts.Message] = attrs.field(factory=dict)
-    """What it published at QoS 2 and has not released."""
+    """QoS 2 messages that it published and has not released, by packet id."""
 
     def forget(self) -> None:
-        """The session ended."""
+        """Forget everything about the session."""
         self.__init__(self.name)  # type: ignore[misc]
 
     def commit(self) -> None:
-        """What was acknowledged on this connection is committed; what was before, and a crash forgot, is not."""
+        """Mark this connection's acknowledgements as committed; those of an earlier process that crashed stay open."""
         self.exchanges = {i: exchange for i, exchange in self.exchanges.items() if exchange.again or not exchange.over}
         for exchange in self.exchanges.values():
             exchange.committed |= exchange.state == "received" and not exchange.again
 
     def leave(self) -> None:
-        """The connection ends: what comes only while there is one is perhaps missed."""
+        """End the connection: messages that arrive only on a live connection are no longer required."""
         self.connected = self.paused = False
         self.unsure |= self.bounded
         self.outstanding.clear()
@@ -383,7 +391,7 @@ class Client:
         self.bounded = False
 
     def in_use(self) -> int:
-        """Return how many packet ids may be in use."""
+        """Return the highest possible number of packet ids in use."""
         return sum(not exchange.over for exchange in self.exchanges.values())
 
 
@@ -410,7 +418,7 @@ def filters() -> st.SearchStrategy[list[Asked]]:
 
 
 class Histories(SessionsMachine):
-    """Every delivery is one that is due, and at the end all that are due have come."""
+    """A state machine: every delivery must be due, and at the end nothing that is due may be missing."""
 
     @initialize(
         wanted=st.lists(st.tuples(st.sampled_from(FILTERS), st.sampled_from([1, 2])), min_size=3, max_size=3),
@@ -439,13 +447,13 @@ class Histories(SessionsMachine):
                 self.store.close()
 
     def call(self, target: str, name: str, *args: Any, away: str = "", **kwargs: Any) -> Any:
-        """Call the store; ``away``: the client who is not there when something is published meanwhile."""
+        """Call the store; ``away`` is a client that is disconnected while the call publishes messages."""
         result, outcomes = self.store.call(target, name, *args, **kwargs)
         self.absorb_all(outcomes, away)
         return result
 
     def absorb_all(self, outcomes: list[Outcome], away: str = "") -> None:
-        """Take note of what was published: what is stored nowhere comes behind what was stored with it."""
+        """Record published messages: those not stored come after those stored with them."""
         for message, time in sorted(outcomes, key=lambda outcome: outcome[1] is None):
             self.absorb(message, time, away)
         for message, time in outcomes:
@@ -453,7 +461,7 @@ class Histories(SessionsMachine):
                 self.retain(message, time)
 
     def retain(self, message: ts.Message, time: int | None) -> None:
-        """Take note of a retained message, or that there is none any more."""
+        """Record a retained message, or that the topic has none."""
         self.retained.pop(message.topic, None)
         if message.payload:
             kept = Published(message, 0, time or self.now, stored=False, generation=0, lowest=self.now)
@@ -461,12 +469,12 @@ class Histories(SessionsMachine):
 
     @property
     def now(self) -> int:
-        """The time by which messages expire."""
+        """The wall clock's time in microseconds, by which messages expire."""
         return self.store.clock.now
 
     @property
     def steady(self) -> int:
-        """The time by which sessions end and wills are due: that of a clock that was never set."""
+        """The monotonic clock's time in microseconds, by which sessions expire and wills are due."""
         return self.store.clock.monotonic()
 
     # --- publishing ---
@@ -493,7 +501,7 @@ class Histories(SessionsMachine):
         picked=st.lists(st.integers(0, 20), max_size=12),
     )
     def turn(self, publisher: str, drawn: list[Drawn], limit: int, picked: list[int]) -> None:
-        """What happens most: somebody publishes, all are delivered something, all answer some of it."""
+        """Publish, deliver to all, and let every client answer in part: the most frequent sequence of calls."""
         self.publish(publisher, drawn)
         self.deliver_all(limit)
         for which in range(len(self.live())):
@@ -506,7 +514,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2), drawn=rows(), ids=st.permutations(range(1, 13)))
     def publish_once(self, which: int, drawn: list[Drawn], ids: list[int]) -> None:
-        """A client publishes; its messages of QoS 2 take packet ids, some of which are in use: repetitions."""
+        """Publish as a client; a QoS 2 message whose packet id is in use repeats the earlier message."""
         client = self.one_of(which)
         messages = self.messages(client.name, drawn)
         for row, (message, packet_id) in enumerate(zip(messages, ids, strict=False)):
@@ -533,7 +541,7 @@ class Histories(SessionsMachine):
         bad=st.lists(st.sampled_from([False, False, False, False, True]), min_size=12, max_size=12),
     )
     def publish_together(self, drawn: list[Drawn], which: list[int], ids: list[int], bad: list[bool]) -> None:
-        """Many clients publish at once: repetitions are left out, and what can't be published is refused alone."""
+        """Publish for many clients at once: repetitions are skipped, and a bad message is refused alone."""
         sent: list[Row] = []
         repeated: set[int] = set()
         wrong: list[int] = []
@@ -557,7 +565,7 @@ class Histories(SessionsMachine):
             assert matched[row] or row in wrong or not self.wanted(message)
 
     def wanted(self, message: ts.Message) -> bool:
-        """Say whether a subscription certainly matches."""
+        """Return whether a subscription certainly matches."""
         return any(
             subscription.topic_filter.matches(message.topic) and (client.connected or subscription.options.qos)
             for client in self.clients.values()
@@ -567,14 +575,14 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(drawn=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=12))
     def release_together(self, drawn: list[tuple[int, int]]) -> None:
-        """Many clients release packet ids at once; each row tells whether its id was in use."""
+        """Release packet ids of many clients at once; each row reports whether its id was in use."""
         sent = [(self.one_of(which).name, packet_id) for which, packet_id in drawn]
         known = self.call("store", "release_rows", sent)
         assert known == [self.clients[name].unreleased.pop(packet_id, None) is not None for name, packet_id in sent]
 
     def absorb(self, message: ts.Message, time: int | None, away: str = "") -> None:
-        """Take note of a message that was published."""
-        if not message.payload:  # it only clears a retained message
+        """Record a published message, and the subscriptions that must deliver it."""
+        if not message.payload:  # such a message only clears the retained one
             return
         assert message.payload not in {known.message.payload for known in self.published}
         stored = time is not None
@@ -616,7 +624,7 @@ class Histories(SessionsMachine):
 
     @rule(name=st.sampled_from(CLIENTS), most=st.sampled_from([1, 3, 1_000]))
     def connect_in_memory(self, name: str, most: int) -> None:
-        """A session that is kept in memory begins, in place of any that there was."""
+        """Open a session that is kept in memory, in place of any earlier session of the client."""
         client = self.clients[name]
         _, pending = self.before_opening(client, clean=True)
         how = {"clean_start": True, "expiry_interval": 0, "receive_maximum": most, "in_memory": True}
@@ -649,13 +657,13 @@ class Histories(SessionsMachine):
         self.check_older(client)
 
     def check_will(self, pending: Will | None, client: Client) -> None:
-        """A will that is pending was published, any other was not."""
+        """Check that a pending will was published, and no other."""
         assert (pending is None) or client.will is None
         if pending is not None:
             assert self.published[-1].message.payload == pending.message.payload
 
     def check_older(self, client: Client) -> None:
-        """Who had the session before can't do anything with it any more."""
+        """Check that a session object of an earlier process can't change anything."""
         older = next((session for session in self.store.older if session.client_id == client.name), None)
         if older is not None:
             for act in (older.disconnect, lambda: older.subscribe("x")):
@@ -668,7 +676,7 @@ class Histories(SessionsMachine):
         clean=st.sampled_from([None] * 7 + CLIENTS),
     )
     def connect_together(self, names: list[str], most: int, clean: str | None) -> None:
-        """Many clients come back at once, one perhaps with a clean start; those that are present are taken over."""
+        """Open many sessions at once, one of them perhaps with a clean start; connected ones are taken over."""
         clients = [self.clients[name] for name in names]
         before = [self.before_opening(client, clean=client.name == clean) for client in clients]
         how = {"expiry_interval": None, "receive_maximum": most}
@@ -682,7 +690,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.lists(st.integers(0, 2), min_size=1, max_size=3), how=st.sampled_from(["disconnect", "lost"]))
     def end_together(self, which: list[int], how: str) -> None:
-        """Many connections end at once."""
+        """End many connections at once."""
         clients = list(dict.fromkeys(self.one_of(one) for one in which))
         for client in clients:
             client.commit()
@@ -737,7 +745,7 @@ class Histories(SessionsMachine):
         self.crashed()
 
     def crashed(self) -> None:
-        """Connections ended without anything being written."""
+        """Mark all connections as ended without a write."""
         self.store.clock.now += 1
         for client in self.live():
             client.leave()
@@ -747,7 +755,7 @@ class Histories(SessionsMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close the database, and open it again; one in memory is gone then, so it only crashes."""
+        """Close and reopen the database; the memory backend would lose its contents, so it only crashes."""
         if self.backend == "memory":
             self.crash()
             return
@@ -755,7 +763,7 @@ class Histories(SessionsMachine):
             client.commit()
             client.leave()
             self.end_connection(client)
-        # wills that are due at once are published by the closing
+        # closing publishes wills that are due at once
         self.store.reopen()
         contents = self.call("store", "contents")
         for client in self.clients.values():
@@ -773,7 +781,7 @@ class Histories(SessionsMachine):
 
     @rule(seconds=st.sampled_from([60, 3_600, DAY]), back=st.booleans())
     def jump(self, seconds: int, back: bool) -> None:
-        """The clock is set: no time passes for sessions and wills, but messages expire by it."""
+        """Set the wall clock: sessions and wills wait as long as before, but messages expire by the new time."""
         if back:
             for published in (*self.published, *self.was_retained.values()):
                 left = published.left(self.now)
@@ -796,9 +804,9 @@ class Histories(SessionsMachine):
     def be_away(
         self, name: str, how: str, delay: int | None, will: bool, early: bool, ticks: bool, crashes: bool
     ) -> None:
-        """A client comes back just when its session ends or its will is due, or a microsecond before.
+        """Reconnect a client exactly when its session expires or its will is due, or a microsecond before.
 
-        Meanwhile the process may crash.
+        The process may crash while the client is away.
         """
         client = self.clients[name]
         self.connect(name, clean=False, interval=20, most=10, delay=delay)
@@ -811,7 +819,7 @@ class Histories(SessionsMachine):
 
     @rule()
     def tick(self) -> None:
-        """Wills are published and sessions end when it is time, and not before."""
+        """Tick: wills are published and sessions expire when they are due, and not before."""
         for client in self.clients.values():
             if client.left_open:
                 self.end_connection(client)
@@ -853,7 +861,8 @@ class Histories(SessionsMachine):
         client = self.one_of(which)
         known = client.subscriptions.get(text)
         as_published = as_published and (known is None or known.kept is None)
-        handling = 2 if as_published else handling  # the flag then says which messages are the retained ones
+        # with as_published, the RETAIN flag doesn't tell retained messages from others
+        handling = 2 if as_published else handling
         options = SubscribeOptions(qos, no_local, as_published, handling, next(self.numbers))
         if same and known is not None:
             options = known.options
@@ -878,7 +887,7 @@ class Histories(SessionsMachine):
 
     @staticmethod
     def subscribed(client: Client, text: str, options: SubscribeOptions) -> Subscription:
-        """Take note of a subscription with these options."""
+        """Record a subscription with these options."""
         subscription = client.subscriptions.get(text) or Subscription(ts.TopicFilter(text), options)
         subscription.options = options
         client.subscriptions[text] = subscription
@@ -888,7 +897,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(drawn=filters())
     def subscribe_together(self, drawn: list[Asked]) -> None:
-        """Many subscribe to much at once; what is no filter is refused alone."""
+        """Subscribe many clients to many filters at once; a bad filter is refused alone."""
         sent = self.asked(drawn)
         found = self.call("store", "subscribe_rows", sent)
         for (name, text, options), created in zip(sent, found, strict=True):
@@ -907,7 +916,7 @@ class Histories(SessionsMachine):
         ]
 
     def replay(self, client: Client, subscription: Subscription, begin: int) -> None:
-        """All that is stored since then is due, and nothing else that was not delivered yet."""
+        """Make all messages that were stored since then due, and forget those that were due before."""
         subscription.newest.clear()
         subscription.begin_anew(client)
         subscription.due = {
@@ -917,9 +926,9 @@ class Histories(SessionsMachine):
         }
 
     def send_retained(self, client: Client, subscription: Subscription, *, replays: bool = False) -> None:
-        """The retained messages there are now are due, unless there are none: then those of before go on.
+        """Make the present retained messages due; if there are none, an earlier request continues.
 
-        One that the subscription replays comes once, as a message of the past.
+        A retained message that the subscription also replays is delivered once, as a replayed message.
         """
         there = [kept for topic, kept in self.retained_now().items() if subscription.topic_filter.matches(topic)]
         due = [kept for kept in there if not (replays and kept.message.payload in subscription.due)]
@@ -943,7 +952,7 @@ class Histories(SessionsMachine):
             subscription.begin_anew(client)
             subscription.kept = None
 
-    # --- what is stored goes ---
+    # --- removing stored messages ---
 
     @rule()
     def add_generation(self) -> None:
@@ -983,7 +992,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2))
     def pause(self, which: int) -> None:
-        """Nothing is sent to this client until it is resumed, and then what is due."""
+        """Pause a client; it must be sent nothing until it is resumed."""
         client = self.one_of(which)
         self.call(client.name, "pause")
         client.paused = True
@@ -997,7 +1006,7 @@ class Histories(SessionsMachine):
 
     @rule()
     def deliver_everything(self) -> None:
-        """Nobody who has room is left without what is due."""
+        """Deliver until no client with room in its window misses a due message."""
         self.run_dry(answering=False)
         for client in self.live() if self.at_once else []:
             if client.in_use() < client.receive_maximum and not client.paused:
@@ -1015,7 +1024,7 @@ class Histories(SessionsMachine):
         return bool(out)
 
     def note_vanished(self, clients: Sequence[Client]) -> None:
-        """Note which messages can't be sent now."""
+        """Record which messages can't be sent at this moment."""
         for client in clients:
             for subscription in client.subscriptions.values():
                 for due in subscription.due.values():
@@ -1025,13 +1034,13 @@ class Histories(SessionsMachine):
                 exchange.vanished |= exchange.again in ("message", "either") and not self.there(exchange)
 
     def missing(self, client: Client) -> list[Due]:
-        """Return what a client should have been delivered."""
+        """Return the due messages that a client hasn't received."""
         every = [due for subscription in client.subscriptions.values() for due in subscription.due.values()]
         wanted = [due for due in every if due.required and not due.lapsed and not due.received]
         return [due for due in wanted if due.published.readable(self.now)]
 
     def take(self, client: Client, items: Sequence[Publish | PubRel]) -> None:
-        """A client gets what was sent."""
+        """Check the packets sent to a client, and record them."""
         assert not (items and client.paused)
         for item in items:
             if isinstance(item, PubRel):
@@ -1054,11 +1063,11 @@ class Histories(SessionsMachine):
         exchange.state, exchange.answer, exchange.again = "released", "pubcomp", ""
 
     def there(self, exchange: Exchange) -> bool:
-        """Say whether the message of an exchange can be read again."""
+        """Return whether the message of an exchange can be read again."""
         return exchange.due is None or not exchange.due.published.gone
 
     def target_of(self, client: Client, item: Publish) -> Due | str:
-        """Return what a delivery is of: a message that is due, or the topic of a retained one."""
+        """Return the due message of a delivery, or the topic of a retained message."""
         subscription, options = client.by_identifier[item.subscription_identifiers[0]]
         message = item.message
         if item.retain and not options.retain_as_published:
@@ -1083,7 +1092,7 @@ class Histories(SessionsMachine):
                 due = subscription.before[message.payload]
             assert due is not None
             assert options == due.options
-        waited = client.bounded  # it may have been read before
+        waited = client.bounded  # an earlier delivery may have read it
         there = not due.published.gone if item.dup else due.published.readable(self.now)
         assert there or (waited and (due.published.gone or due.published.left(self.now) == 0))
         assert item.qos == due.qos
@@ -1092,13 +1101,13 @@ class Histories(SessionsMachine):
         return due
 
     def check_expiry(self, client: Client, item: Publish, published: Published, *, waited: bool) -> None:
-        """Check the seconds that are left; of a message that was read before, and waited, they are rounded up twice."""
+        """Check the seconds until expiry; for a message that was read earlier and waited, they are rounded up twice."""
         left = published.left(self.now)
-        if left is not None and item.dup:  # it doesn't expire any more
+        if left is not None and item.dup:  # it is in flight, so it doesn't expire
             left = max(left, 0)
         if left is None or not waited:
             assert item.expiry == left
-        else:  # seconds that were over when it was read don't come back
+        else:  # seconds that had passed when it was read don't come back
             least = left if published.least is None else max(min(left, published.least), 0)
             if published.least is not None and item.dup and published is self.was_retained.get(item.message.payload):
                 least = min(least, self.still_left(client, item))
@@ -1106,22 +1115,22 @@ class Histories(SessionsMachine):
             assert least <= item.expiry <= left + 1
 
     def still_left(self, client: Client, item: Publish) -> int:
-        """Return the fewest seconds that a repeated retained message has: they go on from when it was sent before."""
+        """Return the fewest seconds until expiry of a redelivered retained message, counted from its last sending."""
         before = client.exchanges.get(item.packet_id)
         if before is None or before.message.payload != item.message.payload or before.expiry is None:
-            return 0  # it was committed, and never sent
+            return 0  # its packet id was committed, and never sent
         return max(before.expiry - 1 - max(self.now - before.sent, 0) // SECOND, 0)
 
     @staticmethod
     def take_kept(subscription: Subscription, message: ts.Message) -> None:
-        """A retained message comes before all newer ones of its topic."""
+        """Check that a retained message arrives before all newer ones of its topic."""
         assert subscription.kept is not None
         assert not subscription.kept or subscription.kept[-1] < message.topic
         assert subscription.after_kept.get(message.topic, 0) <= int(message.payload)
         subscription.kept.append(message.topic)
 
     def take_exchange(self, client: Client, item: Publish, target: Due | str) -> None:
-        """A message with a packet id came."""
+        """Check a message that has a packet id, and record its exchange."""
         due = target if isinstance(target, Due) else None
         known = client.exchanges.get(item.packet_id)
         if item.dup and known is not None and known.again in ("message", "either"):
@@ -1145,17 +1154,17 @@ class Histories(SessionsMachine):
         client.outstanding.add(item.packet_id)
 
     def may_be_over(self, exchange: Exchange) -> bool:
-        """Its packet id may be used by another."""
+        """Return whether another message may use its packet id."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.over or (exchange.again == "message" and exchange.qos == 1 and gone)
 
     def stays(self, exchange: Exchange) -> bool:
-        """Its packet id may stay in use, because its message vanished at QoS 2."""
+        """Return whether its packet id may stay in use, because its message vanished at QoS 2."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.again in ("message", "either") and exchange.qos == 2 and gone
 
     def count(self, client: Client, item: Publish, due: Due) -> None:
-        """A client processes a message, if it is not a repetition that it knows as such."""
+        """Let a client process a message, unless the client recognises it as a repetition."""
         if item.qos == 2:
             if item.packet_id in client.held:
                 assert client.held[item.packet_id] is due
@@ -1176,12 +1185,15 @@ class Histories(SessionsMachine):
             assert subscription.newest.get(key, -1) < due.published.number
             subscription.newest[key] = due.published.number
 
-    # --- failing ---
+    # --- failures ---
 
     @precondition(lambda self: self.live())
     @rule(limit=st.sampled_from([1, 3, 1_000]), failing=st.integers(0, 1))
     def fail_to_deliver(self, limit: int, failing: int) -> None:
-        """What can't be committed is not handed out, and holds up no other; after a tick it comes."""
+        """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
+
+        They delay no other session.
+        """
         self.note_vanished(self.live())
         with self.store.failing(failing):
             result, outcomes = self.store.call("sessions", "deliver", limit)
@@ -1193,7 +1205,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: any(not client.in_memory for client in self.live()))
     @rule(which=st.integers(0, 2), what=st.sampled_from(["disconnect", "subscribe", "unsubscribe", "checkpoint"]))
     def fail_to_change(self, which: int, what: str) -> None:
-        """Then nothing has changed."""
+        """Let a call fail to write; nothing may have changed."""
         stored = [client for client in self.live() if not client.in_memory]
         client = stored[which % len(stored)]
         text = next(iter(client.subscriptions), None)
@@ -1215,7 +1227,7 @@ class Histories(SessionsMachine):
         refused=st.sampled_from([False, False, False, True]),
     )
     def answer(self, which: int, picked: list[int], refused: bool) -> None:
-        """A client answers some of what it got, in any order; other answers are lost, or come later."""
+        """Let a client send some of its answers, in any order; the others are lost or follow later."""
         client = self.one_of(which)
         for number in picked:
             waiting = [exchange for exchange in client.exchanges.values() if exchange.answer]
@@ -1228,7 +1240,7 @@ class Histories(SessionsMachine):
         self.answer_everything([self.one_of(which)])
 
     def answer_everything(self, clients: Sequence[Client]) -> bool:
-        """Answer all there is, PUBACKs together; return whether there was something."""
+        """Let clients send all answers, with all PUBACKs in one call; return whether there were any."""
         answered = False
         for client in clients:
             received = [exchange for exchange in client.exchanges.values() if exchange.answer == "puback"]
@@ -1265,13 +1277,13 @@ class Histories(SessionsMachine):
         for client in self.live():
             client.commit()
 
-    # --- when the dust settles ---
+    # --- the end of a history ---
 
     @rule()
     def settle(self) -> None:
-        """Everybody comes back and answers: then all that is due has come, and hardly anything is left.
+        """Reconnect all clients and let them answer: then nothing that is due is missing, and few records remain.
 
-        That is the packet ids of messages of QoS 2 that vanished in flight.
+        Only the packet ids of QoS 2 messages that vanished in flight may remain.
         """
         for client in list(self.clients.values()):
             if client.exists and not client.connected:
@@ -1305,9 +1317,9 @@ class Histories(SessionsMachine):
         assert kept <= {(topic, one.message.payload) for topic, one in self.retained_now().items()}
 
     def status_of(self, client: Client) -> Any:
-        """Return the status of a session that was told all there is.
+        """Return the status of a session that has been delivered everything.
 
-        Where epochs hide messages, the last may end only now, with nothing in it for the session, which then looks.
+        Where epochs hide messages, a session may still wait for the last epoch's end, although it holds nothing for it.
         """
         status = self.call(client.name, "status")
         for _ in range(0 if self.at_once else len(self.published)):
@@ -1318,7 +1330,7 @@ class Histories(SessionsMachine):
         return status
 
     def run_dry(self, *, answering: bool) -> None:
-        """Deliver until nobody has anything to do."""
+        """Deliver until no session has anything to do."""
         idle = 0
         while idle < 100:
             if self.deliver_all(1_000) or (answering and self.answer_everything(self.live())):
@@ -1329,7 +1341,7 @@ class Histories(SessionsMachine):
         raise AssertionError("a session has nothing to do, and says that it has")
 
     def missing_retained(self, subscription: Subscription) -> list[str]:
-        """Return the topics whose retained messages should have come: which were due, and are there still."""
+        """Return the topics whose retained messages are missing: they were due and still exist."""
         came = subscription.kept
         if came is None:
             return []
@@ -1338,7 +1350,7 @@ class Histories(SessionsMachine):
         topics = [kept.message.topic for kept in subscription.kept_due if id(kept) in still]
         return [topic for topic in topics if topic not in (*came, *subscription.kept_again)]
 
-    # --- who is there ---
+    # --- connected clients ---
 
     def live(self) -> list[Client]:
         return [client for client in self.clients.values() if client.connected]
@@ -1349,7 +1361,7 @@ class Histories(SessionsMachine):
 
 
 class KilledHistories(Histories):
-    """The same with what a killed process leaves, between calls and in the middle of them."""
+    """The same histories with processes that are killed between calls and during them."""
 
     backend = "rocksdb"
 
@@ -1358,14 +1370,14 @@ class KilledHistories(Histories):
         self.die_in(Fault("after", 1), "sessions", "counts")
 
     def die_in(self, death: Fault, *what: Any) -> None:
-        """Make a call that the process dies in, or right after it, before it has answered anybody."""
+        """Kill the process during a call or right after it, before the call has returned anything."""
         with self.store.dying(death):
             self.store.call(*what)
         self.crashed()
 
     @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), death=kills(3))
     def die_publishing(self, publisher: str, drawn: list[Drawn], death: Fault) -> None:
-        """What was published is stored or not, and kept or not: a shard has all or nothing of it."""
+        """Die while publishing: each shard stores and retains all of its part or nothing."""
         messages = self.messages(publisher, drawn)
         self.die_in(death, "db", "publish", messages)
         contents, retained = self.call("store", "contents"), self.call("store", "retained")
@@ -1378,13 +1390,14 @@ class KilledHistories(Histories):
         self.retained = {
             topic: kept
             for topic, kept in self.retained.items()
-            if kept.message.payload in there or not kept.readable(self.now)  # a clock that is set back shows it again
+            # it is shown again if the clock is set back
+            if kept.message.payload in there or not kept.readable(self.now)
         }
 
     @precondition(lambda self: self.live())
     @rule(limit=st.sampled_from([1, 3, 1_000]), death=kills())
     def die_delivering(self, limit: int, death: Fault) -> None:
-        """Then packet ids may be committed that were never sent, and what needs none is perhaps lost."""
+        """Die during a delivery: packet ids may be committed that were never sent, and QoS 0 messages may be lost."""
         live = self.live()
         self.note_vanished(live)
         self.die_in(death, "sessions", "deliver", limit)
@@ -1397,7 +1410,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: self.live())
     @rule(death=kills())
     def die_at_a_checkpoint(self, death: Fault) -> None:
-        """Then acknowledgements are perhaps committed."""
+        """Die during a checkpoint: acknowledgements may or may not be committed."""
         self.die_in(death, "sessions", "checkpoint")
 
     @precondition(lambda self: self.live())
@@ -1406,7 +1419,10 @@ class KilledHistories(Histories):
         death=kills(),
     )
     def die_publishing_together(self, drawn: list[tuple[int, str]], death: Fault) -> None:
-        """A shard has all or nothing of it, packet ids included; those who send it again store nothing twice."""
+        """Die while many publish: each shard has all of its part or nothing, packet ids included.
+
+        Clients that publish again store nothing twice.
+        """
         live = {client.name for client in self.live()}
         free = max([99, *(packet_id for client in self.live() for packet_id in client.unreleased)]) + 1
         sent: list[Row] = []
@@ -1433,7 +1449,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: any(client.unreleased for client in self.live()))
     @rule(death=kills())
     def die_releasing_together(self, death: Fault) -> None:
-        """A shard has released all or nothing."""
+        """Die while many release packet ids: each shard has released all of them or none."""
         stored = [client for client in self.live() if not client.in_memory]
         sent = [(client.name, packet_id) for client in stored for packet_id in client.unreleased]
         self.die_in(death, "store", "release_rows", sent)
@@ -1447,7 +1463,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: self.live())
     @rule(drawn=filters(), death=kills())
     def die_subscribing_together(self, drawn: list[Asked], death: Fault) -> None:
-        """A shard has all or nothing of the subscriptions that differ."""
+        """Die while many subscribe: each shard has all changed subscriptions or none."""
         sent = [row for row in self.asked(drawn) if row[1] and not self.clients[row[0]].in_memory]
         sent = list({(name, text): (name, text, options) for name, text, options in sent}.values())
         known = {(name, text) for name, text, _ in sent if text in self.clients[name].subscriptions}
@@ -1470,7 +1486,7 @@ class KilledHistories(Histories):
 
     @rule(death=kills(4), opening=st.booleans())
     def die_while_many_come_or_go(self, death: Fault, opening: bool) -> None:
-        """Who has come or gone, and what they acknowledged, is committed or not; nothing is lost either way."""
+        """Die while many connect or disconnect: each change is committed or not, and no message is lost."""
         lasting = [c for c in self.clients.values() if c.exists and c.interval is c.expires is c.will is None]
         names = [client.name for client in lasting if opening or client.connected]
         if not names:
@@ -1483,7 +1499,7 @@ class KilledHistories(Histories):
             self.die_in(death, "store", "end_rows", names, "lost")
 
     def check_shards(self, done: Sequence[tuple[str, bool]]) -> None:
-        """Of what clients did together, each shard has all or nothing."""
+        """Check that each shard has all or nothing of what clients did together."""
         by_shard: dict[int, set[bool]] = {}
         for name, one in done:
             by_shard.setdefault(self.call("db", "shard_of", name), set()).add(one)
@@ -1495,7 +1511,7 @@ class SkipstreamHistories(Histories):
 
 
 class ReopenedHistories(Histories):
-    """On disk, so that the database can be closed and opened again."""
+    """The same histories on disk, where the database can be closed and reopened."""
 
     layout, backend, shards = "reference", "rocksdb", 1
 
@@ -1513,7 +1529,7 @@ TestWildcard = case(WildcardHistories, 8, 40)
 TestKilled = case(KilledHistories, 8, 25)
 
 
-# --- short histories that are worth a test of their own ---
+# --- short histories with a test of their own ---
 
 
 def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
@@ -1522,7 +1538,7 @@ def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
 
 
 def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """And what is left of the others' intervals is told as of their delivery."""
+    """Retained messages expire while they wait for delivery; the others carry the seconds that remain at delivery."""
     retain(db, "a/1", 10)
     retain(db, "a/2", 100)
     session = sessions.open("client", expiry_interval=None)
@@ -1532,7 +1548,7 @@ def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sess
 
 
 def test_live_messages_expire_from_when_they_were_published(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Not from when somebody looked."""
+    """The expiry of an unstored message counts from its publication, not from the first delivery attempt."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a", 0)
     for seconds in (10, 100):
@@ -1546,7 +1562,10 @@ def test_live_messages_expire_from_when_they_were_published(db: ts.Database, ses
 def test_retained_messages_are_sent_once_though_the_subscription_turns_to_qos_0(
     db: ts.Database, sessions: Sessions, handling: int
 ) -> None:
-    """Nothing stays behind that would have them sent again when the session is resumed."""
+    """Retained messages are sent once although the subscription changes to QoS 0 meanwhile.
+
+    No record remains that would send them again when the session resumes.
+    """
     retain(db, "a/1")
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a/#", 1)
@@ -1562,7 +1581,7 @@ def test_retained_messages_are_sent_once_though_the_subscription_turns_to_qos_0(
 
 
 def test_nothing_is_left_of_retained_messages_that_were_cleared(db: ts.Database, sessions: Sessions) -> None:
-    """Before a session that was to be sent them came back; one of later is not sent for it."""
+    """Retained messages that were cleared while the session was away leave no record of the pending request."""
     retain(db, "a/1")
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a/#", 1)
@@ -1575,7 +1594,7 @@ def test_nothing_is_left_of_retained_messages_that_were_cleared(db: ts.Database,
 
 
 def test_live_messages_come_by_the_options_of_their_time(db: ts.Database, sessions: Sessions) -> None:
-    """Though nobody fetched them before the change."""
+    """Unstored messages are delivered with the options of their time, although the options changed before delivery."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a", 0, subscription_identifier=1)
     for qos, identifier in ((0, 2), (1, 3)):
@@ -1587,7 +1606,7 @@ def test_live_messages_come_by_the_options_of_their_time(db: ts.Database, sessio
 
 
 def test_live_messages_are_for_those_who_were_there(db: ts.Database, sessions: Sessions) -> None:
-    """Who subscribes later, or comes back, gets none of before, though others have not fetched theirs."""
+    """Unstored messages go only to sessions that were connected and subscribed when they were published."""
     first = sessions.open("first", expiry_interval=None)
     first.subscribe("a", 0)
     away = sessions.open("away", expiry_interval=None)

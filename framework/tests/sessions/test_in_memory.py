@@ -13,7 +13,7 @@ from topicstore.shard.state import ShardState
 Publishing = Callable[..., None]
 
 KINDS = (b"\1s", b"\1i", b"\1t", b"\1g")
-"""How the keys of sessions and shared subscriptions begin."""
+"""The first bytes of the keys of sessions and shared subscriptions."""
 
 
 def opened(sessions: Sessions, client_id: str = "client", **how: Any) -> Session:
@@ -21,7 +21,7 @@ def opened(sessions: Sessions, client_id: str = "client", **how: Any) -> Session
 
 
 def stored(db: ts.Database) -> list[bytes]:
-    """Return the keys of everything that is stored of sessions and shared subscriptions."""
+    """Return the keys of all stored records of sessions and shared subscriptions."""
     states = [db.state(shard) for shard in range(len(db.storage.shards))]
     return [key for state in states for kind in KINDS for key, _ in state.scan(kind)]
 
@@ -35,7 +35,7 @@ def received(packets: list[Publish | PubRel]) -> list[tuple[str, int, int]]:
 
 
 def test_nothing_is_ever_written_for_them(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Through all that a session does, in both directions and at every QoS."""
+    """A session in memory writes no session records, in either direction and at any QoS."""
     db.publish([ts.Message("a/kept", b"kept", "publisher", 1, retain=True)])
     session = opened(sessions, receive_maximum=3)
     session.subscribe("a/#", 2)
@@ -61,7 +61,7 @@ def test_nothing_is_ever_written_for_them(db: ts.Database, sessions: Sessions, p
 
 
 def test_their_messages_are_stored(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """So a slow client fills no memory, and stops filling the store when it leaves."""
+    """Messages for a session in memory are stored until it ends, so that a slow client fills no memory."""
     session = opened(sessions, receive_maximum=1)
     session.subscribe("a/#", 1)
     publish(*map(str, range(5)))
@@ -76,7 +76,7 @@ def test_their_messages_are_stored(db: ts.Database, sessions: Sessions, publish:
 
 @pytest.mark.parametrize("first", ["subscribe", "publish"])
 def test_their_filters_count_whenever_filters_are_loaded(sessions: Sessions, publish: Publishing, first: str) -> None:
-    """Before the first message is published, or after it, and until the session ends."""
+    """The filters of a session in memory count from its subscription to its end, whenever filters are first loaded."""
     if first == "publish":
         publish("nobody wants this")
     session = opened(sessions)
@@ -94,7 +94,7 @@ def test_their_filters_count_whenever_filters_are_loaded(sessions: Sessions, pub
 
 
 def test_what_is_refused_to_them(sessions: Sessions) -> None:
-    """What would have to outlive their connection."""
+    """A session in memory is refused options that would let it outlive its connection."""
     will = Will(ts.Message("a", b"", "client", 1))
     for how in ({"clean_start": False}, {"expiry_interval": 10}, {"expiry_interval": None}, {"will": will}):
         asked: dict[str, Any] = {"clean_start": True, "in_memory": True, **how}
@@ -108,7 +108,7 @@ def test_what_is_refused_to_them(sessions: Sessions) -> None:
 
 
 def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> None:
-    """By iteration, by client id, in the counts and with its lag, as it is at the moment."""
+    """A session in memory is listed, counted and described like stored ones, with its present state and lag."""
     sessions.open("a stored one", expiry_interval=None)
     session = opened(sessions)
     session.subscribe("a/#", 1)
@@ -133,7 +133,7 @@ def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> 
 
 @pytest.mark.parametrize("how", ["disconnect", "lost", "kick", "expire", "keep-alive", "taken over", "many"])
 def test_nothing_is_left_of_one_that_ends(db: ts.Database, sessions: Sessions, how: str, request: Any) -> None:
-    """Whoever ends it."""
+    """A session in memory leaves nothing behind, whichever way it ends."""
     session = opened(sessions, keep_alive=10)
     session.subscribe("a/#", 1)
     if how == "kick":
@@ -159,7 +159,7 @@ def test_nothing_is_left_of_one_that_ends(db: ts.Database, sessions: Sessions, h
 
 
 def test_many_are_opened_among_stored_ones(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """In the order of the rows, and each is as it asked to be."""
+    """One call opens sessions in memory and stored ones, in the order of the rows."""
     kinds = [bool(number % 2) for number in range(10)]
     connects = [
         Connect(client_id=f"client-{number}", clean_start=True, in_memory=kind) for number, kind in enumerate(kinds)
@@ -179,7 +179,10 @@ def test_many_are_opened_among_stored_ones(db: ts.Database, sessions: Sessions, 
 def test_a_shared_subscription_makes_it_a_stored_one(
     sessions: Sessions, publish: Publishing, crash: Callable[[], Sessions]
 ) -> None:
-    """With all that it has, so that another member gets what it leaves, also after a crash."""
+    """A shared subscription turns a session in memory into a stored one, with all of its state.
+
+    So another member can receive what it leaves, also after a crash.
+    """
     session = opened(sessions)
     session.subscribe("b", 2)
     publish("1", topic="b", qos=2)
@@ -208,7 +211,10 @@ def test_a_shared_subscription_makes_it_a_stored_one(
 def test_it_ends_with_its_connection_once_it_is_stored(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """And what it had of the shared subscription goes to another member."""
+    """A session that became stored by a shared subscription still ends with its connection.
+
+    Its messages in flight go to another member.
+    """
     session = opened(sessions)
     session.subscribe("$share/g/a/#", 1)
     other = sessions.open("other", expiry_interval=None)
@@ -225,7 +231,7 @@ def test_it_ends_with_its_connection_once_it_is_stored(
 def test_it_stays_in_memory_if_it_can_not_be_stored(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch, partial: bool
 ) -> None:
-    """The shared subscription is refused, and the next attempt makes it."""
+    """If storing fails, the shared subscription is refused and the session stays in memory; a later attempt works."""
     session = opened(sessions)
     with monkeypatch.context() as full:
         full.setattr(ShardState, "write", _fails)
@@ -248,7 +254,7 @@ def test_it_stays_in_memory_if_it_can_not_be_stored(
 def test_a_commit_that_fails_concerns_stored_sessions_only(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those in memory have their deliveries at once."""
+    """A failing commit delays only stored sessions; sessions in memory are delivered at once."""
     session, other = opened(sessions), sessions.open("other", expiry_interval=None)
     for one in (session, other):
         one.subscribe("a/#", 1)

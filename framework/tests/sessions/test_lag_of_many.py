@@ -1,4 +1,4 @@
-"""The lag of many sessions: counted in one pass, it is what counting for each of them finds."""
+"""The lag of many sessions, counted in one pass, equals the lag counted for each session alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILTERS = ("a/#", "+/1", "a/1", "#", "$own/#", "b/+", "none/#", "$share/group/a/
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """Sessions with all kinds of filters, away and connected, made at different times of a history."""
+    """A database whose sessions have all kinds of filters, connected or away, opened at different times."""
     with ts.open(tmp_path / "db", backend="memory", shards=3) as db:
         for number in range(24):
             session = db.sessions.open(f"c{number:02}", expiry_interval=None)
@@ -30,7 +30,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def one_by_one(db: ts.Database) -> dict[str, dict[str, object]]:
-    """Return the lag of each session as counted for it alone."""
+    """Return the lag of each session, counted for this session alone."""
     return {client_id: dict(db.sessions.lag(client_id)[client_id]) for client_id in db.sessions.clients()}
 
 
@@ -39,7 +39,7 @@ def one_by_one(db: ts.Database) -> dict[str, dict[str, object]]:
 def test_the_lag_of_all_is_that_of_each(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, many: int, together: int
 ) -> None:
-    """Also where so much waits that there is no pass, and where all places are read at once."""
+    """The lag of all sessions equals that of each, also where the pass is skipped because too much waits."""
     expected = one_by_one(db)
     monkeypatch.setattr(lagging, "_MANY", many)
     monkeypatch.setattr(lagging, "_TOGETHER", together)
@@ -48,7 +48,7 @@ def test_the_lag_of_all_is_that_of_each(
 
 @pytest.mark.parametrize("limit", [1, 5, 100])
 def test_the_longest_behind_come_first(db: ts.Database, limit: int) -> None:
-    """By the seconds of their lag; those for which nothing waits are left out."""
+    """`longest_behind` orders clients by the seconds of their lag, and omits those without waiting messages."""
     seconds = {
         client_id: max((lag.seconds for lag in lags.values() if lag.messages), default=-1.0)
         for client_id, lags in db.sessions.lag().items()
@@ -59,21 +59,21 @@ def test_the_longest_behind_come_first(db: ts.Database, limit: int) -> None:
 
 
 def test_where_much_waits_places_decide(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then as many are looked at as are asked for, and those with nothing to read are still left out."""
+    """Where much waits, `longest_behind` still omits the sessions that have nothing to read."""
     whole = set(db.sessions.longest_behind(db.sessions.clients(), 100))
     monkeypatch.setattr(lagging, "_TOGETHER", 10)
     assert whole == set(db.sessions.longest_behind(db.sessions.clients(), 100))
 
 
 def test_clients_are_chosen_by_connection(db: ts.Database) -> None:
-    """Those of both kinds are all there are."""
+    """Connected and disconnected clients together are all clients."""
     connected, away = db.sessions.clients(connected=True), db.sessions.clients(connected=False)
     assert [f"c{number:02}" for number in range(0, 24, 3)] == connected
     assert sorted((*connected, *away)) == db.sessions.clients()
 
 
 def test_sessions_are_counted_in_one_scan_of_each_shard(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No session is looked up; one that is being removed isn't counted, though it is stored."""
+    """Counting all sessions takes one scan of each shard and no look-up; a session being removed isn't counted."""
     assert 24 == len(db.sessions)
     states = db.sessions._states
     found = states.find("c01")

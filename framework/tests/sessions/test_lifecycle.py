@@ -1,4 +1,4 @@
-"""Opening, taking over, ending: sessions and wills in time, never early, whatever happened in between."""
+"""Opening, takeover and ends of sessions: sessions expire and wills are published in time, and never early."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ def wills(db: ts.Database) -> list[str]:
 
 @pytest.fixture
 def will(sessions: Sessions) -> Will:
-    """A will, and somebody who wants it stored."""
+    """Return a will, and subscribe to its topic so that the will is stored."""
     sessions.open("listener", expiry_interval=None).subscribe("will", 1)
     return Will(ts.Message("will", b"gone", "client", 1), delay=10)
 
 
 @pytest.mark.parametrize("longest", [0xFFFFFFFF, float(0xFFFFFFFF), timedelta(seconds=0xFFFFFFFF)])
 def test_the_longest_expiry_of_mqtt_is_never(sessions: Sessions, clock: Clock, longest: Any) -> None:
-    """At opening and by a DISCONNECT (MQTT 5, section 3.1.2.11.2)."""
+    """An expiry interval of 0xFFFFFFFF means that the session never expires (MQTT 5, section 3.1.2.11.2).
+
+    That holds when opening and in a DISCONNECT.
+    """
     sessions.open("opened", expiry_interval=longest).lost()
     sessions.open("changed", expiry_interval=1).disconnect(expiry_interval=longest)
     sessions.open("ends", expiry_interval=0xFFFFFFFE).lost()
@@ -63,7 +66,10 @@ def test_the_longest_expiry_of_mqtt_is_never(sessions: Sessions, clock: Clock, l
 
 
 def test_a_disconnect_may_change_the_expiry(sessions: Sessions) -> None:
-    """But not from 0 to anything else (MQTT 5, section 3.14.2.2.2): then nothing has changed."""
+    """A DISCONNECT may change the expiry interval, but not from 0 (MQTT 5, section 3.14.2.2.2).
+
+    Such a change is refused, and the session stays open.
+    """
     session = sessions.open("client")
     for interval in (5, None):
         with pytest.raises(ts.InvalidArgumentError, match=r"3\.14\.2\.2\.2"):
@@ -98,17 +104,20 @@ def test_a_disconnect_may_change_the_expiry(sessions: Sessions) -> None:
     ],
 )
 def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: dict[str, object]) -> None:
-    """And leave nothing."""
+    """Opening a session with arguments out of range raises, and creates nothing."""
     with pytest.raises(ts.InvalidArgumentError):
         sessions.open(**arguments)  # type: ignore[arg-type]
     assert [] == list(sessions)
 
 
-# --- taking over ---
+# --- takeover ---
 
 
 def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """Its first write fails, it is told, and others in the same commit are not harmed."""
+    """After a takeover by another process, the first write of the older owner fails and notifies it.
+
+    Other sessions in the same commit are unaffected.
+    """
     told: list[Ended] = []
     older = sessions.open("client", expiry_interval=None, on_end=lambda _, why: told.append(why))
     older.subscribe("a/#")
@@ -127,7 +136,7 @@ def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: P
 def test_whatever_an_older_owner_writes_is_refused(
     sessions: Sessions, publish: Publishing, crash: Crash, act: str
 ) -> None:
-    """Nothing of it takes effect."""
+    """Every write of an owner that was taken over elsewhere is refused, and changes nothing."""
     older = sessions.open("client", expiry_interval=None)
     older.subscribe("a/#")
     older.publish([ts.Message("x", b"", "client", 2)], [3])
@@ -152,7 +161,7 @@ def test_whatever_an_older_owner_writes_is_refused(
 
 
 def test_expired_sessions_are_removed_in_time(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Not early; `tick` says when to come again."""
+    """`tick` removes a session when it expires and not before, and returns the seconds until the next call."""
     session = sessions.open("client", expiry_interval=0.5)
     session.subscribe("a/#")
     assert 1.0 == sessions.tick()
@@ -167,7 +176,7 @@ def test_expired_sessions_are_removed_in_time(db: ts.Database, sessions: Session
 
 
 def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock, crash: Crash) -> None:
-    """Neither by the timer of its former absence, nor by who found it before."""
+    """A session that reconnected is removed neither by an old timer nor by a process that had read its old record."""
     sessions.open("client", expiry_interval=10).disconnect()
     other = crash()
     found = other._states.find("client")
@@ -187,7 +196,7 @@ def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock
 def test_a_removal_that_was_interrupted_is_finished(
     db: ts.Database, sessions: Sessions, crash: Crash, finish: str, interval: float | None
 ) -> None:
-    """By the next process's first tick, or by who opens the session first: nothing of it is found again."""
+    """The next tick or the next opening of the session finishes an interrupted removal."""
     session = sessions.open("client", expiry_interval=interval)
     options = SubscribeOptions(1, retain_handling=2)
     sessions.subscribe([(session, f"f/{number}", options) for number in range(1_500)])
@@ -219,7 +228,7 @@ def test_a_removal_that_was_interrupted_is_finished(
 
 
 def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clock, will: Will) -> None:
-    """After one and a half keep-alives without a sign, whatever the sign."""
+    """A client is lost after one and a half keep alives without a packet; every kind of packet counts."""
     told: list[Ended] = []
     session = sessions.open("client", keep_alive=10, will=will, on_end=lambda _, why: told.append(why))
     for act in (session.alive, lambda: session.puback(1), lambda: session.subscribe("x")):
@@ -237,14 +246,14 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
         session.deliver()
 
 
-# --- clocks that are set ---
+# --- setting the clock ---
 
 
 @pytest.mark.parametrize("days", [(1, -1), (-1, 1), (20_000,), (-10_000,)])
 def test_connected_clients_mind_no_clock_that_is_set(
     sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash, days: tuple[int, ...]
 ) -> None:
-    """A client that talks stays, a silent one is lost, and PUBACKs are committed, when it is time."""
+    """When the clock is set, active clients stay, silent ones are lost, and PUBACKs are committed, all in time."""
     talks, silent = (sessions.open(name, expiry_interval=60, keep_alive=10) for name in ("talks", "silent"))
     talks.subscribe("a/#")
     publish("1", "2")
@@ -261,11 +270,11 @@ def test_connected_clients_mind_no_clock_that_is_set(
         assert (None, ended, in_flight) == (talks.ended, silent.ended, crash()["talks"].in_flight)
 
 
-# --- the command line's view ---
+# --- listing, kicking and expiring ---
 
 
 def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """As they are stored."""
+    """Stored sessions can be listed, kicked and expired."""
     told: list[Ended] = []
     sessions.open("b", expiry_interval=60).disconnect()
     session = sessions.open("a", expiry_interval=None, on_end=lambda _, why: told.append(why))
@@ -291,7 +300,7 @@ def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Se
 
 
 def test_sessions_are_a_collection(sessions: Sessions) -> None:
-    """By client id; what vanishes while it is iterated over is left out."""
+    """`Sessions` is a collection ordered by client id; iteration skips sessions that vanish meanwhile."""
     assert 0 == len(sessions)
     for name in ("b", "a", "c"):
         sessions.open(name, expiry_interval=60).subscribe("x", 1)
@@ -306,7 +315,7 @@ def test_sessions_are_a_collection(sessions: Sessions) -> None:
 
 
 def test_lengths_of_time_may_be_timedeltas(sessions: Sessions, clock: Clock) -> None:
-    """As seconds are."""
+    """Durations may be given as timedelta or as seconds."""
     will = Will(ts.Message("gone", b""), delay=timedelta(seconds=5))
     session = sessions.open("client", expiry_interval=timedelta(minutes=1), keep_alive=timedelta(seconds=30), will=will)
     assert 30 == session.keep_alive
@@ -327,7 +336,7 @@ def test_lengths_of_time_may_be_timedeltas(sessions: Sessions, clock: Clock) -> 
 
 @pytest.mark.parametrize("wrong", [-1, timedelta(-1), True, "60", float("nan"), float("inf"), 1e10])
 def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: Any) -> None:
-    """And nothing is changed."""
+    """A duration that is invalid is refused, and nothing changes."""
     calls: list[Callable[[], object]] = [
         lambda: sessions.open("client", expiry_interval=wrong),
         lambda: sessions.open("client", keep_alive=wrong),
@@ -345,7 +354,7 @@ def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: Any) ->
 def test_a_session_that_a_crash_left_open_can_be_kicked(
     db: ts.Database, sessions: Sessions, crash: Crash, will: Will
 ) -> None:
-    """It is lost then."""
+    """Kicking a session that a crash left open ends its connection and publishes its will."""
     sessions.open("client", expiry_interval=60, will=Will(will.message))
     sessions = crash()
     assert sessions["client"].connected
@@ -359,7 +368,7 @@ def test_a_session_that_a_crash_left_open_can_be_kicked(
 
 
 def test_closing_commits_once_for_each_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many sessions there are."""
+    """Closing the database commits once for each shard, however many sessions there are."""
     db = ts.open(tmp_path / "db", backend="memory", shards=2)
     for number in range(50):
         session = db.sessions.open(f"client-{number}", expiry_interval=10)

@@ -1,4 +1,4 @@
-"""Sessions with long client ids: what they cost others, and how older releases stored them."""
+"""Sessions with long client ids: their cost for other sessions, and the format of older releases."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from topicstore.sessions import SubscribeOptions, Will
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 STORED = Path(__file__).with_name("long_client_ids.json")
-"""The keys and values in hexadecimal digits of two sessions, as a release stored them that had no digests in keys."""
+"""Stored keys and values of two sessions, in hexadecimal, written by a release whose keys had whole client ids."""
 LONG = "é" * 40
-"""The client id of the first; that of the second ends with 2."""
+"""The client id of the first session; that of the second ends with 2."""
 
 
 def opened(path: Path, **options: Any) -> ts.Database:
@@ -28,7 +28,7 @@ def longest_key(db: ts.Database) -> int:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> tuple[int, int]:
-    """Return how many keys of state are read within a call, and their bytes with those of their values."""
+    """Return the number of state keys that a call reads, and their bytes including values."""
     read: list[int] = []
     get_many, scan, get = ShardState.get_many, ShardState.scan, ShardState.get
 
@@ -58,7 +58,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> tupl
 def test_what_a_connection_reads_does_not_depend_on_other_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many there are, however long their client ids, and however many subscriptions they have."""
+    """The state that a connection reads doesn't grow with other sessions, their client ids or subscriptions."""
     with opened(tmp_path / "db") as db:
 
         def connect() -> None:
@@ -73,11 +73,14 @@ def test_what_a_connection_reads_does_not_depend_on_other_sessions(
             db.sessions.subscribe([*rows, (other, "$share/g/f", SubscribeOptions(1))])
             other.disconnect()
         assert before == counted(monkeypatch, connect)
-        assert longest_key(db) <= 100  # an engine's index holds keys, and is read whole with any of them
+        assert longest_key(db) <= 100  # an engine reads a whole index block, with all its keys
 
 
 def test_long_client_ids_are_found_again(tmp_path: Path) -> None:
-    """In listings, in groups, by timers and after a crash, though keys have only their digests."""
+    """Sessions with long client ids are found in listings, groups, by timers and after a crash.
+
+    Their keys have only digests of the client ids.
+    """
     names = ["x" * 60_000 + str(number) for number in range(2)]
     with opened(tmp_path / "db") as db:
         for name in names:
@@ -91,7 +94,7 @@ def test_long_client_ids_are_found_again(tmp_path: Path) -> None:
         assert names[:1] == sessions.clients()
         assert 1 == len(sessions)
         assert longest_key(db) <= 100
-    with opened(tmp_path / "copy") as db:  # as after a crash: both are open
+    with opened(tmp_path / "copy") as db:  # both sessions are open, as after a crash
         assert set(names) == {member.client_id for group in db.sessions.groups for member in group.members}
         db.sessions.tick()
         assert names[:1] == db.sessions.clients()
@@ -105,7 +108,7 @@ def test_long_client_ids_are_found_again(tmp_path: Path) -> None:
 
 @pytest.fixture(name="old")
 def _old(tmp_path: Path) -> Path:
-    """A database that has the stored sessions."""
+    """A database with the stored sessions of the older release."""
     with opened(tmp_path / "old") as db:
         rows = msgspec.json.decode(STORED.read_bytes(), type=list[tuple[str, str]])
         db.storage.shards[0].writer.write_state([FrameworkWrite(bytes.fromhex(k), bytes.fromhex(v)) for k, v in rows])
@@ -123,7 +126,7 @@ def described(db: ts.Database) -> object:
 
 
 def test_sessions_of_older_releases_are_whole(old: Path) -> None:
-    """Read-only they are as they were; once they may be written their keys are short, and all is as it was."""
+    """Sessions of older releases are intact, in read-only mode too; a writer shortens their keys."""
     expected = (
         [(LONG, ["a/#", "$share/g/b"], 2, 1, False), (LONG + "2", ["c"], 0, 0, True)],
         {LONG: ["$share/g/b", "a/#"], LONG + "2": ["c"]},
@@ -148,7 +151,7 @@ def test_sessions_of_older_releases_are_whole(old: Path) -> None:
 
 
 def test_a_replacement_that_was_killed_goes_on(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After any of its writes: the next opening finishes it."""
+    """The next opening completes a replacement of long keys that was killed after any of its writes."""
     expected = None
     for writes in range(30):
         with opened(old) as db:

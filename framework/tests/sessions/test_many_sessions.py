@@ -1,4 +1,4 @@
-"""Many sessions that are idle cost memory and nothing else."""
+"""Many idle sessions cost memory and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topicstore_conformance.faults.clock import Clock
 
 
 def idle(sessions: Sessions, numbers: range) -> list[Session]:
-    """Open sessions with a filter of their own each, and let them find that there is nothing."""
+    """Open sessions with one filter each, and deliver until none has anything to do."""
     opened = [sessions.open(f"idle-{number}", expiry_interval=None, keep_alive=0) for number in numbers]
     for number, session in zip(numbers, opened, strict=True):
         session.subscribe(f"idle/{number}/#", 1)
@@ -25,9 +25,9 @@ def idle(sessions: Sessions, numbers: range) -> list[Session]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("db", ["rocksdb"], indirect=True)  # in memory, what is stored would count
+@pytest.mark.parametrize("db", ["rocksdb"], indirect=True)  # the memory backend's stored messages would be counted
 def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessions) -> None:
-    """Connected, with two subscriptions, also after it had a window full of messages."""
+    """A connected session with two subscriptions takes less than 10 kB, also after it had a full window."""
 
     def used(numbers: range) -> list[Session]:
         opened = idle(sessions, numbers)
@@ -38,13 +38,13 @@ def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessio
             for session, items in sessions.deliver():
                 assert len(items) == session.puback(*[item.packet_id for item in items])
         sessions.checkpoint()
-        db._hub.forget()  # what was read for all of them, which is shared
+        db._hub.forget()  # drops cached reads, which all sessions share
         gc.collect()
         return opened
 
     tracemalloc.start()
     try:
-        used(range(5))  # what is there once for all
+        used(range(5))  # allocates what all sessions share
         before, _ = tracemalloc.get_traced_memory()
         opened = used(range(100, 150))
         after, _ = tracemalloc.get_traced_memory()
@@ -55,14 +55,14 @@ def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessio
 
 
 def calls(act: Callable[[], object]) -> int:
-    """Return how many functions are called, in Python or in C."""
+    """Return the number of Python and C functions that are called."""
     found = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
         nonlocal found
         found += event in ("call", "c_call")
 
-    gc.disable()  # else what is called at a collection counts, too
+    gc.disable()  # garbage collection would add calls
     sys.setprofile(count)
     try:
         act()
@@ -73,7 +73,7 @@ def calls(act: Callable[[], object]) -> int:
 
 
 def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Neither by ticks nor while others have traffic: a hundred times as many cost not one call more."""
+    """Idle sessions add no function call, neither to ticks nor to the traffic of others."""
     busy = sessions.open("busy", expiry_interval=None)
     busy.subscribe("busy", 1)
     messages = [ts.Message("busy", b"%d" % number, "publisher", 1) for number in range(10)]
@@ -95,7 +95,7 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
     for numbers in (range(3), range(3, 300)):
         idle(sessions, numbers)
         traffic()
-        silence()  # commits what was acknowledged
+        silence()  # commits the acknowledgements
         silence()
         written = [shard.writer.counters.bytes for shard in db.storage.shards]
         reads = [shard.writer.counters.reads for shard in db.storage.shards]
@@ -105,11 +105,11 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
         found.append((costs, calls(traffic)))
     (quiet, some), (quiet_with_many, some_with_many) = found
     assert quiet == quiet_with_many
-    assert some_with_many <= some + 20  # the first time of something here and there
+    assert some_with_many <= some + 20  # allows for a few one-time initialisations
 
 
 def test_a_session_whose_window_is_full_is_not_looked_at(db: ts.Database, sessions: Sessions) -> None:
-    """Also while something is to be sent again: what needs no packet id is delivered, then nothing is ready."""
+    """A session with a full window is not ready, also while redelivery waits; QoS 0 messages are still delivered."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a", 1)
     session.subscribe("live", 0)
@@ -131,7 +131,7 @@ def test_a_session_whose_window_is_full_is_not_looked_at(db: ts.Database, sessio
 
 
 def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
-    """Neither on disk nor for what follows: many shards with a session each are small."""
+    """Many shards with one session each take little space on disk."""
     with ts.open(tmp_path / "db", shards=16) as db:
         for number in range(16):
             db.sessions.open(f"client-{number}", expiry_interval=None).subscribe("#", 1)

@@ -1,4 +1,4 @@
-"""What a server calls in its event loop returns while somebody else's call is held within the engine."""
+"""Calls that a server makes in its event loop return while another thread's call is held within the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Publishing = Callable[..., None]
 
 
 class Gate:
-    """Holds whoever comes through it until it is opened."""
+    """A gate that blocks every call until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -44,7 +44,7 @@ class Gate:
 
 @contextlib.contextmanager
 def held(where: type, method: str, call: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """Hold a call, made in a thread of its own, at a method within it for as long as the block takes."""
+    """Make a call in a new thread, and hold it at a method within it for as long as the block takes."""
     gate = Gate()
     with patch.object(where, method, gate.before(getattr(where, method))):
         made = begin(call)
@@ -62,7 +62,7 @@ def ids(packets: list[Publish | PubRel]) -> list[int]:
 
 @pytest.fixture
 def session(sessions: Sessions, publish: Publishing) -> Session:
-    """Return a session with messages of both kinds in flight, and one of each more to come."""
+    """Return a session with QoS 1 and QoS 2 messages in flight, and one more of each waiting."""
     session = sessions.open("client", expiry_interval=None, keep_alive=60)
     session.subscribe("one", 1)
     session.subscribe("two", 2)
@@ -99,7 +99,7 @@ CALLS: dict[str, tuple[Callable[[Sessions, Session], object], object]] = {
 def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
     db: ts.Database, sessions: Sessions, session: Session, clock: Clock, who: str, name: str
 ) -> None:
-    """Whether that writes, with packet ids that are not committed yet, or reads; each answers as ever.
+    """Calls for an event loop return their usual results while another call writes or reads the engine.
 
     The sessions' lock is free meanwhile.
     """
@@ -129,7 +129,7 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
 
 
 def test_waiting_in_a_loop_holds_up_no_loop(sessions: Sessions, session: Session, publish: Publishing) -> None:
-    """While a delivery is held: the loop goes on, and the wait ends when there is more to deliver."""
+    """Waiting in an event loop doesn't block the loop while a delivery is held, and ends when more can be delivered."""
 
     async def main(other: Future[Any], over: threading.Event) -> None:
         waits = asyncio.create_task(sessions.wait_async())
@@ -152,7 +152,7 @@ def test_waiting_in_a_loop_holds_up_no_loop(sessions: Sessions, session: Session
 def test_what_is_acknowledged_during_a_commit_is_not_lost(
     db: ts.Database, sessions: Sessions, session: Session
 ) -> None:
-    """What was staged before it is committed without it, what is staged after it with it."""
+    """Acknowledgements that arrive during a commit are not lost; they are committed with the next one."""
     engine = type(db.storage.shards[0].writer.engine)
     assert 1 == session.pubrec(6)
     with held(engine, "write", sessions.deliver) as delivering:
@@ -176,18 +176,21 @@ def test_what_is_acknowledged_during_a_commit_is_not_lost(
 def test_a_checkpoint_between_a_pubrec_and_its_announcement_holds_no_pubrel_back(
     sessions: Sessions, session: Session
 ) -> None:
-    """The thread that received the PUBREC may be preempted when it has noted it and told nobody yet."""
+    """A checkpoint between a PUBREC and its announcement doesn't hold its PUBREL back.
+
+    The thread that received the PUBREC may be preempted after it recorded the packet and before it notified anyone.
+    """
     while sessions.deliver():
         pass
     session.puback(1)
-    assert not sessions.wait(0)  # now it is known that there is something to commit
+    assert not sessions.wait(0)  # now the dispatcher knows that there is something to commit
     with held(LiveSession, "acknowledged", lambda: session.pubrec(6)):
         sessions.checkpoint()
     assert [PubRel(6)] == [packet for _, packets in sessions.deliver() for packet in packets]
 
 
 class Client:
-    """A client that answers everything that it was sent, in any order."""
+    """A client that answers every packet, in any order."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -208,7 +211,7 @@ class Client:
 
 
 def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session: Session) -> None:
-    """Neither each of them, nor all."""
+    """Reading the stored state of one session or of all blocks no delivery."""
     for look in (partial(sessions.__getitem__, "client"), lambda: list(sessions)):
         with held(SessionState, "window", look):
             assert 1 == len(begin(sessions.deliver).result(PATIENCE))
@@ -217,7 +220,7 @@ def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session:
 
 
 def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessions) -> None:
-    """A call that waits for claims when a piece is over has them before the next one, though locks aren't fair."""
+    """Long deliveries let waiting calls run between two portions, although the locks aren't fair."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(30)]
     for session in receivers:
         session.subscribe("a", 1)
@@ -238,7 +241,7 @@ def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessio
 
 
 def test_a_delivery_is_bounded_in_all(db: ts.Database, sessions: Sessions) -> None:
-    """Who has had a turn comes after the others, and nobody twice in a call."""
+    """A delivery is limited in total; sessions take turns, and no session occurs twice in a call."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(5)]
     for session in receivers:
         session.subscribe("a", 1)
@@ -256,7 +259,7 @@ def test_a_delivery_is_bounded_in_all(db: ts.Database, sessions: Sessions) -> No
 
 
 def test_an_interruption_between_pieces_loses_nothing(db: ts.Database, sessions: Sessions) -> None:
-    """What earlier pieces had taken is handed out by the next call, under the same packet ids."""
+    """After an interruption between two portions, the next call hands out the same messages and packet ids."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(15)]
     for session in receivers:
         session.subscribe("a", 1)
@@ -279,7 +282,7 @@ def test_an_interruption_between_pieces_loses_nothing(db: ts.Database, sessions:
 
 
 def test_the_faces_calls_are_done_at_once(tmp_path: Path) -> None:
-    """Also while all of the asyncio face's threads are busy."""
+    """Non-blocking calls of the asyncio interface return even while all of its threads are busy."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db", backend="memory") as db:
@@ -300,7 +303,7 @@ def test_the_faces_calls_are_done_at_once(tmp_path: Path) -> None:
 
 
 def publish_twice(sessions: Sessions, name: str) -> None:
-    """Publish 40 messages at QoS 2, each of them twice, some of them again over another connection."""
+    """Publish 40 messages at QoS 2, each twice; some repetitions use another connection."""
     session = sessions.open(name, expiry_interval=None)
     for number in range(40):
         packet_id, message = number % 7 + 1, ts.Message(f"a/{name}", f"{name} {number}".encode(), name, 2)
@@ -312,7 +315,10 @@ def publish_twice(sessions: Sessions, name: str) -> None:
 
 
 def test_calls_for_the_same_sessions_beside_each_other(sessions: Sessions) -> None:
-    """Publishers repeat themselves and are taken over, subscriptions change: each message comes once, in order."""
+    """Concurrent calls for the same sessions deliver each message once and in order.
+
+    Publishers repeat messages and are taken over, and subscriptions change meanwhile.
+    """
     receivers = [sessions.open(f"receiver-{number}", expiry_interval=None, receive_maximum=7) for number in range(4)]
     clients = {session: Client(session) for session in receivers}
     for session, topic_filter in zip(receivers, ["a/#", "a/#", "$share/group/a/#", "$share/group/a/#"], strict=True):
@@ -348,7 +354,7 @@ def test_calls_for_the_same_sessions_beside_each_other(sessions: Sessions) -> No
 
 
 def test_calls_go_in_the_order_they_came(sessions: Sessions, session: Session) -> None:
-    """A call for many sessions is not passed by later ones for a few of them, however many there are."""
+    """A call for many sessions isn't overtaken by later calls for some of them."""
     two = sessions.open("two")
     session.subscribe("+", 1, start="beginning")
     claims = sessions._dispatcher.claims
@@ -364,7 +370,7 @@ def test_calls_go_in_the_order_they_came(sessions: Sessions, session: Session) -
 
 
 def test_a_call_that_is_interrupted_keeps_no_claims(sessions: Sessions, session: Session) -> None:
-    """By Ctrl-C, as soon as it has them: the session can be used, and has its turn."""
+    """A call that Ctrl-C interrupts as soon as it has claimed sessions releases its claims."""
     session.subscribe("+", 1, start="beginning")
     with patch.object(sessions._dispatcher.claims, "_hide", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
@@ -378,7 +384,10 @@ def test_a_call_that_is_interrupted_keeps_no_claims(sessions: Sessions, session:
 def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
     sessions: Sessions, session: Session
 ) -> None:
-    """It is refused, as it can't wait: a signal handler may interrupt a call that the other thread waits for."""
+    """A nested call raises `NestedCallError` if it would have to wait for another thread's call.
+
+    A signal handler may interrupt a call that the other thread waits for.
+    """
     two = sessions.open("two")
     session.subscribe("+", 1, start="beginning")
 
@@ -394,7 +403,7 @@ def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
 
 
 def test_a_close_within_a_call_waits_for_its_end(db: ts.Database, session: Session) -> None:
-    """Though the call holds no lock while it scans: what it delivers is committed before."""
+    """Closing the database within a call takes effect after the call, whose deliveries are committed first."""
     session.subscribe("+", 1, start="beginning")
     scan, closed = Feed._scan, list[bool]()
 

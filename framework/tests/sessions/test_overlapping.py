@@ -1,4 +1,4 @@
-"""Overlapping subscriptions that are delivered a message once; histories are in test_overlapping_histories."""
+"""Overlapping subscriptions that deliver a message once; histories are in `test_overlapping_histories`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND = 1_000_000
 
 
 def opened(sessions: Sessions, *filters: tuple[str, int], **options: Any) -> Session:
-    """Return a session with these filters and QoS, which have the identifiers 1, 2, ..."""
+    """Return a session with these filters and QoS, with subscription identifiers 1, 2, ..."""
     session = sessions.open("client", expiry_interval=None, overlapping="once", **options)
     for identifier, (text, qos) in enumerate(filters, 1):
         session.subscribe(text, qos, subscription_identifier=identifier)
@@ -42,7 +42,10 @@ def test_there_are_two_ways(sessions: Sessions) -> None:
 
 
 def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions: Sessions) -> None:
-    """As MQTT 5 says in section 3.8.4, because each subscription asks for its own."""
+    """Retained messages are delivered for each subscription that asks for them, even if filters overlap.
+
+    See MQTT 5, section 3.8.4.
+    """
     db.publish([ts.Message("a/b", b"kept", "publisher", 1, True)])
     session = opened(sessions, ("a/#", 1), ("a/b", 1))
     assert [("kept", 1, (1,)), ("kept", 1, (2,))] == sorted(told(session.deliver()))
@@ -50,7 +53,7 @@ def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions:
 
 @contextmanager
 def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> Iterator[None]:
-    """Act in the thread that stores, after the first of the feeds was told and before the others are."""
+    """Call a function in the storing thread after one filter was notified and before the others are."""
     original = getattr(Feed, name)
     acted = []
 
@@ -70,7 +73,10 @@ def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]
 def test_it_comes_once_though_only_one_filter_was_told_of_it_yet(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch, name: str, qos: int
 ) -> None:
-    """A delivery may come between the moments in which two filters hear of a message, stored or not."""
+    """A message arrives once although a delivery runs after only one of its filters was notified of it.
+
+    That holds for stored and unstored messages.
+    """
     session = opened(sessions, ("a/#", qos), ("a/b", qos), ("+/b", qos))
     publish("before")
     assert [("before", qos, (1, 2, 3))] == told(session.deliver())
@@ -91,7 +97,7 @@ def test_messages_expire_and_say_what_is_left(db: ts.Database, sessions: Session
 
 
 def test_messages_wait_together_while_the_window_is_full(sessions: Sessions, publish: Publishing) -> None:
-    """Those of a subscription that overlaps with none flow on."""
+    """Copies for overlapping subscriptions wait together while the window is full; other subscriptions continue."""
     session = opened(sessions, ("a/#", 1), ("a/b", 0), ("z", 0), receive_maximum=1)
     publish("1", "2")
     publish("3", topic="z")
@@ -103,7 +109,7 @@ def test_messages_wait_together_while_the_window_is_full(sessions: Sessions, pub
 def test_a_shard_that_can_not_be_read_is_read_later(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For all of the subscriptions together, so that nothing comes twice."""
+    """If a shard can't be read for one overlapping subscription, all of them read it later, without duplicates."""
     session = opened(sessions, ("a/#", 1), ("a/b", 1))
     publish("1")
     original = Feed.read
@@ -129,7 +135,10 @@ STORED = "dc90ded29c02a3612f2b009502c2c200000701cd04d2c402000101909193a3612f2b92
 
 
 def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() -> None:
-    """One that doesn't know of several filters wouldn't find all messages. Flights of one subscription are as ever."""
+    """Stored flights of overlapping subscriptions stay readable; releases that know a single filter refuse them.
+
+    Such a release wouldn't find all messages. The format of flights of one subscription is unchanged.
+    """
     key = Keys("c").flight(3)
     assert STORED == put(key, FLIGHT).value.hex()  # type: ignore[union-attr]
     assert StoredFlight(*msgspec.structs.astuple(FLIGHT)) == decode(key, bytes.fromhex(STORED), StoredFlight)
@@ -141,7 +150,7 @@ def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() ->
 
 
 def test_copies_that_never_come_take_bounded_memory(sessions: Sessions) -> None:
-    """As when the channel of one subscription had too many messages, and that of another had not."""
+    """Copies that never arrive, because another subscription's channel dropped them, take limited memory."""
     session = sessions.open("client", overlapping="once")
     for text in ("a/#", "a/+"):
         session.subscribe(text, 0)
@@ -163,13 +172,16 @@ FILTER = (
 
 @given(st.lists(FILTER, max_size=6), st.lists(FILTER, max_size=3), FILTER)
 def test_filters_overlap_if_a_topic_matches_both(kept: list[str], removed: list[str], other: str) -> None:
-    """Tried with all topics of these levels; those that were removed again are not found."""
+    """Two filters overlap if some topic matches both, checked with all topics of these levels.
+
+    Filters that were removed are not found.
+    """
     index: FilterOverlaps[ts.TopicFilter] = FilterOverlaps()
     filters = {text: ts.TopicFilter(text) for text in (*removed, *kept)}
     for one in filters.values():
         index.add(one, one)
     for text in filters.keys() - kept:
-        index.remove(ts.TopicFilter(text), ts.TopicFilter(text))  # another value: it stays
+        index.remove(ts.TopicFilter(text), ts.TopicFilter(text))  # another value with the same filter, which stays
         index.remove(filters[text], filters[text])
     chosen = ts.TopicFilter(other)
     matching = [topic for topic in _topics() if _matches(chosen, topic)]
@@ -184,7 +196,7 @@ def test_filters_overlap_if_a_topic_matches_both(kept: list[str], removed: list[
 def test_many_subscriptions_are_not_each_compared_with_all_others(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is looked at grows with their number and not with its square, whether or not they overlap."""
+    """Subscribing to many filters takes work that grows with their number, not with its square."""
     looked, find = [0], dict.get
 
     class Counting(dict[str, object]):
@@ -218,7 +230,7 @@ def _matches(topic_filter: ts.TopicFilter, topic: str) -> bool:
 
 
 def test_many_subscriptions_overlap_as_few_do(sessions: Sessions, publish: Publishing) -> None:
-    """Also after some of them were given up, and others made."""
+    """Overlaps of many subscriptions are as those of few, also after some are removed and others added."""
     session = opened(sessions, *[(f"t/{number}", 1) for number in range(100)])
     for number in range(90):
         session.unsubscribe(f"t/{number}")
@@ -241,7 +253,7 @@ def _topics() -> Iterator[str]:
 
 
 def test_there_may_be_many_of_them(sessions: Sessions, publish: Publishing) -> None:
-    """More than a machine word has bits."""
+    """A message may match more overlapping subscriptions than a machine word has bits."""
     filters = ["/".join("+" if number >> level & 1 else "a" for level in range(7)) for number in range(128)]
     session = opened(sessions, *((text, 1) for text in filters))
     publish("1", topic="a/a/a/a/a/a/a")

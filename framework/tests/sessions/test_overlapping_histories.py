@@ -1,8 +1,8 @@
-"""Sessions that are delivered a message once for all subscriptions that it matches, against a plain model.
+"""Sessions that deliver a message once for all matching subscriptions, against a plain model.
 
-The model knows for each message which subscriptions are still to get it, by which options. A delivery has to be for all
-of these: with all their identifiers, the highest QoS, and the RETAIN flag if one of them wants it. Between deliveries
-the client subscribes, unsubscribes, asks for the past, answers, goes and comes back, also in the other mode, and the
+The model knows for each message which subscriptions still wait for it, and their options. A delivery must be for all of
+these: with all their identifiers, the highest QoS, and the RETAIN flag if one of them asks for it. Between deliveries
+the client subscribes, unsubscribes, replays, answers, disconnects and reconnects, also in the other mode, and the
 process crashes. At the end nothing that is due may be missing.
 """
 
@@ -26,18 +26,18 @@ FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "u/b/c", "$s/#"]
 
 @attrs.define(eq=False)
 class Subscribed:
-    """A subscription."""
+    """A subscription in the model."""
 
     topic_filter: ts.TopicFilter
     identifier: int
     options: SubscribeOptions
     newest: dict[str, int] = attrs.field(factory=dict)
-    """The number of the newest message that it was delivered, by publisher and topic or kind."""
+    """The number of the newest message delivered, by publisher and topic or kind."""
 
 
 @attrs.define(eq=False)
 class Owed:
-    """A subscription that is still to get a message."""
+    """A subscription that still waits for a message."""
 
     subscribed: Subscribed
     identifier: int
@@ -47,18 +47,18 @@ class Owed:
 
 @attrs.define(eq=False)
 class Published:
-    """A message, and who is to get it."""
+    """A message, and the subscriptions that wait for it."""
 
     message: ts.Message
     number: int
     batch: int
-    """The number of the call that published it."""
+    """The number of the call that published the message."""
     stored: bool
     owed: list[Owed] = attrs.field(factory=list)
 
 
 class Overlaps(SessionsMachine):
-    """Every delivery is for all who are owed the message, and at the end nobody is owed one."""
+    """A state machine: every delivery serves all waiting subscriptions, and at the end none waits."""
 
     @initialize(
         pool=st.sampled_from([[0], [0, 0, 1], [0, 1, 2], [1, 2], [1]]),
@@ -66,16 +66,16 @@ class Overlaps(SessionsMachine):
         store_qos0=st.booleans(),
     )
     def begin(self, pool: list[int], first: list[str], store_qos0: bool) -> None:
-        """Begin with some subscriptions; a history has only some QoS, so that some are of live messages alone."""
+        """Begin with some subscriptions; a history uses only some QoS, so that some have only unstored messages."""
         self.world = World(**self.how)
         self.published: dict[bytes, Published] = {}
         self.subscriptions: dict[str, Subscribed] = {}
         self.sent: dict[int, Publish] = {}
-        """By packet id, the last message sent under it."""
+        """The last message sent under each packet id."""
         self.answers: dict[int, str] = {}
-        """By packet id, what the client has to answer on this connection."""
+        """The answer that the client owes on this connection, by packet id."""
         self.again: set[int] = set()
-        """The packet ids whose messages were not answered on an earlier connection, and are to be sent again."""
+        """Packet ids whose messages were not answered on an earlier connection, and must be redelivered."""
         self.numbers = count()
         self.identifiers, self.batches = count(1), count()
         self.once = True
@@ -101,7 +101,7 @@ class Overlaps(SessionsMachine):
 
     @rule(once=st.sampled_from([True, True, True, False]), most=st.sampled_from([1, 2, 5, 100]))
     def connect(self, once: bool, most: int) -> None:
-        """Come, or come back: what needs an answer is sent again."""
+        """Connect or reconnect; unanswered messages must be redelivered."""
         if self.session is not None:
             self.gone()
         self.once = once
@@ -111,7 +111,7 @@ class Overlaps(SessionsMachine):
         )
 
     def gone(self) -> None:
-        """What is only delivered while the client is connected is not owed any more."""
+        """Mark messages that arrive only on a live connection as no longer required."""
         self.session = None
         self.again |= {packet_id for packet_id, answer in self.answers.items() if answer != "pubcomp"}
         self.answers.clear()
@@ -121,7 +121,7 @@ class Overlaps(SessionsMachine):
 
     @rule(how=st.sampled_from(["disconnect", "crash", "reopen"]))
     def leave(self, how: str) -> None:
-        """The client goes, or the process dies, of which what is committed counts, or the database is closed."""
+        """Disconnect the client, crash the process so that only committed state remains, or reopen the database."""
         if how == "crash":
             self.world.crash()
         elif how == "reopen" and self.backend != "memory":
@@ -141,7 +141,7 @@ class Overlaps(SessionsMachine):
         start=st.sampled_from([None, None, None, "beginning"]),
     )
     def subscribe(self, text: str, qos: int, no_local: bool, as_published: bool, start: str | None) -> None:
-        """Subscribe, or change a subscription; perhaps from the beginning on."""
+        """Subscribe, or change a subscription; perhaps replay from the beginning."""
         assert self.session
         identifier, qos = next(self.identifiers), self.pool[qos % len(self.pool)]
         options = SubscribeOptions(qos, no_local, as_published, 2, identifier)
@@ -190,7 +190,7 @@ class Overlaps(SessionsMachine):
         apart=st.booleans(),
     )
     def publish(self, publisher: str, topics: list[str], qos: int, retain: bool, apart: bool) -> None:
-        """Publish, together or one by one."""
+        """Publish messages in one call or in one call each."""
         messages = [ts.Message(topic, b"%d" % next(self.numbers), publisher, qos, retain) for topic in topics]
         self.db.sessions.store_qos0 = self.store_qos0
         for some in [[message] for message in messages] if apart else [messages]:
@@ -227,7 +227,7 @@ class Overlaps(SessionsMachine):
                 self.answers[packet.packet_id] = "pubcomp"
             else:
                 self.take(packet)
-        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]  # releases need no room
+        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]  # PUBRELs need no room
         assert len(unanswered) <= self.session.receive_maximum
         assert sum(isinstance(packet, Publish) for packet in packets) <= limit
         return bool(packets)
@@ -260,7 +260,10 @@ class Overlaps(SessionsMachine):
             self.check_order(owed.subscribed.newest, message, published)
 
     def check_order(self, newest: dict[str, int], message: ts.Message, published: Published) -> None:
-        """Check the order of each topic, of what was stored, and of that with what was not, if published apart."""
+        """Check the order within each topic and among stored messages.
+
+        Messages of separate calls must also keep the order between stored and unstored ones.
+        """
         topic, client = f"{message.client_id} {message.topic}", message.client_id
         kind, other = ("stored", "live") if published.stored else ("live", "stored")
         assert newest.get(topic, -1) < published.number
@@ -293,10 +296,10 @@ class Overlaps(SessionsMachine):
     def checkpoint(self) -> None:
         self.db.sessions.checkpoint()
 
-    # --- when the dust settles ---
+    # --- the end of a history ---
 
     def settle(self) -> None:
-        """The client comes back and answers all: then all that is owed has come."""
+        """Reconnect the client and answer everything: then no subscription waits."""
         if self.session is None:
             self.connect(self.once, 100)
         self.run_dry()

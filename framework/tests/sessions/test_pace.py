@@ -1,4 +1,4 @@
-"""How often is done what nothing else brings about, and how much one session takes in its turn."""
+"""Settings of how often periodic work is done, and how many messages one session takes in its turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topicstore_conformance.faults.clock import Clock
 
 @pytest.mark.parametrize("pause", [0.25, 7.0])
 def test_the_longest_pause_can_be_set(sessions: Sessions, pause: float) -> None:
-    """A tick asks to be called again after so long, if nothing is due before."""
+    """`tick` returns at most the longest pause that is set, if nothing is due earlier."""
     assert sessions.tick() == 1.0
     sessions.pace.longest_pause = pause
     assert pause == sessions.tick()
@@ -29,7 +29,10 @@ def test_acknowledgements_are_committed_as_often_as_is_set(
     passed: int,
     lost: int,
 ) -> None:
-    """Not before; what was not committed is sent again after a crash."""
+    """Acknowledgements are committed at the interval that is set, and not before.
+
+    Uncommitted acknowledgements are lost in a crash, so that their messages are redelivered.
+    """
     sessions.pace.checkpoint_interval = 40
     session = sessions.open("c", expiry_interval=None)
     session.subscribe("a/+", 1)
@@ -44,7 +47,7 @@ def test_acknowledgements_are_committed_as_often_as_is_set(
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan"), "1s", None, True])
 def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: object) -> None:
-    """The value that was set before stays."""
+    """An invalid duration is refused, and the earlier value stays."""
     with pytest.raises(ts.InvalidArgumentError, match="is seconds above 0"):
         sessions.pace.longest_pause = wrong  # type: ignore[assignment]
     with pytest.raises(ts.InvalidArgumentError, match="is seconds above 0"):
@@ -53,7 +56,7 @@ def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: object)
 
 
 def test_a_session_takes_no_more_than_its_batch_size(sessions: Sessions, publish: Callable[..., None]) -> None:
-    """In each turn; others take as much as they may, and nothing is left out."""
+    """A session takes at most its batch size in each turn; other sessions aren't limited, and nothing is lost."""
     few, many = sessions.open("few", batch_size=3), sessions.open("many")
     for session in (few, many):
         session.subscribe("a/+", 1)
@@ -67,6 +70,6 @@ def test_a_session_takes_no_more_than_its_batch_size(sessions: Sessions, publish
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "3"])
 def test_a_batch_size_is_a_number(sessions: Sessions, wrong: object) -> None:
-    """Of 1 or more."""
+    """A batch size must be an integer of at least 1."""
     with pytest.raises(ts.InvalidArgumentError, match="batch_size"):
         sessions.open("c", batch_size=wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Messages of QoS 0 that are not stored for durable subscriptions: `Sessions.store_qos0`."""
+"""QoS 0 messages that are not stored for durable subscriptions: `Sessions.store_qos0`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opened(sessions: Sessions, client_id: str = "client", qos: int = 1, **option
 
 
 def test_by_default_they_are_stored(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """And delivered to those who were away."""
+    """By default QoS 0 messages are stored for durable subscriptions, and so reach clients that were away."""
     sessions.open("client", expiry_interval=None).subscribe("a/#", 1)
     assert sessions.store_qos0
     publish("1", qos=0)
@@ -37,7 +37,10 @@ def test_by_default_they_are_stored(db: ts.Database, sessions: Sessions, publish
 
 
 def test_they_are_delivered_live_at_qos_0(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Without a packet id, to clients that are connected, and to no others; those beside them are stored as ever."""
+    """Unstored QoS 0 messages go to connected clients only, without a packet id.
+
+    QoS 1 and 2 messages beside them are stored as usual.
+    """
     session = opened(sessions)
     opened(sessions, "away").disconnect()
     for number, qos in enumerate((0, 1, 0)):
@@ -56,7 +59,7 @@ def test_they_are_delivered_live_at_qos_0(db: ts.Database, sessions: Sessions, p
 def test_what_is_stored_for_another_reason_is_read_from_there(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """By all, also by those who were away."""
+    """A QoS 0 message that a persistence rule stores is read from the store, also by clients that were away."""
     db.persistence.add("a/kept")
     session = opened(sessions)
     session.disconnect()
@@ -69,7 +72,7 @@ def test_what_is_stored_for_another_reason_is_read_from_there(
 def test_shared_subscriptions_are_served_from_the_store(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """So what matches one is stored, for all."""
+    """A QoS 0 message that matches a shared subscription is stored, and all sessions read it from the store."""
     session = opened(sessions)
     sharing = sessions.open("sharing", expiry_interval=None)
     sharing.subscribe("$share/group/a/b", 1)
@@ -84,7 +87,7 @@ def test_shared_subscriptions_are_served_from_the_store(
 
 
 def test_what_comes_while_a_window_is_full_waits_in_order(sessions: Sessions, publish: Publishing) -> None:
-    """A message of QoS 0 doesn't pass a stored one that was published before it."""
+    """A QoS 0 message that arrives while the window is full doesn't overtake a stored one published before it."""
     sessions.store_qos0 = False
     session = sessions.open("client", expiry_interval=None, receive_maximum=1)
     session.subscribe("a/#", 1)
@@ -99,7 +102,7 @@ def test_what_comes_while_a_window_is_full_waits_in_order(sessions: Sessions, pu
 
 
 def test_options_hold_for_them(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """No Local, RETAIN as published, identifiers; and they expire."""
+    """No Local, Retain As Published, identifiers and expiry apply to unstored QoS 0 messages, too."""
     session = opened(sessions, no_local=True, retain_as_published=True, subscription_identifier=7)
     expiring = ts.Properties(message_expiry_interval=10)
     db.publish([ts.Message("a", b"own", "client"), ts.Message("a", b"1", "publisher", 0, True)])
@@ -111,7 +114,7 @@ def test_options_hold_for_them(db: ts.Database, sessions: Sessions, clock: Clock
 
 
 def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: Publishing) -> None:
-    """If the session was opened so."""
+    """Overlapping subscriptions of a session opened with ``overlapping="once"`` get one copy of each message."""
     sessions.store_qos0 = False
     session = sessions.open("client", expiry_interval=None, overlapping="once")
     session.subscribe("a/#", 1, subscription_identifier=1)
@@ -123,7 +126,10 @@ def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: 
 
 
 def test_a_message_of_many_overlapping_subscriptions_is_looked_at_once(db: ts.Database, sessions: Sessions) -> None:
-    """However many filters of a session match: watermarks are read once, and no filter is compared with the topic."""
+    """Delivering an unstored message reads watermarks once, however many filters of the session match.
+
+    No filter is compared with the topic again.
+    """
     sessions.store_qos0 = False
     session = sessions.open("client", overlapping="once")
     filters = ["/".join(levels) for levels in itertools.product("a+", repeat=6)]
@@ -144,7 +150,7 @@ def test_a_message_of_many_overlapping_subscriptions_is_looked_at_once(db: ts.Da
 def test_they_come_later_if_what_is_sent_with_them_can_not_be_committed(
     sessions: Sessions, publish: Publishing, filters: Sequence[str], overlapping: str
 ) -> None:
-    """In their order, although nothing but the session has them."""
+    """If a commit fails, the unstored messages of the same delivery are kept and delivered later, in order."""
     sessions.store_qos0 = False
     session = sessions.open("client", expiry_interval=None, overlapping=overlapping)  # type: ignore[arg-type]
     for text in filters:

@@ -1,4 +1,4 @@
-"""What clients publish through their sessions: QoS 2 exactly once."""
+"""Messages that clients publish through their sessions: QoS 2 is exactly once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stored(db: ts.Database) -> list[str]:
 
 
 def test_what_nobody_wants_stored_is_known_all_the_same(db: ts.Database, sessions: Sessions) -> None:
-    """Its id is committed, and it goes by only once."""
+    """A QoS 2 message that isn't stored still commits its packet id, and is routed only once."""
     zero = sessions.open("zero")
     zero.subscribe("#", 0)
     client = sessions.open("client", expiry_interval=None)
@@ -43,7 +43,7 @@ def test_what_nobody_wants_stored_is_known_all_the_same(db: ts.Database, session
 def test_what_makes_no_sense_is_refused(
     db: ts.Database, sessions: Sessions, messages: list[ts.Message], ids: list[int]
 ) -> None:
-    """And nothing is stored."""
+    """A message of another client, or packet ids that are invalid, are refused, and nothing is stored."""
     client = sessions.open("client")
     with pytest.raises(ts.InvalidArgumentError):
         client.publish(messages, ids)
@@ -55,7 +55,10 @@ def test_what_makes_no_sense_is_refused(
 def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions], call: str
 ) -> None:
-    """It is told so, and nothing of it stays: no turn that would be taken again and again, and no filter."""
+    """If a concurrent call finds the session taken over during a commit, the committing call raises.
+
+    The ended session leaves no pending turn and no filter.
+    """
     client = sessions.open("client", expiry_interval=None)
     client.subscribe("a/#", 2)
     db.publish([message("1", client_id="publisher")])
@@ -78,7 +81,7 @@ def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
 
 @pytest.fixture(params=["memory", pytest.param("rocksdb", marks=pytest.mark.slow)])
 def slow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ts.Database, Turnstile]]:
-    """Return a database that waits for each flush, and what lets flushes through."""
+    """Return a database whose flushes wait, and the turnstile that lets flushes through."""
     with ts.open(tmp_path / "slow", backend=request.param, durability="sync", auto_compact=False) as db:
         db.sessions.open("listener", expiry_interval=None).subscribe("#", 2)
         engine = db.storage.shards[0].writer.open_engine()
@@ -89,7 +92,10 @@ def slow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 
 
 def test_publishes_and_pubrels_in_threads_share_flushes(slow_disk: tuple[ts.Database, Turnstile]) -> None:
-    """Of one session and of several: the first has a flush of its own, and the others have few between them."""
+    """Concurrent PUBLISH and PUBREL calls share flushes, for one session and for several.
+
+    The first call has a flush of its own; the others need at most two more.
+    """
     db, turnstile = slow_disk
     sessions = [db.sessions.open(f"client-{number % 8}", expiry_interval=None) for number in range(8)] * 2
     ids = range(1, 17)
@@ -113,7 +119,7 @@ def test_publishes_and_pubrels_in_threads_share_flushes(slow_disk: tuple[ts.Data
 
 
 def test_a_repetition_waits_for_the_message_that_it_repeats(slow_disk: tuple[ts.Database, Turnstile]) -> None:
-    """It is answered when that is committed, and is stored no second time; other packet ids don't wait."""
+    """A repeated QoS 2 message is acknowledged when the first one is committed, and isn't stored twice."""
     db, turnstile = slow_disk
     client = db.sessions.open("client", expiry_interval=None)
     replace_engine(db, turnstile)
@@ -128,7 +134,7 @@ def test_a_repetition_waits_for_the_message_that_it_repeats(slow_disk: tuple[ts.
 
 
 def test_a_slow_commit_holds_up_calls_for_the_same_session_only(slow_disk: tuple[ts.Database, Turnstile]) -> None:
-    """The others write meanwhile, and deliveries leave that session out."""
+    """A slow commit blocks only calls for the same session; others commit, and deliveries skip that session."""
     db, turnstile = slow_disk
     one, two = (db.sessions.open(name, expiry_interval=None) for name in ("one", "two"))
     two.subscribe("b", 1)

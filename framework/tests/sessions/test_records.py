@@ -1,4 +1,4 @@
-"""The stored form of sessions."""
+"""The stored format of sessions."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ POSITIONS = st.lists(st.integers(0, (1 << 64) - 1), max_size=50, unique=True).ma
 
 @given(POSITIONS)
 def test_positions_come_back(positions: list[int]) -> None:
-    """Whatever lies between them."""
+    """Packed positions decode to the same positions, whatever the gaps."""
     packed = pack_positions(np.array(positions, dtype=np.uint64))
     assert positions == unpack_positions(*packed).tolist()
 
 
 @given(st.lists(st.integers(1, 65_535), min_size=1))
 def test_packet_ids_come_back(ids: list[int]) -> None:
-    """In their order."""
+    """Packed packet ids decode to the same ids, in order."""
     assert ids == list(unpack_ids(pack_ids(ids), len(ids)))
 
 
 def test_consecutive_packet_ids_take_one_number() -> None:
-    """As most flights have them."""
+    """Consecutive packet ids are stored as one number, since most flights have consecutive ids."""
     assert 7 == pack_ids(range(7, 1_000))
     assert range(7, 1_000) == unpack_ids(7, 993)
 
 
 def test_a_record_that_is_damaged_is_an_error_that_names_it() -> None:
-    """Its checksum, or its content."""
+    """A record with a bad checksum or bad contents raises an error that names its key."""
     key = Keys("client").session
     with pytest.raises(ts.CorruptionError, match="srclient"):
         decode(key, b"damaged", SessionRecord)
@@ -59,7 +59,7 @@ def test_a_record_that_is_damaged_is_an_error_that_names_it() -> None:
 
 
 def test_a_record_of_a_newer_version_is_refused() -> None:
-    """Rather than misread."""
+    """A record of a newer format version is refused rather than misread."""
     key = Keys("client").session
     with pytest.raises(ts.NewerFormatError, match="version 3"):
         decode(key, add_checksum(key, msgspec.msgpack.encode((VERSION + 2, {"anything": 1}))), SessionRecord)
@@ -82,12 +82,12 @@ STORED = [
 
 @pytest.mark.parametrize(("key", "stored", "record"), STORED)
 def test_what_is_stored_stays_readable(key: bytes, stored: str, record: msgspec.Struct) -> None:
-    """These bytes lie in databases: every later version must read them."""
+    """Records with these bytes exist in databases, so every later version must read them."""
     assert record == decode(key, bytes.fromhex(stored), type(record))
 
 
 def test_keys_of_the_longest_client_id_are_short() -> None:
-    """An engine's index holds keys: reading any of them would take as long as all of them are long."""
+    """Keys are short even for the longest client id, because an engine reads index blocks with whole keys."""
     keys = Keys("c" * 65_535)
     longest = [keys.flight(1), keys.released(1), keys.timer(1, b"e"), keys.incoming(1), keys.session, keys.name or b""]
     assert max(map(len, longest)) <= 80
@@ -95,7 +95,7 @@ def test_keys_of_the_longest_client_id_are_short() -> None:
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_keys_tell_whose_they_are(client_id: str) -> None:
-    """And no session's keys begin with another's."""
+    """Each key identifies its session, and no key begins with the prefix of another session."""
     keys = Keys(client_id)
     owner = owner_of(client_id).decode()
     assert owner == owner_in(keys.flight(5), b"\1sf")

@@ -1,4 +1,4 @@
-"""What comes again after a crash, a lost connection or a take-over, and where replays begin."""
+"""Redelivery after a crash, a lost connection or a takeover, and the starts of replays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(sessions: Sessions, qos: int = 1, **options: int) -> Session:
 def test_acknowledgements_without_a_checkpoint_cost_repetitions(
     sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
-    """That is what a crash may cost; a flight acknowledged as a whole goes with the next commit."""
+    """After a crash, acknowledged messages are redelivered unless a checkpoint or a later commit included them."""
     session = opened(sessions)
     publish("1")
     session.deliver()
@@ -54,7 +54,10 @@ def test_acknowledgements_without_a_checkpoint_cost_repetitions(
 def test_what_was_received_is_released_in_the_order_it_was(
     sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
-    """PUBRELs first, then the messages that the client may not have; ids in use stay in use."""
+    """After a crash, PUBRELs come first, in the order of the PUBRECs, then unacknowledged messages.
+
+    Packet ids in use stay in use.
+    """
     session = opened(sessions, qos=2)
     publish("1", "2", "3", "4", qos=2)
     session.deliver()
@@ -71,7 +74,7 @@ def test_what_was_received_is_released_in_the_order_it_was(
 
 
 def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """Then it is not sent again."""
+    """A message that is acknowledged before its redelivery is sent is not sent again."""
     opened(sessions)
     publish("1", "2")
     sessions.deliver()
@@ -84,7 +87,10 @@ def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publ
 def test_messages_that_were_deleted_do_not_come_again(
     db: ts.Database, sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
-    """Their id is free at QoS 1. At QoS 2 the client may hold it: it stays in use, without a PUBREL or room."""
+    """Messages deleted in flight are not redelivered; their packet ids become free at QoS 1.
+
+    At QoS 2 the client may hold the id: it stays in use, without a PUBREL, and takes no room in the window.
+    """
     session = opened(sessions, qos=2)
     publish("1", "2", qos=1)
     publish("3", qos=2)
@@ -96,7 +102,7 @@ def test_messages_that_were_deleted_do_not_come_again(
     publish("5", "6", qos=2)
     assert [("5", 5, False)] == seen(session.deliver())
     assert (3, "acknowledgements") == (session.status().in_flight, session.status().waits_for)
-    assert session.pubrec(3)  # late, of what was sent before
+    assert session.pubrec(3)  # a late answer to the earlier sending
     assert [PubRel(3)] == session.deliver()
     assert session.pubcomp(3)
     assert session.puback(4)
@@ -107,7 +113,10 @@ def test_messages_that_were_deleted_do_not_come_again(
 def test_messages_in_flight_do_not_expire(
     db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash, most: int | None
 ) -> None:
-    """[MQTT-4.3.3-7], also while they wait for bytes; what was never sent does. No PUBREL is sent without a PUBREC."""
+    """Messages in flight don't expire [MQTT-4.3.3-7], also while they wait for bytes; unsent ones do.
+
+    No PUBREL is sent without a PUBREC.
+    """
 
     def publish(qos: int, seconds: int) -> None:
         properties = ts.Properties(message_expiry_interval=seconds)
@@ -133,7 +142,7 @@ def test_messages_in_flight_do_not_expire(
 def test_a_dropped_generation_is_told_and_blocks_nothing(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """What was in flight of it has vanished, what was unread is missed, and all else goes on."""
+    """Dropping a generation discards its messages in flight, reports its unread ones, and blocks no other message."""
     session = opened(sessions)
     publish("1")
     session.deliver()
@@ -152,7 +161,7 @@ def test_a_dropped_generation_is_told_and_blocks_nothing(
 
 STORED = [START + number * SECOND // 2 + (0 if number < 10 else 5 * SECOND) for number in range(20)]
 PLACE = first_position(START + SECOND) - 1
-"""In shard 1, which is that of the publisher."""
+"""A place in shard 1, the publisher's shard."""
 
 
 @pytest.mark.parametrize(
@@ -172,7 +181,10 @@ PLACE = first_position(START + SECOND) - 1
 def test_a_replay_begins_at_its_start(
     db: ts.Database, sessions: Sessions, clock: Clock, start: Start, count: int
 ) -> None:
-    """Inclusive: a time as a replay has it, a place, or either as text, as a user property has it. Live ones follow."""
+    """A replay begins at its start, inclusive, and live messages follow.
+
+    The start may be a time, as in `Database.replay`, a place, or the text of either, as in a user property.
+    """
     for number, clock.now in enumerate(STORED):
         db.store([ts.Message("a/b", b"%d" % number, "publisher", 1)])
     clock.now = START + 100 * SECOND
@@ -183,8 +195,8 @@ def test_a_replay_begins_at_its_start(
 
 
 def test_a_place_may_be_text(db: ts.Database, sessions: Sessions) -> None:
-    """As a user property has it."""
-    db.store([ts.Message("a", b"", f"publisher {number}") for number in range(10)])  # in both shards
+    """A place may be given as text, as in a user property."""
+    db.store([ts.Message("a", b"", f"publisher {number}") for number in range(10)])  # spread over both shards
     session = sessions.open("late", expiry_interval=None)
     session.subscribe("a", 1, start=" 0:5,1:7 ")
     assert (5, 7) == session.status().subscriptions[0].places[:2]
@@ -198,7 +210,10 @@ def test_a_place_may_be_text(db: ts.Database, sessions: Sessions) -> None:
     ],
 )
 def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> None:
-    """Rather than guessed at: seconds and milliseconds too, which would be 1970. Nothing is subscribed."""
+    """An invalid start is refused rather than guessed, such as seconds or milliseconds, which would mean 1970.
+
+    Nothing is subscribed then.
+    """
     session = sessions.open("subscriber")
     with pytest.raises(ts.InvalidArgumentError, match="start: " if isinstance(start, str) else "."):
         session.subscribe("a", start=start)
@@ -207,7 +222,10 @@ def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> No
 
 @pytest.mark.parametrize("text", ["a", "$share/group/a"])
 def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text: str) -> None:
-    """As when one shard lost its last writes and the session's has not: what is stored from then on comes."""
+    """A stored place after the end of its shard counts as the end, so that later messages are delivered.
+
+    This happens if one shard lost its last writes and the session's shard did not.
+    """
 
     def stored(db: ts.Database, payload: bytes, second: int) -> None:
         db.store([ts.Message("a", payload, "publisher", 1, timestamp=second * SECOND)])
@@ -234,7 +252,10 @@ def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text:
 
 
 def test_a_session_ahead_of_a_shard_that_lost_its_end_is_told(tmp_path: Path) -> None:
-    """It goes on at the end of the shard, with one warning, also as a member of a shared subscription."""
+    """A session that is ahead of a shard that lost its end continues at the end, with one warning.
+
+    That holds for a shared subscription, too.
+    """
     path, clients = tmp_path / "db", [f"client-{number}" for number in range(64)]
     with ts.open(path, shards=2, timestamps="message", allow_ancient=True) as db:
         publisher, subscriber = (next(one for one in clients if db.storage.shard_of(one) == shard) for shard in (0, 1))

@@ -1,4 +1,4 @@
-"""Retained messages come before newer messages of their topics, in pages, whenever they are read."""
+"""Retained messages arrive before newer messages of their topics, read in pages, whenever they are read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(sessions: Sessions, qos: int, receive_maximum: int = 65_535) -> Sessi
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_newer_message_comes_after_the_retained_one(db: ts.Database, sessions: Sessions, qos: int) -> None:
-    """Stored or only passed on, and also if there is room for one message at a time."""
+    """A newer message arrives after the retained one of its topic, stored or not, also with a limit of one message."""
     retain(db, "a/1", b"old")
     retain(db, "a/2", b"other")
     session = opened(sessions, qos)
@@ -49,7 +49,10 @@ def test_a_newer_message_comes_after_the_retained_one(db: ts.Database, sessions:
 
 
 def test_one_that_was_replaced_meanwhile_comes_in_its_newer_form(db: ts.Database, sessions: Sessions) -> None:
-    """Then once more as the message that it is; one that was cleared doesn't come, but that it was does."""
+    """A retained message replaced before delivery arrives in its new form, and again as an ordinary message.
+
+    One that was cleared isn't sent; only the clearing message is.
+    """
     retain(db, "a/1", b"old")
     retain(db, "a/2", b"gone")
     session = opened(sessions, 1)
@@ -62,7 +65,7 @@ def test_one_that_was_replaced_meanwhile_comes_in_its_newer_form(db: ts.Database
 
 
 def test_many_come_once_each_in_order(db: ts.Database, sessions: Sessions) -> None:
-    """More than a page."""
+    """More retained messages than one page holds arrive once each, in the order of topics."""
     topics = [f"a/{number:04}" for number in range(2_500)]
     db.publish([ts.Message(topic, b"x", f"publisher {topic}", 1, retain=True) for topic in topics])
     session = opened(sessions, 1)
@@ -74,7 +77,7 @@ def test_many_come_once_each_in_order(db: ts.Database, sessions: Sessions) -> No
 
 
 def test_nothing_is_noted_where_there_are_none(db: ts.Database, sessions: Sessions) -> None:
-    """Subscribing then writes no more than the subscription, and newer messages come at once."""
+    """A subscription without matching retained messages stores no record for them and delays no newer message."""
     retain(db, "b", b"other")
     session = opened(sessions, 1)
     assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(OWN + b"sn")]
@@ -83,7 +86,10 @@ def test_nothing_is_noted_where_there_are_none(db: ts.Database, sessions: Sessio
 
 
 def test_a_damaged_one_holds_up_its_subscription_only(db: ts.Database, sessions: Sessions) -> None:
-    """Until it is repaired; nothing is left out, and the failure is told."""
+    """A damaged retained message delays only its own subscription until it is repaired; the failure is reported.
+
+    After the repair, all its retained messages are delivered.
+    """
     for number in range(40):
         retain(db, f"a/{number:02}", b"%d" % number)
     key = state_key(b"ra/39")
@@ -102,7 +108,10 @@ def test_a_damaged_one_holds_up_its_subscription_only(db: ts.Database, sessions:
 
 
 def test_a_change_of_qos_is_not_for_those_on_their_way(db: ts.Database, sessions: Sessions) -> None:
-    """They go on as they began: what needs no packet id is not held up by the receive maximum, what needs one is."""
+    """A changed QoS doesn't apply to retained messages that are already being sent; they keep their QoS.
+
+    So QoS 0 copies ignore the receive maximum, and QoS 1 messages respect it.
+    """
     for number in range(3):
         retain(db, f"a/{number}", b"%d" % number)
     session = opened(sessions, 0, receive_maximum=1)
@@ -117,10 +126,13 @@ def test_a_change_of_qos_is_not_for_those_on_their_way(db: ts.Database, sessions
 def test_an_end_is_stored_before_what_comes_after_it(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """Otherwise a retained message that is older than what was delivered would come after a crash."""
+    """The end of sending retained messages is committed before later messages are delivered.
+
+    Otherwise a retained message older than a delivered one could arrive after a crash.
+    """
     retain(db, "a/1", b"gone")
     session = opened(sessions, 1)
-    retain(db, "a/1", b"")  # nothing is left to send
+    retain(db, "a/1", b"")  # so nothing remains to be sent
     assert [b""] == payloads(session.deliver())
     retain(db, "a/1", b"1")
     live(db, "a/1", b"2")
@@ -136,7 +148,7 @@ def test_an_end_is_stored_before_what_comes_after_it(
 def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
     db: ts.Database, sessions: Sessions, *, together: bool
 ) -> None:
-    """With the same call, as there is room for them."""
+    """When all messages due for redelivery have vanished, the same call delivers newer ones."""
     session = opened(sessions, 1, receive_maximum=1)
     live(db, "a/1", b"old")
     assert [b"old"] == payloads(session.deliver())
@@ -151,7 +163,10 @@ def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
 def test_the_same_retained_message_is_sent_again(
     db: ts.Database, sessions: Sessions, clock: Clock, crash: Callable[[], Sessions], qos: int
 ) -> None:
-    """Though it was replaced, cleared or has expired by then [MQTT-4.4.0-1], also when others were acknowledged."""
+    """The same retained message is redelivered although it was replaced, cleared or has expired [MQTT-4.4.0-1].
+
+    That holds also if other messages were acknowledged.
+    """
     properties = ts.Properties(message_expiry_interval=10, content_type="text/plain")
     old = [ts.Message(f"a/{number}", b"old", "publisher", 2, True, 7, properties) for number in range(4)]
     db.publish(old)
@@ -174,7 +189,7 @@ def test_the_same_retained_message_is_sent_again(
 def test_retained_messages_in_flight_of_an_older_topicstore_are_looked_up(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """It stored their topics only."""
+    """Retained messages in flight are looked up by topic if an older release stored only their topics."""
     retain(db, "a/1", b"1")
     opened(sessions, 1).deliver()
     state = db.state(db.storage.shard_of("subscriber"))
@@ -210,7 +225,7 @@ class LastValues:
         self.unacknowledged: list[int] = []
         self.published: dict[str, bytes] = {}
         self.newer: set[str] = set()
-        """Topics to which something was published since the client subscribed last."""
+        """Topics to which a message was published since the client last subscribed."""
         self.count = 0
         self.connect()
         self.subscribe(0)
@@ -225,7 +240,7 @@ class LastValues:
 
     def publish(self, topic: str, retained: bool, qos: int) -> None:
         self.count += 1
-        qos = max(qos, self.qos)  # what is sent again may come after a newer message of QoS 0 (MQTT 5, section 4.6)
+        qos = max(qos, self.qos)  # a redelivered message may follow a newer QoS 0 message (MQTT 5, section 4.6)
         self._publish(ts.Message(topic, b"%d" % self.count, f"publisher of {topic}", qos, retained))
 
     def clear(self, topic: str) -> None:
@@ -250,7 +265,7 @@ class LastValues:
         return bool(some)
 
     def reconnect(self, checkpoint: bool) -> None:
-        if self.qos == 0:  # what it had not got is gone: that is what QoS 0 means
+        if self.qos == 0:  # at QoS 0, undelivered messages are lost
             return
         if checkpoint:
             self.session.checkpoint()
@@ -273,7 +288,7 @@ class LastValues:
 def test_a_client_ends_with_the_last_value_of_each_topic(
     before: list[str], steps: list[tuple[object, ...]], qos: int, receive_maximum: int, shards: int
 ) -> None:
-    """Whatever it is sent in between, and however little at a time."""
+    """A client ends with the last value of each topic, whatever it is sent in between and however slowly."""
     with ts.open("nowhere", backend="memory", shards=shards) as db:
         for topic in before:
             db.publish([ts.Message(topic, b"before", f"publisher of {topic}", 1, retain=True)])
@@ -295,7 +310,10 @@ def test_a_client_ends_with_the_last_value_of_each_topic(
 def test_a_start_brings_no_retained_copy_of_what_is_replayed(
     db: ts.Database, sessions: Sessions, clock: Clock, qos: int, resumed: bool, overlapping: Overlapping
 ) -> None:
-    """Those that were set before it, or were stored nowhere else, come first; also after a resumption."""
+    """A subscription with a start gets no retained copy of a message that it replays.
+
+    Retained messages set before the start, or not stored as messages, arrive first; also after the session resumes.
+    """
     retain(db, "a/nowhere", b"nowhere")
     db.persistence.add("a/#")
     retain(db, "a/early", b"early")
@@ -323,7 +341,10 @@ def test_a_start_brings_no_retained_copy_of_what_is_replayed(
 def test_a_start_without_own_messages_brings_retained_ones_as_without_a_start(
     db: ts.Database, sessions: Sessions
 ) -> None:
-    """Its stream brings none of those that the client itself has published, and so replays none of them."""
+    """With No Local, a start doesn't suppress the retained copies of the client's own messages.
+
+    The replay delivers none of those messages.
+    """
     db.persistence.add("a/#")
     db.publish([ts.Message("a/own", b"own", "subscriber", 1, retain=True)])
     retain(db, "a/other", b"other")

@@ -1,4 +1,4 @@
-"""How far sessions are behind, by filter, connected or not."""
+"""The lag of sessions by filter, connected or not."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ def behind(messages: int, seconds: float) -> Lag:
 
 
 def published(publish: Publishing, clock: Clock, count: int, topic: str = "a/b", client_id: str = "publisher") -> None:
-    """Publish messages, a second after each other."""
+    """Publish messages one second apart."""
     for number in range(count):
         clock.now += SECOND
         publish(str(number), topic=topic, client_id=client_id)
 
 
 def test_each_filter_has_its_own(sessions: Sessions, publish: Publishing, clock: Clock, crash: Crash) -> None:
-    """What was handed out isn't behind, acknowledged or not; nor is it after the connection's end, or a crash."""
+    """Each filter has its own lag; messages handed out don't count, acknowledged or not.
+
+    That holds after a disconnect and after a crash, too.
+    """
     session = sessions.open("client", expiry_interval=None)
     for topic_filter in ("a/#", "a/b", "c"):
         session.subscribe(topic_filter, 1)
@@ -57,7 +60,7 @@ def test_each_filter_has_its_own(sessions: Sessions, publish: Publishing, clock:
 def test_nobody_waits_for_what_is_not_to_be_delivered(
     db: ts.Database, sessions: Sessions, publish: Publishing, clock: Clock
 ) -> None:
-    """One's own messages with ``no_local``, and at QoS 0 what comes while the client is away."""
+    """Messages that won't be delivered don't count: own messages with No Local, and QoS 0 while the client is away."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a/#", 1, no_local=True)
     session.subscribe("+/b", 0)
@@ -71,7 +74,7 @@ def test_nobody_waits_for_what_is_not_to_be_delivered(
 
 
 def test_a_subscription_may_begin_behind(sessions: Sessions, publish: Publishing, clock: Clock) -> None:
-    """It is as far behind as its start says."""
+    """A subscription with a start lags by the messages since this start."""
     sessions.open("keeper", expiry_interval=None).subscribe("#", 1)
     published(publish, clock, 10)
     late = sessions.open("late", expiry_interval=None)
@@ -83,7 +86,7 @@ def test_a_subscription_may_begin_behind(sessions: Sessions, publish: Publishing
 def test_a_shared_subscription_has_one_as_a_whole(
     sessions: Sessions, publish: Publishing, clock: Clock, crash: Crash
 ) -> None:
-    """The same for all of its members; what came back from one counts again."""
+    """A shared subscription has one lag for all members; messages that a member returned count again."""
     text = "$share/group/a/#"
     members = [sessions.open(name, expiry_interval=60) for name in ("one", "two")]
     for member in members:
@@ -102,7 +105,7 @@ def test_a_shared_subscription_has_one_as_a_whole(
 def test_a_failure_to_read_is_told(
     db: ts.Database, sessions: Sessions, publish: Publishing, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing is lost by it."""
+    """A read error while counting the lag is raised, and changes nothing."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("#", 1)
     published(publish, clock, 1)
@@ -119,7 +122,7 @@ def test_a_failure_to_read_is_told(
 
 @pytest.mark.parametrize("how", ["deleted", "dropped"])
 def test_messages_that_came_back_and_are_gone_do_not_count(tmp_path: Path, how: str) -> None:
-    """Those of a shared subscription whose member went, and that were removed before another one got them."""
+    """Messages that a member returned and that were then removed don't count in a shared subscription's lag."""
     with ts.open(tmp_path / "db", backend="memory", shards=1) as db:
         one, two = (db.sessions.open(name, expiry_interval=None) for name in ("one", "two"))
         one.subscribe("$share/g/#", 1)

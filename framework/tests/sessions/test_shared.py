@@ -1,4 +1,4 @@
-"""Shared subscriptions: who gets what, what comes back, and what is left when an engine write fails in between."""
+"""Shared subscriptions: assignment to members, returned messages, and the state after failing engine writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECOND = 1_000_000
 
 @pytest.fixture
 def spread(db: ts.Database) -> Callable[..., list[bytes]]:
-    """Return what publishes numbered messages to many topics."""
+    """Return a function that publishes numbered messages to many topics."""
     numbers = iter(range(1_000_000))
 
     def publish(count: int, qos: int = 1, *, retain: bool = False) -> list[bytes]:
@@ -44,7 +44,7 @@ def member(sessions: Sessions, client_id: str, qos: int = 1, **options: Any) -> 
 
 
 def drain(sessions: Sessions, *, acknowledge: bool = True) -> dict[str, list[bytes]]:
-    """Return, by client, what is delivered until there is nothing more."""
+    """Return the payloads that are delivered to each client until nothing remains."""
     got: dict[str, list[bytes]] = {}
     while out := sessions.deliver():
         for session, items in out:
@@ -67,32 +67,32 @@ def everything(got: dict[str, list[bytes]]) -> list[bytes]:
     ["$share", "$share/", "$share/g", "$share/g/", "$share//t", "$share/+/t", "$share/#", "$share/g#/t", "$share/g/t+"],
 )
 def test_bad_filters_are_refused(sessions: Sessions, text: str) -> None:
-    """[MQTT-4.8.2-1], [MQTT-4.8.2-2]: the name is there and has no wildcard, and a filter follows."""
+    """A shared filter needs a name without wildcards, followed by a filter [MQTT-4.8.2-1] [MQTT-4.8.2-2]."""
     with pytest.raises(InvalidFilterError):
         sessions.open("a").subscribe(text)
 
 
 def test_filters_are_taken_apart() -> None:
-    """What is read is what follows the name, empty levels included."""
+    """A shared filter is parsed into its name and the filter after it, empty levels included."""
     assert ("g", "/t/+") == (parse_shared("$share/g//t/+").name, parse_shared("$share/g//t/+").topic_filter.text)
     assert ["$sharex/g/t", "t"] == [read_filter("$sharex/g/t").text, read_filter("$share/g/t").text]
     assert [True, True, False] == [is_shared("$share"), is_shared("$share/g/t"), is_shared("$shared/g/t")]
 
 
 def test_no_local_is_refused(sessions: Sessions) -> None:
-    """[MQTT-3.8.3-4]: it is a protocol error."""
+    """No Local with a shared subscription is a protocol error [MQTT-3.8.3-4]."""
     session = sessions.open("a")
     with pytest.raises(InvalidArgumentError, match="no_local"):
         session.subscribe(TEXT, no_local=True)
     assert [] == list(sessions.groups)
 
 
-# --- shares ---
+# --- assignment ---
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
 def test_shares_are_even_and_few_slices_move(members: int) -> None:
-    """Each has the same number of slices, give or take one; who joins takes no more than that from others."""
+    """Members get equal numbers of slices, give or take one; a new member takes no more than its share."""
     owners: list[int | None] = [None] * SLICES
     for count in range(1, members + 1):
         total = dict.fromkeys(range(count), 0)
@@ -106,7 +106,7 @@ def test_shares_are_even_and_few_slices_move(members: int) -> None:
 
 
 def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) -> None:
-    """Later ones go on where the group is, wherever they ask to begin."""
+    """The first member's start applies; members that join later continue where the group is."""
     db.store([ts.Message("t/0", b"old")])
     sessions.open("a", expiry_interval=None).subscribe(TEXT, start="beginning")
     assert [b"old"] == everything(drain(sessions))
@@ -115,7 +115,7 @@ def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) ->
 
 
 def test_a_group_ends_with_its_last_member(sessions: Sessions, db: ts.Database) -> None:
-    """Nothing of it stays in the store, and messages are not stored for it any more."""
+    """A group ends with its last member: no record of it remains, and messages are not stored for it."""
     member(sessions, "a").unsubscribe(TEXT)
     member(sessions, "b", expiry_interval=0).disconnect()
     assert [] == list(sessions.groups)
@@ -124,7 +124,10 @@ def test_a_group_ends_with_its_last_member(sessions: Sessions, db: ts.Database) 
 
 
 def test_options_are_those_of_the_member(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
-    """QoS is the lower of the message's and the member's; at QoS 0 it comes from what is stored, too."""
+    """A member receives messages with its own subscription options, at the lower of both QoS.
+
+    At QoS 0 its messages are read from the store, too.
+    """
     for client, qos in (("a", 0), ("b", 2)):
         sessions.open(client, expiry_interval=None).subscribe(TEXT, qos, subscription_identifier=qos + 5)
     spread(50, qos=2, retain=True)
@@ -139,14 +142,14 @@ def test_options_are_those_of_the_member(sessions: Sessions, spread: Callable[..
 
 
 def test_no_retained_messages_are_sent(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
-    """MQTT 5, section 4.8.2: a shared subscription gets none when it is made."""
+    """A new shared subscription gets no retained messages (MQTT 5, section 4.8.2)."""
     spread(3, retain=True)
     member(sessions, "a")
     assert {} == drain(sessions)
 
 
 def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
-    """The others are past it without having been asked, and have nothing to commit."""
+    """A message wakes only the member that it is assigned to; the other members have nothing to commit."""
     for client in "abcd":
         member(sessions, client)
     drain(sessions)
@@ -165,7 +168,7 @@ def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: C
 def test_a_slow_member_s_slices_go_to_others(
     sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]
 ) -> None:
-    """Not before its window was full for `slow_after` seconds; when it has room it gets its share back."""
+    """A member whose window is full for `slow_after` seconds loses its slices until it has room."""
     sessions.groups.slow_after = 5
     slow = member(sessions, "a", receive_maximum=10)
     member(sessions, "b")
@@ -189,7 +192,7 @@ def test_a_slow_member_s_slices_go_to_others(
 def test_what_comes_back_has_the_qos_of_who_gets_it(
     sessions: Sessions, spread: Callable[..., list[bytes]], qos: int
 ) -> None:
-    """Not that by which the member had it that is gone."""
+    """A returned message is delivered with the QoS of its new member."""
     gone = member(sessions, "a", expiry_interval=0)
     spread(10, qos=2)
     gone.deliver()
@@ -200,7 +203,7 @@ def test_what_comes_back_has_the_qos_of_who_gets_it(
 
 
 def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
-    """After `handover_after` seconds others get the messages of QoS 1, and the client does not get them again."""
+    """After `handover_after` seconds, QoS 1 messages of an absent member go to others, and QoS 2 messages stay."""
     sessions.groups.handover_after = 30
     lost = member(sessions, "a", 2)
     payloads = spread(10)
@@ -221,7 +224,10 @@ def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, sprea
 def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_commit(
     sessions: Sessions, crash: Callable[[], Sessions], spread: Callable[..., list[bytes]]
 ) -> None:
-    """After a crash, what one member was being sent of it is still that member's."""
+    """Returned messages are delivered once although the group is saved during a member's commit.
+
+    After a crash, messages that were being sent to a member still belong to this member.
+    """
     member(sessions, "a")
     spread(20)
     drain(sessions, acknowledge=False)
@@ -249,7 +255,7 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     assert sorted(set(found)) == sorted(found)
 
 
-# --- what one member may not be sent ---
+# --- permissions of members ---
 
 
 def even(messages: Sequence[ts.Message]) -> list[bool]:
@@ -261,7 +267,7 @@ def odd(messages: Sequence[ts.Message]) -> list[bool]:
 
 
 def settle(sessions: Sessions) -> dict[str, list[bytes]]:
-    """Return, by client, what is delivered until nobody has anything to do any more."""
+    """Return the payloads that are delivered to each client until no session has anything to do."""
     got: dict[str, list[bytes]] = {}
     while sessions.wait(0):
         for client, some in drain(sessions).items():
@@ -273,7 +279,7 @@ def settle(sessions: Sessions) -> dict[str, list[bytes]]:
 def test_what_one_member_may_not_have_goes_to_another(
     sessions: Sessions, spread: Callable[..., list[bytes]], qos: int
 ) -> None:
-    """Each message to one that may have it, however many there are, and none twice."""
+    """A message that one member may not receive goes to another member that may, exactly once."""
     member(sessions, "even", qos, allow=even)
     member(sessions, "all", qos)
     member(sessions, "odd", qos, allow=odd)
@@ -290,7 +296,10 @@ def test_what_one_member_may_not_have_goes_to_another(
 def test_what_no_member_may_have_stays_in_the_group(
     sessions: Sessions, spread: Callable[..., list[bytes]], crash: Callable[[], Sessions], crashes: bool
 ) -> None:
-    """For a member that comes later, also after a crash, and for one whose rights change."""
+    """A message that no member may receive stays in the group, also after a crash.
+
+    A later member may receive it, or one whose rights change.
+    """
     one = member(sessions, "one", allow=even)
     sent = [*spread(20), *spread(1), *spread(1), *spread(20)]
     assert everything(settle(sessions)) == sorted(p for p in sent if int(p) % 2 == 0)
@@ -313,7 +322,7 @@ def test_what_no_member_may_have_stays_in_the_group(
 
 
 class Stopping:
-    """An engine that writes only so often, and then fails, until it is told to go on."""
+    """An engine that fails after a number of writes, until the number is raised."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -363,7 +372,7 @@ def restrict(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("what", [join, leave, lose, expire, replace, deliver, restrict])
 def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[Sessions], None]) -> None:
-    """Whoever opens the database then finds all of it, and nothing whose acknowledgement was committed."""
+    """Whichever write fails, the next process finds all messages, except those whose acknowledgement was committed."""
     for writes in range(60):
         path, clock = tmp_path / str(writes), Clock()
         db = ts.open(path, clock=clock, auto_compact=False)
@@ -385,14 +394,14 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
         db.close()
         with ts.open(path, clock=clock) as db:
             got = []
-            for _ in range(4):  # those who are away hand back what they have
+            for _ in range(4):  # absent members return their messages
                 clock.now += 100 * SECOND
                 db.sessions.tick()
                 if db.sessions.connected("b") is None:
                     db.sessions.open("b", expiry_interval=None)
                 got += everything(drain(db.sessions))
             if db.sessions.connected("a") is None:
-                db.sessions.open("a")  # it may have unsubscribed, and then keeps what it has in flight
+                db.sessions.open("a")  # it may have unsubscribed, and then keeps its messages in flight
             got += everything(drain(db.sessions))
             assert sorted(set(payloads) - set(done)) == sorted(got)
             assert [0] == [group.returned for group in db.sessions.groups]
@@ -428,7 +437,7 @@ for turn in count():
 def test_killed_processes_lose_nothing(
     tmp_path: Path, run_until: Callable[..., list[tuple[Any, ...]]], moment: str
 ) -> None:
-    """SIGKILL around one write or another: every message that was stored is delivered."""
+    """A SIGKILL before or after any write loses no stored message."""
     numbers: dict[str, set[int]] = {"stored": set(), "got": set()}
     for write in (25, 46, 87, 18):
         for what, *found in run_until((write, moment), CHILD, tmp_path / "db", write * 1_000_000):
@@ -446,7 +455,7 @@ def test_killed_processes_lose_nothing(
 def test_messages_of_qos_0_are_not_kept_for_members_that_are_away(
     sessions: Sessions, spread: Callable[..., list[bytes]], db: ts.Database
 ) -> None:
-    """If they are not to be stored for sessions; while a member is connected, it gets them."""
+    """With ``store_qos0`` off, QoS 0 messages reach a shared subscription only while a member is connected."""
     sessions.store_qos0 = False
     one, two = member(sessions, "one"), member(sessions, "two")
     sent = spread(10, 0)

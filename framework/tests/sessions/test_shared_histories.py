@@ -1,4 +1,4 @@
-"""Shared subscriptions against a plain model: who joins, leaves, is lost, is slow, acknowledges or not, and crashes."""
+"""Shared subscriptions against a plain model: members join, leave, get lost, are slow, acknowledge, and crash."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ TEXT = "$share/g/t/#"
 HANDOVER, EXPIRY, SLOW = 20, 50, 5
 SECOND = 1_000_000
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30)
-"""Messages as they are drawn: topic, publisher, QoS."""
+"""Drawn messages: topic, publisher, QoS."""
 
 
 @attrs.define
 class Sent:
-    """A message, and what has become of it."""
+    """A message and its state in the model."""
 
     topic: str
     publisher: str
     number: int
     qos: int
     holder: str = ""
-    """Whose session has it in flight."""
+    """The client whose session has the message in flight."""
     state: str = "unread"
-    """held; acknowledged; forgotten (that, perhaps); done; returned; perhaps (returned, if forgotten); lost."""
+    """unread, held, acknowledged, forgotten, done, returned, perhaps or lost.
+
+    "forgotten": acknowledged before a crash, perhaps uncommitted. "perhaps": perhaps returned.
+    """
     effective: int = 0
     unsure: frozenset[str] = frozenset()
-    """Who may have it in flight and was not sent it, because the process died; it then comes as a repetition."""
+    """Clients that may have it in flight although the process died first; it then arrives as a repetition."""
     certain: bool = False
-    """All of these still have their sessions."""
+    """Whether all of these clients still have their sessions."""
 
 
 class Histories(SessionsMachine):
-    """Every message comes to one member, and to another only if it came back unacknowledged."""
+    """A state machine: every message goes to one member, and to another only after it was returned unacknowledged."""
 
     @initialize()
     def begin(self) -> None:
@@ -51,20 +54,20 @@ class Histories(SessionsMachine):
         self.sent: dict[bytes, Sent] = {}
         self.numbers: dict[tuple[str, str], int] = {}
         self.members: dict[str, int] = {}
-        """Who has the subscription, and with which QoS."""
+        """The QoS of each member of the shared subscription."""
         self.expiry: dict[str, int | None] = {}
-        """Of all sessions."""
+        """The expiry interval of each session in seconds."""
         self.away: dict[str, int] = {}
-        """Since when members are; those that handed back what they had are taken out."""
+        """The time when each absent client disconnected; clients that returned their messages are removed."""
         self.ends: dict[str, int] = {}
         self.in_flight: dict[str, dict[int, tuple[bytes, str]]] = {client: {} for client in CLIENTS}
-        """As the clients know it: by packet id, payload and what the client is to answer."""
+        """The clients' view: by packet id, the payload and the answer that the client owes."""
         self.live: dict[str, Session] = {}
         self.newest: dict[tuple[str, str], int] = {}
         self.start_over()
 
     def start_over(self) -> None:
-        """Begin with the sessions as they are stored."""
+        """Load the sessions as they are stored."""
         self.sessions = self.world.db.sessions
         self.sessions.groups.slow_after, self.sessions.groups.handover_after = SLOW, HANDOVER
 
@@ -76,14 +79,14 @@ class Histories(SessionsMachine):
             finally:
                 self.world.close()
 
-    # --- what can happen ---
+    # --- rules ---
 
     @rule(rows=ROWS)
     def publish(self, rows: list[tuple[int, int, int]]) -> None:
         self.world.db.publish(self.messages(rows))
 
     def messages(self, rows: list[tuple[int, int, int]]) -> list[ts.Message]:
-        """Return messages, and take note of them if there is a member."""
+        """Return messages, and record them if the group has a member."""
         messages = []
         for topic, publisher, qos in rows:
             key = (f"t/{topic}", f"p{publisher}")
@@ -183,13 +186,13 @@ class Histories(SessionsMachine):
 
     @rule()
     def crash(self) -> None:
-        """Go on with what is committed alone."""
+        """Crash the process; only committed state remains."""
         self.world.crash()
         self.crashed()
 
     def crashed(self) -> None:
         self.start_over()
-        list(self.sessions.groups)  # load what there is
+        list(self.sessions.groups)  # load all groups
         for sent in self.sent.values():
             if sent.state == "acknowledged":
                 sent.state = "forgotten"
@@ -200,7 +203,7 @@ class Histories(SessionsMachine):
             if expiry is not None:
                 self.ends[client] = self.world.clock.now + expiry * SECOND
         for client in self.away:
-            self.away[client] = self.world.clock.now  # counted anew
+            self.away[client] = self.world.clock.now  # the time away counts from here
         self.tick()
 
     # --- faults ---
@@ -208,7 +211,10 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live)
     @rule(limit=st.sampled_from([1, 5, 1_000]), failing=st.integers(0, 1))
     def fail_to_deliver(self, limit: int, failing: int) -> None:
-        """What can't be committed is not handed out, and holds up no other member; after a tick it comes."""
+        """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
+
+        They delay no other member.
+        """
         with self.world.failing(failing):
             out = self.sessions.deliver(limit)
         for session, items in out:
@@ -218,7 +224,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 3), what=st.sampled_from(["disconnect", "subscribe", "unsubscribe"]))
     def fail_to_change(self, which: int, what: str) -> None:
-        """Then nothing has changed."""
+        """Let a call fail to write; nothing may have changed."""
         client = self.one_of(which)
         there = client in self.members
         if what != "unsubscribe" or there:
@@ -244,7 +250,7 @@ class Histories(SessionsMachine):
                 self.give_back(client)
 
     def give_back(self, client: str) -> None:
-        """What a client had in flight at QoS 1 goes to others."""
+        """Return a client's QoS 1 messages in flight to the group."""
         for sent in self.sent.values():
             if sent.holder == client and sent.effective == 1 and sent.state in ("held", "forgotten"):
                 sent.state = "returned" if sent.state == "held" else "perhaps"
@@ -263,13 +269,13 @@ class Histories(SessionsMachine):
         self.members.pop(client, None)
         for sent in self.sent.values():
             sent.certain &= client not in sent.unsure
-        if not self.members:  # then there is no group, and nobody whom anything could come back to
+        if not self.members:  # without members there is no group that messages could return to
             for sent in self.sent.values():
                 if sent.state in ("unread", "returned", "perhaps"):
                     sent.state = "lost"
 
     def commit(self, client: str) -> None:
-        """What a client acknowledged is committed."""
+        """Mark a client's acknowledgements as committed."""
         for sent in self.sent.values():
             if sent.holder == client and sent.state == "acknowledged":
                 sent.state = "done"
@@ -317,7 +323,7 @@ class Histories(SessionsMachine):
             if payload:
                 self.sent[payload].state = "acknowledged"
 
-    # --- what must hold ---
+    # --- invariants ---
 
     @invariant()
     def shares_are_even(self) -> None:
@@ -334,7 +340,7 @@ class Histories(SessionsMachine):
                 assert sum(member.slices[shard] for member in connected) == (64 if connected else 0)
 
     def everything_arrives(self) -> None:
-        """When somebody is there who acknowledges, nothing stays unread."""
+        """Deliver and acknowledge until nothing remains; then no message may be unread."""
         if not self.members.keys() & self.live.keys():
             return
         while True:
@@ -355,13 +361,13 @@ class Histories(SessionsMachine):
 
 
 class KilledHistories(Histories):
-    """The same with what a killed process leaves, between calls and in the middle of them."""
+    """The same histories with processes that are killed between calls and during them."""
 
     backend = "rocksdb"
 
     @rule(rows=ROWS, death=kills())
     def die_publishing(self, rows: list[tuple[int, int, int]], death: Fault) -> None:
-        """What was published is stored or not."""
+        """Die while publishing: each message is stored or not."""
         messages = self.messages(rows)
         with self.world.dying(death):
             self.world.db.publish(messages)
@@ -374,7 +380,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: self.live)
     @rule(limit=st.sampled_from([1, 5, 1_000]), death=kills(3))
     def die_delivering(self, limit: int, death: Fault) -> None:
-        """Then packet ids may be committed that were never sent, and messages of QoS 0 are perhaps lost."""
+        """Die during a delivery: packet ids may be committed that were never sent, and QoS 0 messages may be lost."""
         members = frozenset(self.members.keys() & self.live.keys())
         with self.world.dying(death):
             self.sessions.deliver(limit)
@@ -386,7 +392,7 @@ class KilledHistories(Histories):
 
     @rule(death=kills())
     def die_at_a_checkpoint(self, death: Fault) -> None:
-        """Then acknowledgements are perhaps committed."""
+        """Die during a checkpoint: acknowledgements may or may not be committed."""
         with self.world.dying(death):
             self.sessions.checkpoint()
         self.crashed()

@@ -1,4 +1,4 @@
-"""Bounds on how many sessions are stored."""
+"""Limits on the number of stored sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore.sessions import Connect, Session, Sessions
 
 
 def opened(sessions: Sessions, *clients: str, user: str = "") -> list[str]:
-    """Return the clients of these whose sessions could be opened in one call."""
+    """Open sessions in one call; return the clients that weren't refused."""
     rows = [Connect(client_id=client, expiry_interval=None, user=user) for client in clients]
     results = sessions.open_many(rows, partial=True)
     assert all(isinstance(one, Session | ts.QuotaExceededError) for one in results)
@@ -18,7 +18,10 @@ def opened(sessions: Sessions, *clients: str, user: str = "") -> list[str]:
 
 
 def test_one_session_too_many_is_an_error(tmp_path: Path) -> None:
-    """Nothing of it is stored; sessions in memory don't count, and the end of any makes room."""
+    """A session above the limit is refused and not stored; sessions in memory don't count.
+
+    The end of any stored session makes room.
+    """
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         db.sessions.bounds.in_all = 3
         assert ["a", "b", "c"] == opened(db.sessions, "a", "b", "c", "d")
@@ -35,7 +38,7 @@ def test_one_session_too_many_is_an_error(tmp_path: Path) -> None:
 
 
 def test_each_user_has_a_bound(tmp_path: Path) -> None:
-    """A session counts for the user that began it, also after a restart; those of no user count together."""
+    """A session counts for the user that created it, also after a restart; sessions without a user share one limit."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         db.sessions.bounds.each_user = 1
         assert ["a"] == opened(db.sessions, "a", "b", user="u")
@@ -50,7 +53,7 @@ def test_each_user_has_a_bound(tmp_path: Path) -> None:
 
 
 def test_a_bound_is_a_number_from_one(tmp_path: Path) -> None:
-    """Or None, for any number."""
+    """A limit must be an integer of at least 1, or None for no limit."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         for bad in (0, 1.5, "1"):
             with pytest.raises(ts.InvalidArgumentError):

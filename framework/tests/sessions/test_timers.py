@@ -1,4 +1,4 @@
-"""Ends and expiries that are due come though something fails: they keep no other waiting, and are tried again."""
+"""Due ends and expiries that fail delay no others, and are retried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def payloads(items: list[Publish | PubRel]) -> list[str]:
 def test_a_session_that_was_stored_as_open_and_is_not_expires(
     sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
-    """Its client was refused, and may never come again: otherwise messages would be stored for it for ever."""
+    """A session that was stored as connected although opening it failed still expires.
+
+    Its client was refused and may never return; otherwise messages would be stored for it for ever.
+    """
     for client in ("client", "other"):
         session = sessions.open(client, expiry_interval=10)
         session.subscribe(f"{client}/#", 1)
@@ -59,7 +62,7 @@ def test_a_session_that_was_stored_as_open_and_is_not_expires(
 def test_a_session_whose_end_fails_is_not_waited_for(
     sessions: Sessions, clock: Clock, publish: Publishing, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """A silent client's end that fails, before or after it was committed, leaves nothing that is ready for ever."""
+    """A silent client whose end fails, before or after the commit, doesn't make its session ready again and again."""
     silent = sessions.open("silent", keep_alive=10, expiry_interval=None)
     silent.subscribe("a/#", 1)
     other = sessions.open("other", expiry_interval=None)
@@ -94,7 +97,10 @@ def test_a_session_whose_end_fails_is_not_waited_for(
 def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
     sessions: Sessions, clock: Clock, crash: Crash, kept: str
 ) -> None:
-    """Others that a crash left open, or that expire, are dealt with; the damage is told, and looked at once more."""
+    """A session that can't be read delays no other one that a crash left open or that expires.
+
+    The damage is reported, and the session is retried later.
+    """
     for number in range(3):
         sessions.open(f"client-{number}", expiry_interval=5)
         if kept == "timer":
@@ -124,7 +130,7 @@ def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
 def test_failing_timers_keep_no_later_one_waiting(
     sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many fail: each tick goes on behind those that the one before tried."""
+    """However many timers fail, the later ones run: each tick continues after the timers that the last tick tried."""
     monkeypatch.setattr("topicstore.sessions.timers._CHUNK", 3)
     damaged = [f"client-{number}" for number in range(16)]
     for client_id in (*damaged, *"abcdefgh"):
@@ -151,7 +157,7 @@ def test_failing_timers_keep_no_later_one_waiting(
 def test_what_is_due_is_done_after_an_error_of_the_engine(
     sessions: Sessions, clock: Clock, crash: Crash, monkeypatch: pytest.MonkeyPatch, method: str, *, left_open: bool
 ) -> None:
-    """Of reading timers or sessions that a crash left open, or of writing: the next tick does it."""
+    """After an engine error while reading or writing, the next tick does the due work."""
     session = sessions.open("client", expiry_interval=5)
     if left_open:
         sessions = crash()

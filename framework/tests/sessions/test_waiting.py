@@ -1,4 +1,4 @@
-"""Who has something to do is found by events; what fails is tried again and harms nobody else."""
+"""Waiting for sessions that are ready, and retries after failures, which affect no other session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def subscribed(sessions: Sessions, client_id: str = "client", topic_filter: str 
 
 
 def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions, publish: Publishing) -> None:
-    """Who does not match has nothing to do."""
+    """A wait ends with a message for a session; sessions whose filters don't match aren't ready."""
     session = subscribed(sessions)
     other = subscribed(sessions, "other", "b/#")
     publish("1", topic="c")
@@ -51,19 +51,19 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
 
 
 def blocked(bell: Bell) -> bool:
-    """Say whether a thread waits for a bell at this moment."""
+    """Return whether a thread waits for a bell at this moment."""
     return any(one._bell is bell for one in running(ListeningThread.wait))
 
 
 def waiting(sessions: Sessions) -> Future[bool]:
-    """Wait for the sessions in a thread; return when it does."""
+    """Call `Sessions.wait` in a thread; return its future once it waits."""
     future = begin(sessions.wait)
     wait_until(lambda: blocked(sessions._dispatcher.bell), "a thread to wait for the sessions")
     return future
 
 
 def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Publishing) -> None:
-    """However long it would have waited."""
+    """A waiting thread is woken by another thread's message, whatever its timeout."""
     session = subscribed(sessions)
     found = waiting(sessions)
     publish("1")
@@ -72,13 +72,13 @@ def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Pu
 
 
 def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publishing) -> None:
-    """And goes on meanwhile."""
+    """An event loop that waits for sessions is woken from a thread, and runs other tasks meanwhile."""
     session = subscribed(sessions)
 
     async def follow() -> list[str]:
         assert not await sessions.wait_async(0)
         waits = asyncio.create_task(sessions.wait_async(PATIENCE))
-        await asyncio.sleep(0)  # until it waits
+        await asyncio.sleep(0)  # until the task waits
         await asyncio.get_running_loop().run_in_executor(None, publish, "1")
         assert await waits
         return payloads(session.deliver())
@@ -87,7 +87,7 @@ def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publi
 
 
 def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sessions, publish: Publishing) -> None:
-    """Of messages, of acknowledgements that make room, and not of acknowledgements that change nothing."""
+    """A `notify` callback runs for messages and for acknowledgements that make room, and for no other ones."""
     session = sessions.open("narrow", receive_maximum=2)
     session.subscribe("a/#", 1)
     sessions.deliver()
@@ -112,7 +112,7 @@ def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sess
 
 
 def test_waiting_ends_with_the_database(tmp_path: Path) -> None:
-    """By an error, in threads and in event loops."""
+    """Closing the database ends waits in threads and in event loops with an error."""
     db = ts.open(tmp_path / "db", backend="memory")
     sessions = db.sessions
     found = waiting(sessions)
@@ -126,11 +126,11 @@ def test_waiting_ends_with_the_database(tmp_path: Path) -> None:
             act()
 
 
-# --- what idle sessions cost ---
+# --- cost of idle sessions ---
 
 
 def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """A hundred cost as many reads as one."""
+    """A hundred sessions at the same position cost as many reads as one."""
     for number in range(100):
         subscribed(sessions, f"client-{number}")
     publish(*map(str, range(50)))
@@ -139,11 +139,11 @@ def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Se
     assert sum(shard.writer.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
-# --- what fails ---
+# --- failures ---
 
 
 class Failing:
-    """A plugin that can't read the shards that it is told."""
+    """A plugin that fails to read the given shards."""
 
     shards: tuple[int, ...] = ()
     failures = 0
@@ -165,7 +165,7 @@ def plugin() -> Failing:
 def failing(
     request: pytest.FixtureRequest, tmp_path: Path, plugin: Failing, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ts.Database]:
-    """A database with this plugin."""
+    """A database with the failing plugin."""
     monkeypatch.setitem(registry().plugins, "failing", plugin)
     with ts.open(tmp_path / "db", backend="memory", shards=request.param, clock=clock, plugins=["failing"]) as db:
         yield db
@@ -180,7 +180,10 @@ def store(db: ts.Database, payload: str, client_id: str) -> None:
 
 
 def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: ts.Database, plugin: Failing) -> None:
-    """The session goes on with the others, says what is wrong, and catches up at a tick when that is over."""
+    """A session continues with the other shards when one can't be read, and reports the failure.
+
+    It catches up at a tick once the shard can be read.
+    """
     db, sessions = failing, failing.sessions
     session = subscribed(sessions)
     plugin.shards = (0,)
@@ -201,7 +204,7 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: ts.Database, plu
 
 
 def test_a_session_that_could_not_be_opened_is_opened_later(failing: ts.Database, plugin: Failing) -> None:
-    """What it followed by then holds up no other, and is delivered once."""
+    """A session whose opening failed delays no other; opened later, it is delivered its messages once."""
     db, sessions = failing, failing.sessions
     here = next(name for name in map(str, range(100)) if db.shard_of(name) == 0)
     db.publish([ts.Message(here, b"kept", "p", 1, retain=True)])
@@ -222,7 +225,7 @@ def test_a_session_that_could_not_be_opened_is_opened_later(failing: ts.Database
 
 
 def test_what_cannot_be_read_again_is_sent_again_later(failing: ts.Database, plugin: Failing) -> None:
-    """Nothing in flight is taken for vanished because of an error."""
+    """A read error isn't mistaken for a vanished message: the message in flight is redelivered later."""
     db = failing
     publisher = one_publisher_a_shard(db)[0]
     session = subscribed(db.sessions)
@@ -240,7 +243,7 @@ def test_what_cannot_be_read_again_is_sent_again_later(failing: ts.Database, plu
 
 
 def received(session: Session) -> list[str]:
-    """Return all there is to deliver; each message is acknowledged."""
+    """Deliver and acknowledge everything; return the payloads."""
     found: list[str] = []
     while items := session.deliver():
         found += payloads(items)
@@ -250,7 +253,10 @@ def received(session: Session) -> list[str]:
 
 @pytest.mark.parametrize("failing", [1], indirect=True)
 def test_a_session_rests_while_retained_messages_cannot_be_read(failing: ts.Database, plugin: Failing) -> None:
-    """One read fails, and nothing is ready before the next tick, or a server would read without end."""
+    """While retained messages can't be read, a session isn't ready before the next tick.
+
+    Otherwise a server would read without end.
+    """
     failing.publish([ts.Message("a/b", b"retained", "publisher", 1, retain=True)])
     session = failing.sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/#", 1)
@@ -269,7 +275,10 @@ def test_a_session_rests_while_retained_messages_cannot_be_read(failing: ts.Data
 def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
     failing: ts.Database, plugin: Failing
 ) -> None:
-    """The messages of a member that has left are delivered when they can be read, before newer ones."""
+    """While returned messages of a shared subscription can't be read, its sessions aren't ready before the next tick.
+
+    Once they can be read, they are delivered before newer ones.
+    """
     first, other = (failing.sessions.open(client, expiry_interval=None) for client in ("first", "other"))
     first.subscribe("$share/group/a/#", 1)
     failing.publish([ts.Message("a/b", b"1", "publisher", 1)])
@@ -291,13 +300,16 @@ def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
 
 
 def failing_writes(db: ts.Database, client_id: str, error: BaseException) -> AbstractContextManager[object]:
-    """Let all writes of a client's shard fail."""
+    """Make all writes to a client's shard fail."""
     return patch.object(db.storage.shards[db.shard_of(client_id)].writer, "commit", side_effect=error)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: Sessions, qos: int) -> None:
-    """It comes, once, when it can; sessions of other shards don't notice."""
+    """Messages whose commit fails are not handed out; they arrive once, later.
+
+    Sessions of other shards are unaffected.
+    """
     here, there = one_publisher_a_shard(db)
     session, other = subscribed(sessions, here, qos=qos), subscribed(sessions, there, qos=qos)
     store(db, "1", "publisher")
@@ -316,7 +328,7 @@ def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: S
 
 
 def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Ctrl-C while it is committed: what was read is read again."""
+    """Ctrl-C during a delivery's commit loses nothing: the messages are read again."""
     session = subscribed(sessions)
     publish("1")
     for deliver in (sessions.deliver, session.deliver):
@@ -326,7 +338,7 @@ def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publ
 
 
 def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """What was acknowledged stays to be committed."""
+    """After a failed checkpoint, the acknowledgements stay pending until the next one."""
     session = subscribed(sessions)
     publish("1")
     session.deliver()
@@ -340,11 +352,11 @@ def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessi
 
 
 def test_what_is_stored_during_a_scan_is_not_missed(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Though those who waited for it were woken while the scan, which had seen the end, held no lock."""
+    """Messages stored during a scan are not missed, although waiting sessions were woken before the scan ended."""
     db.store([ts.Message("a/b", b"1", "publisher", 1)])
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a/#", 1, start="beginning")
-    assert sessions.wants("a/b")  # the filters are read first, for which publishing waits for all other calls
+    assert sessions.wants("a/b")  # loads the filters first; otherwise publishing waits for all other calls
     scan, stored = Feed._scan, list[str]()
 
     def scanned(self: Feed, *args: Any) -> Any:

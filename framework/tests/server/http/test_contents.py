@@ -1,4 +1,4 @@
-"""What the database has, over HTTP: topics, client ids, last messages, streams, counts by time."""
+"""The contents of the database over HTTP: topics, client ids, last messages, streams, counts by time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _all(http: httpx.Client, path: str, **query: Any) -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def fleet(served: tuple[ts.Database, object]) -> None:
-    """Messages of 30 trucks."""
+    """Store messages of 30 trucks."""
     db = served[0]
     db.store([ts.Message(f"fleet/t{one % 30}/{one % 2}/speed", b"%d" % one, f"c{one % 7}") for one in range(300)])
     db.store([ts.Message("fleet/t1", b"x"), ts.Message("$fleet/a", b"x")])
@@ -105,7 +105,7 @@ _START = 1_700_000_000_000_000
 
 
 def _stored(db: ts.Database, rows: int, topics: int) -> np.ndarray[Any, Any]:
-    """Store messages with times that are denser at the end; return their times."""
+    """Store messages whose times are denser at the end; return their times."""
     times = _START + np.sort((np.sqrt(np.random.default_rng(1).random(rows)) * 10**9).astype(np.int64))
     for first in range(0, rows, 50_000):
         part = times[first : first + 50_000]
@@ -153,7 +153,10 @@ def _check_estimates(db: ts.Database, times: np.ndarray[Any, Any]) -> None:
 def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from tables, of which none is read twice, and none at all for all messages, of which hardly one is."""
+    """A histogram of many messages is an estimate, and a histogram of few of them is exact.
+
+    After compaction it uses tally tables, reads none of them twice, and reads none at all to count every message.
+    """
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift", auto_compact=False) as db:
         times = _stored(db, 400_000, 20)
         _check_estimates(db, times)
@@ -185,7 +188,10 @@ def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
 
 @pytest.mark.parametrize("topic_filter", ["#", "edge/+"])
 def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, topic_filter: str) -> None:
-    """A histogram counts no message at ``until`` or later, also where there are more spans than microseconds."""
+    """A bucket includes its start and excludes the next one's start.
+
+    No message at ``until`` or later is counted, even if there are more buckets than microseconds.
+    """
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift") as db:
         random = np.random.default_rng(3).integers(0, 30_000_000, 200)
         times = np.unique(np.concatenate([_START + random, _START + 1_000_000 * np.arange(30)]))
@@ -217,7 +223,10 @@ def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, t
 def test_a_page_of_large_messages_ends_where_it_would_be_too_large(
     http: httpx.Client, db: ts.Database, path: str
 ) -> None:
-    """As a page of a replay does; the next ones have the rest, a message that is larger than a page too."""
+    """A page of large messages ends before it gets too large; the next pages have the rest.
+
+    A message larger than a page has a page of its own.
+    """
     sent = [
         ts.Message(f"pages/{number}", b"x" * (megabytes << 20), retain=True)
         for number, megabytes in enumerate([9, 9, 20, 1])

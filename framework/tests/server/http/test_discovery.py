@@ -25,7 +25,7 @@ from .conftest import client_of
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """The directory of a database at rest."""
+    """The directory of a closed database."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         db.store([ts.Message("a", b"1", "c")])
     return tmp_path / "db"
@@ -77,7 +77,10 @@ def test_copies_and_verification_pass_over_the_file(directory: Path, tmp_path: P
 
 
 def test_a_copy_made_of_hard_links_has_no_server(directory: Path, tmp_path: Path) -> None:
-    """Who changes the copy doesn't change what it is a copy of, though a server holds the locks on its files too."""
+    """A copy of the database made with hard links has no server, and commands can't change the shared files.
+
+    The server of the original holds the locks on these files, too.
+    """
     with ts.open(directory) as db, serving_http(db):
         shutil.copytree(directory, tmp_path / "copy", copy_function=os.link)
         assert find_server(directory) is not None
@@ -88,7 +91,7 @@ def test_a_copy_made_of_hard_links_has_no_server(directory: Path, tmp_path: Path
 
 
 def test_a_file_that_can_not_be_understood_is_told(directory: Path) -> None:
-    """It may be of a server of another version."""
+    """A ``server.json`` that can't be parsed is an error, because it may belong to a server of another version."""
     with ts.open(directory) as db, serving_http(db):
         for content in ("", '{"url": "http://127.0', "[]", '{"address": "x"}', "\xff"):
             (directory / "server.json").write_text(content, "latin-1")
@@ -130,7 +133,10 @@ def test_a_database_in_memory_has_no_file(tmp_path: Path) -> None:
 def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock ends with it, and the one that has come has a lock too."""
+    """A ``server.json`` that is replaced while being read is read again.
+
+    The lock on the old file ends with it, and the new file is locked, too.
+    """
     announcement = Announcement(directory, FoundServer(url="http://127.0.0.1:1", pid=1, token="t"))
     flock, replaced = fcntl.flock, []
 
@@ -147,7 +153,10 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
 
 
 def test_a_file_of_which_only_a_part_fits_on_the_disk_is_not_left(directory: Path) -> None:
-    """`os.write` tells that only by the number of bytes that it has written."""
+    """A ``server.json`` that doesn't fit on the disk is not left behind in part.
+
+    `os.write` reports a short write only by its return value.
+    """
     program = """
 import resource, sys
 from pathlib import Path

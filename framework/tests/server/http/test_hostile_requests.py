@@ -1,4 +1,4 @@
-"""Requests that want to hurt: too large, too slow, too many, malformed. What answers is a real server."""
+"""Hostile requests to a real server: too large, too slow, too many, or malformed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY_SIZE = 1 << 20
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that takes small bodies only."""
+    """A server that accepts only small request bodies."""
     path = tmp_path_factory.mktemp("strict") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, body_size=Size(BODY_SIZE)) as one:
         yield one
@@ -31,14 +31,17 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that breaks off slow connections soon. A busy machine may be slow too, so only that is tried by it."""
+    """A server that soon cuts off slow connections.
+
+    It is used only for tests of slowness, because a busy machine may be slow, too.
+    """
     path = tmp_path_factory.mktemp("slow") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, request_timeout=Duration(0.3)) as one:
         yield one
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return what comes until the server closes the connection; being broken off counts as the end."""
+    """Return all bytes until the server closes or resets the connection."""
     pieces = []
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while piece := connection.recv(1 << 16):
@@ -53,7 +56,7 @@ def put(server: Server, **options: object) -> httpx.Response:
 
 
 def alive(server: Server) -> bool:
-    """Return whether others are still served; where they are impatient, at the latest at another attempt."""
+    """Return whether other clients are still served; retry if an impatient server cuts the request off."""
     while True:
         with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
             return httpx.get(f"{server.urls_of_http[0]}/health/live", trust_env=False).status_code == 200
@@ -72,18 +75,18 @@ def test_a_body_without_a_length_is_refused_when_it_becomes_too_large(strict: Se
 
 
 def test_a_body_without_an_end_is_not_read_without_an_end(strict: Server) -> None:
-    """The client is told 413, and may send some more, but not for ever."""
+    """A body without an end is answered with 413, and the server soon stops reading it."""
     with connected(strict) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server gives up
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server stops reading
             for _ in range(10_000):
                 connection.sendall(chunk)
     assert alive(strict)
 
 
 def test_compressed_bodies_are_refused_unread(strict: Server) -> None:
-    """So none of them can become large."""
+    """Compressed request bodies are refused unread, so that none can expand."""
     bomb = gzip.compress(b" " * (100 << 20))
     for coding in ("gzip", "deflate", "br", "zstd", "identity, gzip", "GZIP"):
         answer = put(strict, content=bomb, headers={"Content-Encoding": coding})
@@ -101,7 +104,7 @@ def test_a_head_that_is_too_large_is_refused(strict: Server) -> None:
 
 
 def test_what_is_thrown_away_counts_for_each_request(strict: Server) -> None:
-    """A client that goes on after a refusal, with a body as large as may be thrown away, is answered again."""
+    """The limit on discarded bytes counts for each request: a client that continues is answered again."""
     body = bytes(9 << 20)
     refused = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     with connected(strict) as connection:
@@ -175,7 +178,10 @@ def test_who_sends_byte_by_byte_is_disconnected(impatient: Server, said: bytes) 
 
 @pytest.mark.slow
 def test_who_does_not_read_a_response_is_disconnected(impatient: Server) -> None:
-    """The largest response there is: the script of the document's page."""
+    """A client that doesn't read its response is disconnected.
+
+    The test requests the largest response, the script of the document's page.
+    """
     request = b"GET /schema/assets/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
     refused = pytest.raises((ConnectionResetError, BrokenPipeError))
     with connected(impatient, 4_096) as connection, refused:
@@ -186,7 +192,7 @@ def test_who_does_not_read_a_response_is_disconnected(impatient: Server) -> None
 
 @pytest.mark.slow
 def test_who_sends_slowly_but_enough_is_served(tmp_path: Path) -> None:
-    """Many pieces of a body, in more time than one period."""
+    """A body that arrives slowly but steadily is accepted, although it takes longer than one period."""
     with (
         ts.open(tmp_path / "db", backend="memory") as db,
         serving_http(db, request_timeout=Duration(3600)) as server,
@@ -214,7 +220,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
         held[0].sendall(request)
         assert read_all(held[0]).startswith(b"HTTP/1.1 200 ")
         answer = b""
-        while not answer.startswith(b"HTTP/1.1 200 "):  # as soon as the server has noticed that one is closed
+        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has noticed that a connection was closed
             again = stack.enter_context(connected(server))
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 again.sendall(request)
@@ -237,7 +243,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
     ],
 )
 def test_what_is_no_request_is_refused(impatient: Server, said: bytes) -> None:
-    """With a status that says whose fault it is, and the connection is closed."""
+    """A malformed request gets an error status other than 500, or no answer, and the connection is closed."""
     with connected(impatient) as connection:
         connection.sendall(said)
         answer = read_all(connection)
@@ -251,7 +257,10 @@ def test_what_is_no_request_is_refused(impatient: Server, said: bytes) -> None:
     [("1.1", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), ("1.0", b"Transfer-Encoding: chunked\r\n")],
 )
 def test_a_request_that_may_be_taken_for_two_is_refused(strict: Server, version: str, more: bytes) -> None:
-    """One that is behind it in the same connection isn't answered (RFC 9112, sections 6.1 and 6.3)."""
+    """A request that might be parsed as two is refused, and the second is not answered.
+
+    See RFC 9112, sections 6.1 and 6.3.
+    """
     with connected(strict) as connection:
         connection.sendall(
             HEAD.replace(b"1.1", version.encode())

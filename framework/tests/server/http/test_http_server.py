@@ -1,4 +1,4 @@
-"""The life of the HTTP interface: starting, failing to, reloading its certificate and stopping, in every order."""
+"""The life cycle of the HTTP interface: starting, failing to start, reloading its certificate, stopping."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
-    """Return an interface that isn't started, beside an MQTT server that isn't either."""
+    """Return an interface that isn't started, for an MQTT server that isn't either."""
     return HttpServer(db, settings, Server(db), Descriptors.of(ServerSettings(http=settings), [db]))
 
 
@@ -61,7 +61,7 @@ def threads() -> list[str]:
 
 
 def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> None:
-    http_server(db, HttpSettings(listen=LOOPBACK)).stop()  # one that was never started
+    http_server(db, HttpSettings(listen=LOOPBACK)).stop()  # a server that was never started
     server = http_server(db, HttpSettings(listen=LOOPBACK))
     server.start()
     assert get(server).status_code == 200
@@ -76,7 +76,10 @@ def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> Non
 
 
 def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> None:
-    """The last step of starting. What has failed isn't started again: its threads are gone."""
+    """If ``server.json`` can't be written, the last step of starting fails, and no thread or file is left.
+
+    The failed interface can't be started again.
+    """
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db" / "server.json").mkdir()
         server = http_server(db, HttpSettings(listen=LOOPBACK))
@@ -92,7 +95,10 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Pat
 
 
 def test_a_job_that_was_begun_while_it_could_not_start_is_cancelled(tmp_path: Path) -> None:
-    """It serves before the last step, so a client may have been quick."""
+    """A job that a client started before the interface failed to start is cancelled.
+
+    The interface serves before the last step of starting.
+    """
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db" / "server.json").mkdir()
         server = http_server(db, HttpSettings(listen=LOOPBACK))
@@ -105,7 +111,7 @@ def test_a_job_that_was_begun_while_it_could_not_start_is_cancelled(tmp_path: Pa
 
 
 def test_an_mqtt_server_ends_if_http_cannot_begin(db: ts.Database) -> None:
-    """What it had opened is closed, or pytest warns of it."""
+    """If the HTTP interface can't start, the MQTT server closes everything that it had opened."""
 
     async def serve(settings: ServerSettings) -> None:
         async with Server(db, settings):
@@ -150,7 +156,10 @@ def test_a_request_that_runs_ends_before_the_server(db: ts.Database, monkeypatch
 
 @pytest.mark.slow
 def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Database) -> None:
-    """It is raised once all is ended: MQTT clients are told, and HTTP answers no more."""
+    """An error while waiting requests are woken is raised only after everything has ended.
+
+    MQTT clients get a DISCONNECT, and no HTTP thread remains.
+    """
 
     def fail() -> None:
         raise RuntimeError("a fault")
@@ -170,7 +179,10 @@ def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Datab
 def test_settings_that_are_read_again_while_it_ends_hold_up_nothing(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request waits for the reload, the end for the request, and the reload for nobody."""
+    """A reload during a stop doesn't deadlock.
+
+    The request waits for the reload, the stop waits for the request, and the reload waits for neither.
+    """
     checking, go_on = threading.Event(), threading.Event()
 
     def check(*arguments: Any) -> None:
@@ -193,7 +205,7 @@ def test_settings_that_are_read_again_while_it_ends_hold_up_nothing(
 
 
 def refused(port: int) -> bool:
-    """Return whether nobody listens there."""
+    """Return whether no socket listens on a port."""
     try:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:
@@ -228,7 +240,7 @@ def issue(authority: Authority) -> HttpTlsSettings:
 
 
 def seen(server: HttpServer, authority: Authority) -> bytes | None:
-    """Return the certificate that a client sees who trusts the authority."""
+    """Return the certificate that the server presents to a client that trusts the authority."""
     host, _, port = server.addresses[0].rpartition(":")
     with (
         socket.create_connection((host, int(port))) as plain,
@@ -271,7 +283,10 @@ def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path:
 def test_only_this_servers_certificate_is_trusted_by_who_found_it(
     tmp_path: Path, db: ts.Database, between: trustme.CA | None
 ) -> None:
-    """And none of the same authority, though a file has those between it and the root too; it may have comments."""
+    """A command that found the server trusts only its certificate, and no other one of the same authority.
+
+    That holds although the file may also have intermediate certificates and comments.
+    """
     (tmp_path / "other").mkdir()
     tls, others = issue(Authority(tmp_path, between)), issue(Authority(tmp_path / "other", between))
     tls.certificate.write_bytes("# für uns\n".encode("latin-1") + tls.certificate.read_bytes())
@@ -327,7 +342,7 @@ def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
 
 
 def test_a_start_removes_what_killed_checkpoints_have_left(db: ts.Database, tmp_path: Path) -> None:
-    """In the directory of exports, and in those below it."""
+    """A start removes what killed checkpoints left in the export directory and below it."""
     left = tmp_path / "exports" / "daily" / staging_name()
     left.mkdir(parents=True)
     server = http_server(db, HttpSettings(listen=LOOPBACK, export_dir=tmp_path / "exports"))

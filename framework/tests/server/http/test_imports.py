@@ -1,4 +1,4 @@
-"""``/imports``: rows with the progress of their import; what isn't one is refused, and nothing of it is stored."""
+"""``/imports``: rows together with the progress of their import; invalid requests store nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def rows(*messages: ts.Message) -> bytes:
 
 
 def body(**changed: Any) -> bytes:
-    """Return a body that is right but for what is changed."""
+    """Return a valid body with some fields changed."""
     message = ts.Message("imports/a", b"1", retain=True)
     marker = {"shard": 0, "key": b"import/one", "value": b"how far"}
     return msgspec.msgpack.encode({"rows": rows(message), "markers": [marker], **changed})
 
 
 def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Database) -> None:
-    """And the progress is listed."""
+    """An import stores rows and progress in one write, and lists the progress."""
     done = http.post("/imports", content=body(retained=[True]), headers=MSGPACK)
     assert (200, {"count": 1, "lifted": 0}) == (done.status_code, done.json())
     assert [b"1"] == [one.payload for one in db.replay("imports/#")]
@@ -41,7 +41,7 @@ def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Databa
 def test_the_servers_own_topics_come_from_who_runs_it_alone(
     owner: dict[str, str], http: httpx.Client, db: ts.Database
 ) -> None:
-    """The command `import` stores what it stores without a server."""
+    """Only the server's own token may import ``$SYS`` topics, because the command `import` may store them offline."""
     content = body(rows=rows(ts.Message("$SYS/imports", b"1")))
     for headers, status in ((MSGPACK, 400), ({**MSGPACK, **owner}, 200)):
         assert http.post("/imports", content=content, headers=headers).status_code == status
@@ -64,7 +64,7 @@ def test_the_servers_own_topics_come_from_who_runs_it_alone(
     ],
 )
 def test_what_is_wrong_is_refused(http: httpx.Client, db: ts.Database, wrong: bytes) -> None:
-    """With a problem that says why; no row and no state of it is there."""
+    """An invalid import is refused with a problem document that says why, and stores no row and no state."""
     before = [list(db.replay("imports/#")), list(db.state(0).scan())]
     refused = http.post("/imports", content=wrong, headers=MSGPACK)
     assert 400 == refused.status_code, refused.text
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_refused(http: httpx.Client, db: ts.Database, wrong: by
 
 
 def test_the_first_wrong_row_is_named_as_it_lies_in_all_rows(http: httpx.Client) -> None:
-    """Though they come in several batches."""
+    """The index of the first bad row counts across all batches of the body."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("topic", pa.string()), ("payload", pa.binary())])) as writer:
         for topics in (["imports/a", "imports/b"], ["imports/c", "imports/#"]):

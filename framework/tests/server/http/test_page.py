@@ -1,4 +1,4 @@
-"""The page's files over HTTP: what a browser is told about them."""
+"""The page's files over HTTP, and their headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, wide and narrow, light and dark: what it shows, and what a person would stumble over."""
+"""The page in a real browser, wide and narrow, light and dark: contents, layout, accessibility."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topicstore_conformance.subjects import datasets
 need_browser()
 pytest.importorskip("plotly", reason='needs plotly: pip install "topicstore[server]"')
 
-from playwright.sync_api import BrowserContext, Page, expect  # noqa: E402 - after the question whether it is there
+from playwright.sync_api import BrowserContext, Page, expect  # noqa: E402 - after the check that it is installed
 
 _VIEWS = ["now", "topics", "replay", "sessions"]
 _HOSTILE = "<img src=x onerror=document.title='owned'>"
@@ -26,7 +26,10 @@ _HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Positions of buses, real ones where they are there, then what wants to harm, and a client that is behind."""
+    """A database with positions of buses, hostile texts and binary payloads.
+
+    The positions are real ones if the data set is installed.
+    """
     with ts.open(tmp_path_factory.mktemp("page") / "db", backend="memory", shards=2) as db:
         db.store(_buses()[:2_000])
         db.add_generation()
@@ -69,14 +72,14 @@ def server(store: ts.Database) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Opens windows, each with a profile of its own."""
+    """Open browser windows, each with a profile of its own."""
     with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
 
 @attrs.frozen
 class Opened:
-    """The page in a window, and what it ``said``: on its console, in errors, and asking other servers."""
+    """The page in a window, with its console messages, errors, failed responses and requests to other servers."""
 
     page: Page
     url: str
@@ -92,7 +95,7 @@ class Opened:
         return cls(page, url, said)
 
     def see(self, view: str) -> Page:
-        """Go to a view, and return when it shows what it has."""
+        """Open a view, and return the page when the view shows its data."""
         self.page.goto(f"{self.url}/#{view}")
         self.page.evaluate(MEASURES)
         ready = {
@@ -110,7 +113,7 @@ class Opened:
 
 @pytest.fixture(scope="module", params=SIZES, ids=str)
 def window(request: pytest.FixtureRequest, chromium: Open, server: Server) -> Opened:
-    """A window of some width and scheme. Tests go to the view that they want."""
+    """The page in a window of one size and colour scheme; tests open the views that they need."""
     return Opened.of(chromium(*request.param), server.urls_of_http[0])
 
 
@@ -121,7 +124,7 @@ def context(chromium: Open) -> BrowserContext:
 
 @pytest.fixture
 def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
-    """A page to do something with."""
+    """A new page, which must have reported nothing at the end of the test."""
     opened = Opened.of(context, server.urls_of_http[0])
     yield opened
     opened.page.close()
@@ -130,7 +133,7 @@ def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
 
 @pytest.mark.parametrize("view", _VIEWS)
 def test_nothing_is_cut_faint_or_overlaps(window: Opened, view: str) -> None:
-    """The contrast is that of WCAG 2.2, level AA: 4.5 for text."""
+    """No text is cut, overlapped or too faint; the contrast is at least 4.5, as WCAG 2.2 level AA requires."""
     page = window.see(view)
 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -356,7 +359,7 @@ def test_without_the_library_for_charts_the_tables_are_there(context: BrowserCon
 
 
 def test_a_token_is_asked_for_once_and_kept(tmp_path: Path, context: BrowserContext) -> None:
-    digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"  # of "test"
+    digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"  # SHA-256 of "test"
     (tmp_path / "tokens").write_text(f"page read {digest}\n")
     http = {"anonymous": "never", "token_file": tmp_path / "tokens"}
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, **http) as server:

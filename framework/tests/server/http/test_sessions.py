@@ -1,4 +1,4 @@
-"""Sessions over HTTP, with clients of MQTT that hold them."""
+"""Sessions over HTTP, some held by MQTT clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEEK = 604_800
 
 @contextmanager
 def connected(served: tuple[ts.Database, Server], client_id: str, *filters: str) -> Iterator[RawClient]:
-    """Connect a client that keeps its session for a week, and subscribe it at QoS 1."""
+    """Connect a client whose session lasts a week, and subscribe it at QoS 1."""
     with RawClient(int(served[1].addresses[0].rpartition(":")[2])) as client:
         client.connect(client_id, clean=False, session_expiry_interval=WEEK, receive_maximum=10)
         if filters:
@@ -26,7 +26,7 @@ def connected(served: tuple[ts.Database, Server], client_id: str, *filters: str)
 
 
 def away(db: ts.Database, client_id: str, topic_filter: str) -> None:
-    """Leave a session behind that has a subscription and no client."""
+    """Leave a session with a subscription and no client."""
     session = db.sessions.open(client_id, expiry_interval=WEEK)
     session.subscribe(topic_filter)
     session.disconnect()
@@ -41,7 +41,7 @@ def names(answer: httpx.Response) -> list[str]:
 def test_a_session_shows_subscriptions_window_and_lag(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """What the client has not acknowledged is in flight, and the window is what its CONNECT said."""
+    """A session shows its subscriptions, lag, unacknowledged messages, and the window of its CONNECT."""
     with connected(served, "show/1", "show/#") as client:
         db.publish([ts.Message("show/a", b"1", "p", 1)])
         client.publishes(1)
@@ -57,7 +57,7 @@ def test_a_session_shows_subscriptions_window_and_lag(
 def test_a_kicked_client_is_told_so_and_keeps_its_session(
     http: httpx.Client, served: tuple[ts.Database, Server]
 ) -> None:
-    """The DISCONNECT says 0x98; the next connection finds the session, and its subscription."""
+    """A kicked client gets a DISCONNECT with 0x98, and keeps its session for the next connection."""
     with connected(served, "kicked", "kicked/#") as client:
         assert http.post("/sessions/kicked/kick").json() == {"client_id": "kicked", "kicked": True}
         assert client.farewell() == ("DISCONNECT", 0x98)
@@ -69,7 +69,7 @@ def test_a_kicked_client_is_told_so_and_keeps_its_session(
 
 
 def test_an_expired_session_is_gone(http: httpx.Client, served: tuple[ts.Database, Server]) -> None:
-    """Its client's connection ends too, and a second call finds nothing."""
+    """Expiring a session closes its client's connection; afterwards the session is not found."""
     with connected(served, "expired", "expired/#") as client:
         assert http.delete("/sessions/expired").json() == {"client_id": "expired", "expired": True}
         last = client.ended()
@@ -82,7 +82,7 @@ def test_an_expired_session_is_gone(http: httpx.Client, served: tuple[ts.Databas
 def test_sessions_come_in_pages_and_are_searched(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """Every session is on one page only, in order of client ids."""
+    """Sessions are listed in pages in the order of client ids, each on one page, and can be searched."""
     for number in range(5):
         away(db, f"page-{number}", "page/#")
     first = http.get("/sessions", params={"prefix": "page-", "limit": 3})
@@ -99,7 +99,10 @@ def test_sessions_come_in_pages_and_are_searched(
 
 
 def test_those_that_wait_longest_come_first(http: httpx.Client, db: ts.Database) -> None:
-    """By their next message, whoever is away the longest; those for which nothing waits are left out."""
+    """Sorted by lag, the session whose next message has waited longest comes first.
+
+    Sessions without waiting messages are omitted.
+    """
     for name in ("idle", "late", "early", "both"):
         away(db, f"lag-{name}", f"lag/{name}/#")
     for name in ("both", "early", "late", "both"):
@@ -112,7 +115,7 @@ def test_those_that_wait_longest_come_first(http: httpx.Client, db: ts.Database)
 
 
 def test_lag_is_what_the_library_counts(http: httpx.Client, db: ts.Database) -> None:
-    """By client and filter."""
+    """The lag by client and filter is that of the library."""
     away(db, "counted", "counted/#")
     db.store([ts.Message("counted/x", b"1", "p", 1)] * 3)
     (lag,) = db.sessions.lag("counted")["counted"].values()
@@ -122,7 +125,7 @@ def test_lag_is_what_the_library_counts(http: httpx.Client, db: ts.Database) -> 
 
 
 def test_groups_show_who_shares_and_how_far_they_are(http: httpx.Client, db: ts.Database) -> None:
-    """The lag is that of the whole group."""
+    """A shared subscription shows its members and the lag of the whole group."""
     for name in ("one", "two"):
         away(db, f"group-{name}", "$share/workers/group/#")
     db.store([ts.Message("group/x", b"1", "p", 1)] * 4)
@@ -133,7 +136,7 @@ def test_groups_show_who_shares_and_how_far_they_are(http: httpx.Client, db: ts.
 
 @pytest.mark.parametrize("limit", ["0", "10001", "x"])
 def test_a_page_has_a_bound(http: httpx.Client, limit: str) -> None:
-    """Anything else is refused with the name of the parameter."""
+    """An invalid page limit is refused with the parameter's name."""
     answer = http.get("/sessions", params={"limit": limit})
     assert answer.status_code == 400
     assert answer.json()["errors"][0]["key"] == "limit"

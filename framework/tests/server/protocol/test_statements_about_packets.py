@@ -1,6 +1,6 @@
 """The numbered statements of both standards about the bytes of one packet, each with a test that names it.
 
-A number such as ``"1.5.4-1"`` is [MQTT-1.5.4-1] of MQTT 5; ``"3.1.1: 1.5.3-1"`` is [MQTT-1.5.3-1] of MQTT 3.1.1. The
+The number ``"1.5.4-1"`` means [MQTT-1.5.4-1] of MQTT 5; ``"3.1.1: 1.5.3-1"`` means [MQTT-1.5.3-1] of MQTT 3.1.1. The
 table in the server's README lists them; a test below compares the two.
 """
 
@@ -25,7 +25,7 @@ from .conftest import read, refused, sent
 MALFORMED, PROTOCOL_ERROR = ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR
 both = pytest.mark.parametrize("version", [4, 5], ids=["MQTT 3.1.1", "MQTT 5"])
 ID, NOTHING = b"\0\7", b"\0"
-"""A packet id, and properties of which there are none."""
+"""A packet id, and an empty block of properties."""
 
 
 def properties(version: int, **values: wire.Value) -> bytes:
@@ -33,13 +33,13 @@ def properties(version: int, **values: wire.Value) -> bytes:
 
 
 def connect(version: int, flags: int, *payload: bytes, keep_alive: int = 60, name: bytes = b"\0\4MQTT") -> bytes:
-    """Return a CONNECT with these flags and these fields of its payload, whether they fit together or not."""
+    """Return a CONNECT with these flags and payload fields, whether or not they are consistent."""
     head = name + bytes((version, flags)) + keep_alive.to_bytes(2, "big")
     return wire.frame("CONNECT", 0, head, properties(version), *payload)
 
 
 def texts(version: int, text: bytes) -> dict[str, bytes]:
-    """Return packets that have this text, with its length, in each place where a client sends text."""
+    """Return packets that have this length-prefixed text in each place where a client sends text."""
     some, end = wire.binary("some"), properties(version)
     found = {
         "client id": connect(version, 2, text),
@@ -162,7 +162,7 @@ def test_reserved_flags_have_their_values(version: int, kind: str) -> None:
 @both
 @statement("2.1.3-1", "3.1.1: 2.2.2-1")
 def test_types_that_a_client_does_not_send(version: int) -> None:
-    """Type 0 doesn't exist, nor does 15 in MQTT 3.1.1; the others are sent by servers."""
+    """Packet types that only servers send are a protocol error; type 0, and 15 in MQTT 3.1.1, are malformed."""
     refused(version, b"\0\0", MALFORMED)
     for kind in ("CONNACK", "SUBACK", "UNSUBACK", "PINGRESP"):
         refused(version, wire.frame(kind, 0, ID, b"\0"), PROTOCOL_ERROR)
@@ -206,7 +206,10 @@ def test_no_properties_are_a_length_of_0() -> None:
 )
 @statement("3.1.2-1", "3.1.1: 3.1.2-1")
 def test_the_protocol_has_its_name(version: int, name: bytes) -> None:
-    """It is not told that this is a server of MQTT, unless it is MQTT 3.1 that was asked for."""
+    """A CONNECT with another protocol name is refused.
+
+    The server doesn't reveal that it speaks MQTT, except to MQTT 3.1 clients.
+    """
     found = refused(version, connect(version, 2, wire.binary("me"), name=name), ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
     assert found.version == 0
 
@@ -216,7 +219,10 @@ def test_the_protocol_has_its_name(version: int, name: bytes) -> None:
 )
 @statement("3.1.2-2", "3.1.1: 3.1.2-2")
 def test_the_protocol_has_a_version_that_is_served(level: int, answer: int) -> None:
-    """Bridges of mosquitto set a bit of it, and connect without it once they are told in the form of their version."""
+    """A CONNECT with a version that isn't served is answered in the form of its version.
+
+    Bridges of mosquitto set the version's high bit, and connect without it after such an answer.
+    """
     found = refused(0, connect(level, 2, wire.binary("me")), ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
     assert found.version == answer
     expected = b"\x20\2\0\1" if answer == 4 else b"\x20\3\0\x84\0"
@@ -308,7 +314,7 @@ def test_client_ids_that_every_server_allows(version: int) -> None:
 @both
 @statement("3.1.3-6", "3.1.1: 3.1.3-6", "3.1.1: 3.1.3-8")
 def test_a_client_id_may_be_empty(version: int) -> None:
-    """In MQTT 3.1.1 only with a clean session; otherwise the return code 2 says it."""
+    """A client id may be empty; in MQTT 3.1.1 only with a clean session, otherwise the return code is 2."""
     assert read(version, wire.connect("", version=version)).client_id == ""
     if version == 5:
         assert read(5, wire.connect("", clean=False)).client_id == ""
@@ -319,7 +325,7 @@ def test_a_client_id_may_be_empty(version: int) -> None:
 
 @statement("3.1.4-1", "3.1.1: 3.1.4-1", "3.1.1: 3.2.2-6")
 def test_a_connect_that_breaks_the_rules_is_answered_as_its_version_says() -> None:
-    """With a CONNACK in MQTT 5, and with nothing in MQTT 3.1.1."""
+    """A malformed CONNECT is answered with a CONNACK in MQTT 5, and not at all in MQTT 3.1.1."""
     for version, answer in ((5, b"\x20\3\0\x81\0"), (4, b"")):
         bad = [connect(version, 3, wire.binary("me")), connect(version, 2), connect(version, 2, b"\0\1\xff")]
         bad += [connect(version, 2, wire.binary("me"), b"x")]
@@ -362,7 +368,7 @@ REASONS: dict[str, tuple[Callable[[int], bytes], set[int]]] = {
         {0, *range(0x80, 0x84), 0x87, 0x89, 0x8B, *range(0x8D, 0x91), *range(0x93, 0xA3)},
     ),
 }
-"""By statement, how a packet with a reason code is made, and the codes that its table in the standard has for it."""
+"""By statement: a function that encodes a packet with a reason code, and the codes in the standard's table."""
 
 
 @pytest.mark.parametrize("number", REASONS)
@@ -475,7 +481,10 @@ def test_a_shared_subscription_is_not_without_own_messages() -> None:
 @both
 @statement("3.8.3-5", "3.1.1: 3-8.3-4")
 def test_options_of_a_subscription_have_no_reserved_bits(version: int) -> None:
-    """In MQTT 3.1.1 they are a QoS and nothing else; in MQTT 5 two of its values are no QoS and no retain handling."""
+    """Reserved bits of subscription options are refused.
+
+    In MQTT 3.1.1 the options are only a QoS. In MQTT 5, the values 3 of QoS and of retain handling are refused, too.
+    """
     for options in range(256):
         packet = wire.subscribe(7, [("a", options)], version=version)
         if options & 0xC0 or (version == 4 and options > 2):
@@ -487,7 +496,7 @@ def test_options_of_a_subscription_have_no_reserved_bits(version: int) -> None:
 
 
 def test_the_table_names_these_statements_and_tests() -> None:
-    """Each row of the table has a statement of MQTT 5, one of MQTT 3.1.1, or both, and the tests for them."""
+    """The README's table lists exactly the statements and tests of this module."""
     text = (Path(topicstore.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
     section = text.split("\n## Statements about packets\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([\d.-]+|–) \| ([\d.-]+|–) \| [^|]+ \| ([^|]+) \|$", section, re.MULTILINE)
