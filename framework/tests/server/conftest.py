@@ -1,4 +1,4 @@
-"""A server for tests that need none of their own, and clients of it."""
+"""Shared fixtures: a running server, an in-memory database, and raw MQTT clients."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Connect = Callable[..., RawClient]
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """An authority whose certificates lie in the test's directory."""
+    """A certificate authority whose certificates are in the test's directory."""
     return Authority(tmp_path)
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What runs tests that are coroutines."""
+    """The event loop that runs coroutine tests."""
     return "asyncio"
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database in memory, for a server within the test's own process."""
+    """An in-memory database for a server in the test's own process."""
     need("memory")
     with ts.open(tmp_path / "db", backend="memory") as db:
         yield db
@@ -41,14 +41,17 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server of that database within the test's own process, with the settings that there are by default."""
+    """A server with default settings on that database, in the test's own process."""
     with Embedded(db) as embedded:
         yield embedded
 
 
 @pytest.fixture(scope="session")
 def mqtt() -> Iterator[Serving]:
-    """A server over TCP and WebSocket that tests of all modules use: they choose topics and client ids by `name`."""
+    """A server over TCP and WebSocket, shared by all test modules.
+
+    Tests keep apart by using topics and client ids from `name`.
+    """
     need("rocksdb")
     with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:
         yield server
@@ -56,13 +59,13 @@ def mqtt() -> Iterator[Serving]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has, and that may be a topic level and a client id."""
+    """A string that no other test has, valid as a topic level and as a client id."""
     return re.sub(r"\W+", "-", request.node.name)
 
 
 @pytest.fixture
 def connect(mqtt: Serving) -> Iterator[Connect]:
-    """Connect a raw client, which must be accepted; the options are those of `RawClient.connect`."""
+    """Connect a raw client, which the server must accept. The options are those of `RawClient.connect`."""
     with ExitStack() as clients:
 
         def connected(client_id: str = "", *, version: int = 5, **options: object) -> RawClient:
@@ -76,6 +79,6 @@ def connect(mqtt: Serving) -> Iterator[Connect]:
 
 @pytest.fixture
 def stranger(mqtt: Serving) -> Iterator[Connect]:
-    """Open a connection on which nothing was sent yet."""
+    """Open a connection on which nothing has been sent."""
     with ExitStack() as clients:
         yield lambda version=5: clients.enter_context(mqtt.client(version=version))

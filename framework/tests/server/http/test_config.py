@@ -1,4 +1,4 @@
-"""The settings over HTTP: as they are in force, and read again."""
+"""The settings over HTTP: reading the active settings and reloading the file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(db: ts.Database, file: Path) -> Iterator[httpx.Client]:
-    """A client of a server that reads a file."""
+    """A client of a server that has a settings file."""
     with serving_http(db, read=lambda: read_settings(file, {})) as server, client_of(server) as client:
         yield client
 
 
 def test_the_settings_in_force_are_shown(http: httpx.Client, served: tuple[ts.Database, Server]) -> None:
-    """With all defaults, written as in the file."""
+    """The active settings, including all defaults, are returned in the form that a settings file has."""
     answer = http.get("/config")
     assert answer.status_code == 200
     found = answer.json()
@@ -48,7 +48,7 @@ def test_the_settings_in_force_are_shown(http: httpx.Client, served: tuple[ts.Da
 
 
 def test_what_a_changed_file_changes_is_said(client: httpx.Client, file: Path) -> None:
-    """Some of it at once, some after a restart, some by the next reading."""
+    """A reload reports the settings that took effect and the settings that need a restart."""
     assert client.post("/config/reload").json() == {"changed": [], "kept": [], "needs_restart": []}
     file.write_text(f'{FILE}anonymous = "never"\n[limits]\nconnections = 9\n[log]\nfile = "server.log"\n')
     assert client.post("/config/reload").json() == {
@@ -61,7 +61,7 @@ def test_what_a_changed_file_changes_is_said(client: httpx.Client, file: Path) -
 
 
 def test_a_bad_file_changes_nothing(client: httpx.Client, file: Path) -> None:
-    """The answer says where the mistake is."""
+    """Reloading an invalid file changes no setting, and the response says where the mistake is."""
     before = client.get("/config").json()
     file.write_text("[limits]\nconections = 9\n")
     answer = client.post("/config/reload")
@@ -72,14 +72,14 @@ def test_a_bad_file_changes_nothing(client: httpx.Client, file: Path) -> None:
 
 
 def test_settings_of_a_program_are_not_read_again(http: httpx.Client) -> None:
-    """There is no file."""
+    """A server that was configured by a program, without a file, refuses to reload its settings."""
     answer = http.post("/config/reload")
     assert answer.status_code == 400
     assert "a program has made them" in answer.json()["detail"]
 
 
 def test_further_storages_are_listed(db: ts.Database, tmp_path: Path) -> None:
-    """With the shards that each of them has."""
+    """Each additional storage is listed with its number of shards."""
     with (
         ts.open(tmp_path / "more", backend="memory", shards=3) as more,
         serving_http(db, storages={"messages": db, "more": more}) as server,

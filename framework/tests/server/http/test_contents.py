@@ -1,4 +1,4 @@
-"""What the database has, over HTTP: topics, client ids, last messages, streams, counts by time."""
+"""Contents of the database over HTTP: topics, client ids, last messages, streams and histograms."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def test_an_explanation_says_what_was_read(http: httpx.Client, db: ts.Database) 
     assert sum(slab["reads"]["rows"] for slab in answer["slabs"]) >= answer["messages"]
 
 
-# --- counts by time ---------------------------------------------------------------------
+# --- histograms ---------------------------------------------------------------------
 
 _START = 1_700_000_000_000_000
 
 
 def _stored(db: ts.Database, rows: int, topics: int) -> np.ndarray[Any, Any]:
-    """Store messages with times that are denser at the end; return their times."""
+    """Store messages whose times are denser towards the end; return the times."""
     times = _START + np.sort((np.sqrt(np.random.default_rng(1).random(rows)) * 10**9).astype(np.int64))
     for first in range(0, rows, 50_000):
         part = times[first : first + 50_000]
@@ -153,7 +153,10 @@ def _check_estimates(db: ts.Database, times: np.ndarray[Any, Any]) -> None:
 def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from tables, of which none is read twice, and none at all for all messages, of which hardly one is."""
+    """A histogram of many messages is an estimate; after a deletion one that covers a small rest is exact.
+
+    Each tally table is read at most once, and a histogram of all messages reads no table.
+    """
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift", auto_compact=False) as db:
         times = _stored(db, 400_000, 20)
         _check_estimates(db, times)
@@ -185,7 +188,10 @@ def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
 
 @pytest.mark.parametrize("topic_filter", ["#", "edge/+"])
 def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, topic_filter: str) -> None:
-    """A histogram counts no message at ``until`` or later, also where there are more spans than microseconds."""
+    """Each span of a histogram excludes its end, and no message at ``until`` or later is counted.
+
+    This holds even with more spans than microseconds.
+    """
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift") as db:
         random = np.random.default_rng(3).integers(0, 30_000_000, 200)
         times = np.unique(np.concatenate([_START + random, _START + 1_000_000 * np.arange(30)]))
@@ -217,7 +223,10 @@ def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, t
 def test_a_page_of_large_messages_ends_where_it_would_be_too_large(
     http: httpx.Client, db: ts.Database, path: str
 ) -> None:
-    """As a page of a replay does; the next ones have the rest, a message that is larger than a page too."""
+    """A page ends before its messages exceed the size limit, and the next pages have the rest.
+
+    A message larger than the limit has a page of its own.
+    """
     sent = [
         ts.Message(f"pages/{number}", b"x" * (megabytes << 20), retain=True)
         for number, megabytes in enumerate([9, 9, 20, 1])

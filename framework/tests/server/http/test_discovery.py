@@ -25,7 +25,7 @@ from .conftest import client_of
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """The directory of a database at rest."""
+    """The directory of a database that is closed."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         db.store([ts.Message("a", b"1", "c")])
     return tmp_path / "db"
@@ -77,7 +77,10 @@ def test_copies_and_verification_pass_over_the_file(directory: Path, tmp_path: P
 
 
 def test_a_copy_made_of_hard_links_has_no_server(directory: Path, tmp_path: Path) -> None:
-    """Who changes the copy doesn't change what it is a copy of, though a server holds the locks on its files too."""
+    """A hard-linked copy of a served directory isn't taken for the served database.
+
+    A command on the copy fails because the server holds the locks, and changes nothing.
+    """
     with ts.open(directory) as db, serving_http(db):
         shutil.copytree(directory, tmp_path / "copy", copy_function=os.link)
         assert find_server(directory) is not None
@@ -88,7 +91,7 @@ def test_a_copy_made_of_hard_links_has_no_server(directory: Path, tmp_path: Path
 
 
 def test_a_file_that_can_not_be_understood_is_told(directory: Path) -> None:
-    """It may be of a server of another version."""
+    """An announcement file with unknown content, such as that of another version's server, is reported as an error."""
     with ts.open(directory) as db, serving_http(db):
         for content in ("", '{"url": "http://127.0', "[]", '{"address": "x"}', "\xff"):
             (directory / "server.json").write_text(content, "latin-1")
@@ -130,7 +133,7 @@ def test_a_database_in_memory_has_no_file(tmp_path: Path) -> None:
 def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock ends with it, and the one that has come has a lock too."""
+    """A reader whose announcement file is replaced before it checks the lock reads the new file."""
     announcement = Announcement(directory, FoundServer(url="http://127.0.0.1:1", pid=1, token="t"))
     flock, replaced = fcntl.flock, []
 
@@ -147,7 +150,10 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
 
 
 def test_a_file_of_which_only_a_part_fits_on_the_disk_is_not_left(directory: Path) -> None:
-    """`os.write` tells that only by the number of bytes that it has written."""
+    """An announcement of which `os.write` wrote only a part is removed.
+
+    Only the returned number of bytes shows such a short write.
+    """
     program = """
 import resource, sys
 from pathlib import Path

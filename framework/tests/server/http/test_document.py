@@ -26,7 +26,7 @@ def test_the_document_names_tokens_and_problems(site: httpx.Client) -> None:
 
 
 def test_the_document_names_all_that_is_taken_and_answered(site: httpx.Client) -> None:
-    """Also what handlers read and write themselves."""
+    """The document describes every request and response body, including those that handlers parse themselves."""
     paths = site.get("/schema/openapi.json").json()["paths"]
     publish, replay = paths["/api/v5/messages"]["post"], paths["/api/v5/messages"]["get"]
     sql = paths["/api/v5/sql"]["post"]["responses"]["200"]["content"]

@@ -1,4 +1,4 @@
-"""Sites, storages and replicas over HTTP, with the shapes that scripts for EMQX expect."""
+"""Sites, storages and replicas over HTTP, in the JSON shapes that scripts for EMQX expect."""
 
 from __future__ import annotations
 

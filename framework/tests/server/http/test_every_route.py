@@ -1,7 +1,7 @@
-"""Every route of the document with made-up requests: no 5xx, and responses that the document describes.
+"""Generated requests to every route: no 5xx status, and only responses that the OpenAPI document describes.
 
-``make test`` tries a few for each route; ``make test-http`` tries ``HTTP_EXAMPLES`` of them. The same
-requests are made each time.
+``make test`` sends a few requests to each route; ``make test-http`` sends ``HTTP_EXAMPLES`` of them. Each run sends the
+same requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import topicstore as ts
 from topicstore.server import Server
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis: pip install schemathesis")
-from schemathesis import GenerationMode  # noqa: E402 - after the question whether it is there
+from schemathesis import GenerationMode  # noqa: E402 - imported only if schemathesis is installed
 from schemathesis.specs.openapi import checks  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 
 @schemathesis.serializer("application/x-msgpack")
 def as_msgpack(_: object, value: object) -> bytes:
-    """Return a body that an operation takes as MessagePack."""
+    """Return a MessagePack body that an operation accepts."""
     try:
         return msgspec.msgpack.encode(value)
-    except OverflowError:  # an integer that MessagePack doesn't have
+    except OverflowError:  # an integer that MessagePack can't represent
         hypothesis.reject()
 
 
@@ -36,7 +36,7 @@ EXAMPLES = int(os.environ.get("HTTP_EXAMPLES") or 4)
 
 
 def operations(url: str) -> Iterator[object]:
-    """Yield the operations of a server's document, without those whose response never ends."""
+    """Yield the operations of a server's document, except those whose response never ends."""
     schema = schemathesis.openapi.from_url(f"{url}/schema/openapi.json")
     for found in schema.get_all_operations():
         operation = found.ok()
@@ -46,7 +46,7 @@ def operations(url: str) -> Iterator[object]:
 
 
 def can_be_wrong(operation: object) -> bool:
-    """Return whether an operation has parameters that can be wrong: of a path each text is one."""
+    """Return whether an operation has parameters that can be invalid. Any text is a valid path parameter."""
     return bool(operation.query or operation.body)  # type: ignore[attr-defined]
 
 
@@ -70,7 +70,7 @@ def test_no_request_makes_the_server_fail(served: tuple[ts.Database, Server], mo
 
 
 def attempts(strategy: hypothesis.strategies.SearchStrategy[object]) -> int:
-    """Make the requests of one operation, and check the responses; return how many there were."""
+    """Send generated requests to one operation, check the responses, and return the number of requests."""
     tried = 0
 
     @hypothesis.settings(

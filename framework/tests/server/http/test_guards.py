@@ -1,4 +1,4 @@
-"""Who is let in without a token, and that nothing is reached without one otherwise."""
+"""Authentication over HTTP: which clients need no token, and that all others reach no route without one."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .conftest import client_of, connected
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
-    """A server that lets nobody in without a token."""
+    """A server that requires a token of every client."""
     path = tmp_path_factory.mktemp("closed") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, anonymous="never") as one:
         yield db, one
 
 
 def operations(site: httpx.Client) -> list[tuple[str, str]]:
-    """Return the methods and paths of the document that need a token: all that are not for health or the page."""
+    """Return the methods and paths of the document that need a token: all except health checks and the web page."""
     paths = site.get("/schema/openapi.json").json()["paths"]
     return [
         (method.upper(), re.sub(r"{\w+}", "1", path))
@@ -50,7 +50,7 @@ def operations(site: httpx.Client) -> list[tuple[str, str]]:
 
 
 def test_no_route_of_the_interface_is_reached_without_a_token(closed: tuple[ts.Database, Server]) -> None:
-    """Health may be asked for by anybody."""
+    """Without a token every route answers 401, except the health checks."""
     with client_of(closed[1], "") as site:
         found = operations(site)
         assert {("GET", "/api/v5/config"), ("GET", "/api/v5/figures")} < set(found)
@@ -76,7 +76,7 @@ def test_a_token_for_reading_changes_nothing(closed: tuple[ts.Database, Server])
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Basic YTpi", "Bearer \u00ff", "token", "Bearer a b"])
 def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, header: str) -> None:
-    """Who shows something that isn't right isn't taken for a person on this machine."""
+    """A request with an invalid token is refused even from loopback, where a request without a token is accepted."""
     assert http.get("/info", headers={"Authorization": header.encode("latin-1")}).status_code == 401
 
 
@@ -89,19 +89,19 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         ({"Host": "LOCALHOST"}, 200),
         ({"Host": "127.0.0.1:5", "Origin": "http://127.0.0.1:5", "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Sec-Fetch-Site": "none"}, 200),
-        # a name that was made to lead here
+        # a DNS name that an attacker resolves to loopback
         ({"Host": "evil.example"}, 401),
         ({"Host": "127.0.0.1.evil.example"}, 401),
         ({"Host": "[::1"}, 200),
         ({"Host": ""}, 401),
-        # a page of another site, or of another server on this machine
+        # a page of another site or of another local server
         ({"Origin": "https://evil.example"}, 401),
         ({"Origin": "null"}, 401),
         ({"Origin": "http://127.0.0.1:1"}, 401),
         ({"Host": "localhost:5", "Origin": "https://localhost:5"}, 401),
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Sec-Fetch-Site": "same-site"}, 401),
-        # a proxy on this machine
+        # a proxy on this host
         ({"X-Forwarded-For": "203.0.113.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-Host": "store.example"}, 401),
@@ -126,7 +126,10 @@ def test_with_a_token_it_does_not_matter_where_from(owner: dict[str, str], http:
 
 
 def test_a_proxy_that_asks_in_the_old_version_is_not_this_machine(served: tuple[ts.Database, Server]) -> None:
-    """As nginx does unless it is told otherwise: with the server's own address as the host, and no header more."""
+    """An HTTP/1.0 request from loopback needs a token.
+
+    By default nginx sends such requests, with the server's address as the host and no forwarding header.
+    """
     address = served[1].urls_of_http[0].removeprefix("http://")
     for version, status in ((b"1.0", b"401"), (b"1.1", b"200")):
         with connected(served[1]) as connection:
@@ -137,7 +140,7 @@ def test_a_proxy_that_asks_in_the_old_version_is_not_this_machine(served: tuple[
 
 
 def test_two_tokens_are_refused(owner: dict[str, str], http: httpx.Client) -> None:
-    """A proxy may look at another one of them."""
+    """A request with two ``Authorization`` headers is refused, because a proxy may have checked the other one."""
     own = owner["Authorization"]
     for second in (own, "Bearer x", ""):
         assert http.get("/info", headers=[("Authorization", own), ("Authorization", second)]).status_code == 400
@@ -146,7 +149,10 @@ def test_two_tokens_are_refused(owner: dict[str, str], http: httpx.Client) -> No
 def test_a_damaged_file_of_tokens_lets_in_only_who_runs_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others are not told where it lies, nor what is in it; the log has it, once."""
+    """With a damaged token file only the owner's token is accepted; any other is answered with 503.
+
+    Responses don't name the file. The log names it with the damaged line, once.
+    """
     with ts.open(tmp_path / "db") as db, serving_http(db) as server:
         assert server.http is not None
         tokens, url = server.http.context.tokens, f"{server.urls_of_http[0]}/api/v5/info"
@@ -162,13 +168,16 @@ RULE = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
 
 
 def status(server: Server, **headers: str) -> int:
-    """Return how a request is answered that would delete all messages."""
+    """Return the response status of a request to delete all messages."""
     with client_of(server) as site:
         return site.delete("/messages", params={"filter": "#"}, headers=headers).status_code
 
 
 def test_the_first_token_ends_what_this_machine_may_without_one(tmp_path: Path) -> None:
-    """Until the last one is revoked; a file that can't be read may have tokens."""
+    """Loopback clients need a token once the token file has one, until the last token is revoked.
+
+    A file that can't be read counts as one that may have tokens.
+    """
     with ts.open(tmp_path / "db") as db, serving_http(db) as server:
         assert server.http is not None
         tokens = server.http.context.tokens
@@ -188,7 +197,10 @@ def test_the_first_token_ends_what_this_machine_may_without_one(tmp_path: Path) 
 def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
     tmp_path: Path, authority: Authority, what: str
 ) -> None:
-    """When the server starts, and by a reload; without them it may do everything again."""
+    """Loopback clients need a token once users or access rules are configured, at the start or by a reload.
+
+    After their removal no token is needed.
+    """
     users = tmp_path / "users"
     users.touch()
     certificate, key = authority.sign("server")
@@ -218,7 +230,7 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
         for settings, answer in ((before, 200), (after, 401), (before, 200)):
             embedded.do(embedded.server.reload(settings))
             assert answer == status(embedded.server)
-    if what != "certificate":  # whose listener isn't the one that the server is started with here
+    if what != "certificate":  # its listener isn't the one that this test starts the server with
         with ts.open(tmp_path / "other", backend="memory") as db, Embedded(db, after) as embedded:
             assert 401 == status(embedded.server)
 
@@ -234,7 +246,10 @@ def test_the_access_that_a_program_gives_its_server_ends_it_too(tmp_path: Path) 
 
 
 def test_behind_a_proxy_nothing_is_this_machine(tmp_path: Path) -> None:
-    """As the settings say: a proxy that speaks HTTP/1.1 and names nobody looks like a program here."""
+    """With ``behind_proxy`` every loopback client needs a token.
+
+    A proxy that speaks HTTP/1.1 without forwarding headers looks like a local program.
+    """
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, behind_proxy=True) as server:
         assert server.http is not None
         assert 401 == status(server)
@@ -242,7 +257,7 @@ def test_behind_a_proxy_nothing_is_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_clients_address_is_the_sockets(tmp_path: Path) -> None:
-    """A server that listens on all addresses lets in this machine, as it is, and by another address nobody."""
+    """A server that listens on all addresses accepts tokenless requests addressed to a loopback host, and no others."""
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, listen=Address("0.0.0.0:0")) as server:
         port = server.urls_of_http[0].rpartition(":")[2]
         assert httpx.get(f"http://127.0.0.1:{port}/api/v5/info", trust_env=False).status_code == 200

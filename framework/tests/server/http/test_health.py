@@ -1,4 +1,4 @@
-"""Health over HTTP: whether the server answers, and whether it can store."""
+"""Health over HTTP: whether the server responds, and whether it can store messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_nearly_full_disk_is_not_ready(tmp_path: Path) -> None:
 
 
 def test_a_clock_behind_the_last_position_is_told(tmp_path: Path) -> None:
-    """As when the machine's clock was set back."""
+    """A clock behind the last stored position is reported as an obstacle, for example after it was set back."""
     times = [1_700_000_000_000_000]
     with ts.open(tmp_path / "db", backend="memory", clock=lambda: times[0]) as db:
         db.store([ts.Message("a", b"1", "c")])
@@ -56,7 +56,10 @@ def test_a_shard_that_takes_no_writes_is_told_without_details(tmp_path: Path) ->
 
 
 def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
-    """As when its disk was unmounted; the metrics are there all the same."""
+    """A missing database directory, for example of an unmounted disk, makes the readiness check answer 503.
+
+    The reason doesn't disclose the path. Metrics can still be read.
+    """
     with ts.open(tmp_path / "db") as db, serving_http(db) as server, client_of(server, "") as site:
         (tmp_path / "db").rename(tmp_path / "gone")
         ready, metrics = site.get("/health/ready"), site.get("/metrics")
@@ -70,7 +73,7 @@ def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_sizes_that_cannot_be_found_out_are_left_out_of_metrics(tmp_path: Path) -> None:
-    """While the disk is gone; the other metrics are there."""
+    """While the directory is missing, metrics omit the sizes on disk and include the rest."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db").rename(tmp_path / "gone")
         found = {family.name: len(family.samples) for family in StoreCollector(db).collect()}
@@ -81,7 +84,10 @@ def test_sizes_that_cannot_be_found_out_are_left_out_of_metrics(tmp_path: Path) 
 
 
 def test_the_log_says_once_why_a_shard_takes_no_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """However many requests are refused because of it, until the reason is another one."""
+    """The log reports once why a shard refuses writes, however many requests fail.
+
+    It reports again when the reason changes.
+    """
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server, client_of(server) as http:
         for reason in ("disk error", "another error"):
             db.storage.shards[0].writer._failure = OSError(reason)

@@ -1,4 +1,4 @@
-"""Requests that want to hurt: too large, too slow, too many, malformed. What answers is a real server."""
+"""Hostile requests to a real server: too large, too slow, too many, or malformed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY_SIZE = 1 << 20
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that takes small bodies only."""
+    """A server with a small limit for request bodies."""
     path = tmp_path_factory.mktemp("strict") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, body_size=Size(BODY_SIZE)) as one:
         yield one
@@ -31,14 +31,17 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that breaks off slow connections soon. A busy machine may be slow too, so only that is tried by it."""
+    """A server that closes slow connections after 0.3 s.
+
+    A busy machine may be as slow, so tests use it only for slow requests.
+    """
     path = tmp_path_factory.mktemp("slow") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, request_timeout=Duration(0.3)) as one:
         yield one
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return what comes until the server closes the connection; being broken off counts as the end."""
+    """Return the bytes received until the server closes the connection. A connection reset counts as the end."""
     pieces = []
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while piece := connection.recv(1 << 16):
@@ -47,13 +50,16 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def put(server: Server, **options: object) -> httpx.Response:
-    """Send a body to a route that takes one."""
+    """Send a body to a route that accepts one."""
     with client_of(server) as http:
         return http.put("/ds/storages/messages/replicas", **options)  # type: ignore[arg-type]
 
 
 def alive(server: Server) -> bool:
-    """Return whether others are still served; where they are impatient, at the latest at another attempt."""
+    """Return whether the server still serves other clients.
+
+    A request whose connection the server closes for slowness is repeated.
+    """
     while True:
         with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
             return httpx.get(f"{server.urls_of_http[0]}/health/live", trust_env=False).status_code == 200
@@ -72,18 +78,18 @@ def test_a_body_without_a_length_is_refused_when_it_becomes_too_large(strict: Se
 
 
 def test_a_body_without_an_end_is_not_read_without_an_end(strict: Server) -> None:
-    """The client is told 413, and may send some more, but not for ever."""
+    """A client that sends an endless chunked body is disconnected after a bounded number of bytes."""
     with connected(strict) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server gives up
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server closes the connection
             for _ in range(10_000):
                 connection.sendall(chunk)
     assert alive(strict)
 
 
 def test_compressed_bodies_are_refused_unread(strict: Server) -> None:
-    """So none of them can become large."""
+    """A compressed body is refused before it is read, so that none can expand in memory."""
     bomb = gzip.compress(b" " * (100 << 20))
     for coding in ("gzip", "deflate", "br", "zstd", "identity, gzip", "GZIP"):
         answer = put(strict, content=bomb, headers={"Content-Encoding": coding})
@@ -101,7 +107,10 @@ def test_a_head_that_is_too_large_is_refused(strict: Server) -> None:
 
 
 def test_what_is_thrown_away_counts_for_each_request(strict: Server) -> None:
-    """A client that goes on after a refusal, with a body as large as may be thrown away, is answered again."""
+    """The bound on discarded bytes applies to each request.
+
+    A client that sends a discarded body of nearly that size after each refusal keeps its connection.
+    """
     body = bytes(9 << 20)
     refused = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     with connected(strict) as connection:
@@ -175,7 +184,10 @@ def test_who_sends_byte_by_byte_is_disconnected(impatient: Server, said: bytes) 
 
 @pytest.mark.slow
 def test_who_does_not_read_a_response_is_disconnected(impatient: Server) -> None:
-    """The largest response there is: the script of the document's page."""
+    """A client that doesn't read its response is disconnected.
+
+    The test asks for the largest response: the script of the document's page.
+    """
     request = b"GET /schema/assets/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
     refused = pytest.raises((ConnectionResetError, BrokenPipeError))
     with connected(impatient, 4_096) as connection, refused:
@@ -186,7 +198,7 @@ def test_who_does_not_read_a_response_is_disconnected(impatient: Server) -> None
 
 @pytest.mark.slow
 def test_who_sends_slowly_but_enough_is_served(tmp_path: Path) -> None:
-    """Many pieces of a body, in more time than one period."""
+    """A client that steadily sends pieces of its body is served, even if this takes longer than the timeout."""
     with (
         ts.open(tmp_path / "db", backend="memory") as db,
         serving_http(db, request_timeout=Duration(3600)) as server,
@@ -214,7 +226,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
         held[0].sendall(request)
         assert read_all(held[0]).startswith(b"HTTP/1.1 200 ")
         answer = b""
-        while not answer.startswith(b"HTTP/1.1 200 "):  # as soon as the server has noticed that one is closed
+        while not answer.startswith(b"HTTP/1.1 200 "):  # as soon as the server has noticed a closed connection
             again = stack.enter_context(connected(server))
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 again.sendall(request)
@@ -237,7 +249,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
     ],
 )
 def test_what_is_no_request_is_refused(impatient: Server, said: bytes) -> None:
-    """With a status that says whose fault it is, and the connection is closed."""
+    """Bytes that are no HTTP request get an error status that fits, and the connection is closed."""
     with connected(impatient) as connection:
         connection.sendall(said)
         answer = read_all(connection)
@@ -251,7 +263,10 @@ def test_what_is_no_request_is_refused(impatient: Server, said: bytes) -> None:
     [("1.1", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), ("1.0", b"Transfer-Encoding: chunked\r\n")],
 )
 def test_a_request_that_may_be_taken_for_two_is_refused(strict: Server, version: str, more: bytes) -> None:
-    """One that is behind it in the same connection isn't answered (RFC 9112, sections 6.1 and 6.3)."""
+    """A request with an ambiguous length is refused (RFC 9112, sections 6.1 and 6.3).
+
+    A request after it on the same connection isn't answered.
+    """
     with connected(strict) as connection:
         connection.sendall(
             HEAD.replace(b"1.1", version.encode())

@@ -1,4 +1,4 @@
-"""The life of the HTTP interface: starting, failing to, reloading its certificate and stopping, in every order."""
+"""The life cycle of the HTTP server: starting, failed starts, reloading the certificate and stopping."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ LOOPBACK = Address("127.0.0.1:0")
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database of the test's own."""
+    """A database for one test."""
     with ts.open(tmp_path / "own", backend="memory") as db:
         yield db
 
 
 def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
-    """Return an interface that isn't started, beside an MQTT server that isn't either."""
+    """Return an HTTP server beside an MQTT server; neither is started."""
     return HttpServer(db, settings, Server(db), Descriptors.of(ServerSettings(http=settings), [db]))
 
 
 @contextlib.contextmanager
 def running(db: ts.Database, tls: HttpTlsSettings | None = None) -> Iterator[HttpServer]:
-    """Run an interface."""
+    """Run an HTTP server in a context."""
     server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
     server.start()
     yield server
@@ -61,7 +61,7 @@ def threads() -> list[str]:
 
 
 def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> None:
-    http_server(db, HttpSettings(listen=LOOPBACK)).stop()  # one that was never started
+    http_server(db, HttpSettings(listen=LOOPBACK)).stop()  # a server that was never started
     server = http_server(db, HttpSettings(listen=LOOPBACK))
     server.start()
     assert get(server).status_code == 200
@@ -76,7 +76,7 @@ def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> Non
 
 
 def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> None:
-    """The last step of starting. What has failed isn't started again: its threads are gone."""
+    """A start that fails at its last step, writing the announcement file, raises the error and leaves no thread."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db" / "server.json").mkdir()
         server = http_server(db, HttpSettings(listen=LOOPBACK))
@@ -92,7 +92,10 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Pat
 
 
 def test_a_job_that_was_begun_while_it_could_not_start_is_cancelled(tmp_path: Path) -> None:
-    """It serves before the last step, so a client may have been quick."""
+    """A failed start cancels the jobs that clients began.
+
+    The server serves requests before the last step of its start, which failed.
+    """
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db" / "server.json").mkdir()
         server = http_server(db, HttpSettings(listen=LOOPBACK))
@@ -105,7 +108,10 @@ def test_a_job_that_was_begun_while_it_could_not_start_is_cancelled(tmp_path: Pa
 
 
 def test_an_mqtt_server_ends_if_http_cannot_begin(db: ts.Database) -> None:
-    """What it had opened is closed, or pytest warns of it."""
+    """If the HTTP server can't start, the MQTT server closes what it opened.
+
+    Otherwise pytest would report a resource warning.
+    """
 
     async def serve(settings: ServerSettings) -> None:
         async with Server(db, settings):
@@ -150,7 +156,10 @@ def test_a_request_that_runs_ends_before_the_server(db: ts.Database, monkeypatch
 
 @pytest.mark.slow
 def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Database) -> None:
-    """It is raised once all is ended: MQTT clients are told, and HTTP answers no more."""
+    """An exception from a callback at shutdown is raised after the shutdown is complete:
+
+    MQTT clients got a DISCONNECT, and no thread is left.
+    """
 
     def fail() -> None:
         raise RuntimeError("a fault")
@@ -170,7 +179,10 @@ def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Datab
 def test_settings_that_are_read_again_while_it_ends_hold_up_nothing(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request waits for the reload, the end for the request, and the reload for nobody."""
+    """A reload request during a shutdown causes no deadlock.
+
+    The shutdown waits for the request; the reload doesn't wait for the shutdown.
+    """
     checking, go_on = threading.Event(), threading.Event()
 
     def check(*arguments: Any) -> None:
@@ -193,7 +205,7 @@ def test_settings_that_are_read_again_while_it_ends_hold_up_nothing(
 
 
 def refused(port: int) -> bool:
-    """Return whether nobody listens there."""
+    """Return whether no socket listens on this port."""
     try:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:
@@ -222,13 +234,13 @@ def test_while_it_stops_it_says_so_and_begins_nothing(db: ts.Database) -> None:
 
 
 def issue(authority: Authority) -> HttpTlsSettings:
-    """Write a new certificate of this machine, and its key."""
+    """Write a new certificate for this host, and its key."""
     certificate, key = authority.sign("server")
     return HttpTlsSettings(certificate=certificate, key=key)
 
 
 def seen(server: HttpServer, authority: Authority) -> bytes | None:
-    """Return the certificate that a client sees who trusts the authority."""
+    """Return the certificate that a client which trusts the authority receives."""
     host, _, port = server.addresses[0].rpartition(":")
     with (
         socket.create_connection((host, int(port))) as plain,
@@ -271,7 +283,10 @@ def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path:
 def test_only_this_servers_certificate_is_trusted_by_who_found_it(
     tmp_path: Path, db: ts.Database, between: trustme.CA | None
 ) -> None:
-    """And none of the same authority, though a file has those between it and the root too; it may have comments."""
+    """A client that discovered the server trusts only the server's own certificate.
+
+    Another certificate of the same authority is refused. The file may hold intermediate certificates and comments.
+    """
     (tmp_path / "other").mkdir()
     tls, others = issue(Authority(tmp_path, between)), issue(Authority(tmp_path / "other", between))
     tls.certificate.write_bytes("# für uns\n".encode("latin-1") + tls.certificate.read_bytes())
@@ -327,7 +342,7 @@ def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
 
 
 def test_a_start_removes_what_killed_checkpoints_have_left(db: ts.Database, tmp_path: Path) -> None:
-    """In the directory of exports, and in those below it."""
+    """A start removes unfinished checkpoints of killed servers from the export directory and below it."""
     left = tmp_path / "exports" / "daily" / draft_name()
     left.mkdir(parents=True)
     server = http_server(db, HttpSettings(listen=LOOPBACK, export_dir=tmp_path / "exports"))

@@ -1,4 +1,4 @@
-"""``/imports``: rows with the progress of their import; what isn't one is refused, and nothing of it is stored."""
+"""``/imports``: messages with the progress of their import. An invalid request stores nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MSGPACK = {"Content-Type": "application/vnd.msgpack"}
 
 
 def rows(*messages: ts.Message) -> bytes:
-    """Return messages as a stream of Arrow's IPC format."""
+    """Return messages as an Arrow IPC stream."""
     batch = ts.MessageBatch.of(messages).to_arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -23,14 +23,14 @@ def rows(*messages: ts.Message) -> bytes:
 
 
 def body(**changed: Any) -> bytes:
-    """Return a body that is right but for what is changed."""
+    """Return a valid body with the given changes."""
     message = ts.Message("imports/a", b"1", retain=True)
     marker = {"shard": 0, "key": b"import/one", "value": b"how far"}
     return msgspec.msgpack.encode({"rows": rows(message), "markers": [marker], **changed})
 
 
 def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Database) -> None:
-    """And the progress is listed."""
+    """Messages and the import's progress are stored together, and the progress is listed."""
     done = http.post("/imports", content=body(retained=[True]), headers=MSGPACK)
     assert (200, {"count": 1, "lifted": 0}) == (done.status_code, done.json())
     assert [b"1"] == [one.payload for one in db.replay("imports/#")]
@@ -41,7 +41,10 @@ def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Databa
 def test_the_servers_own_topics_come_from_who_runs_it_alone(
     owner: dict[str, str], http: httpx.Client, db: ts.Database
 ) -> None:
-    """The command `import` stores what it stores without a server."""
+    """Only the owner's token may import messages of ``$SYS`` topics.
+
+    The `import` command can thus store the same messages as without a server.
+    """
     content = body(rows=rows(ts.Message("$SYS/imports", b"1")))
     for headers, status in ((MSGPACK, 400), ({**MSGPACK, **owner}, 200)):
         assert http.post("/imports", content=content, headers=headers).status_code == status
@@ -64,7 +67,7 @@ def test_the_servers_own_topics_come_from_who_runs_it_alone(
     ],
 )
 def test_what_is_wrong_is_refused(http: httpx.Client, db: ts.Database, wrong: bytes) -> None:
-    """With a problem that says why; no row and no state of it is there."""
+    """An invalid body is refused with a problem document, and neither messages nor progress are stored."""
     before = [list(db.replay("imports/#")), list(db.state(0).scan())]
     refused = http.post("/imports", content=wrong, headers=MSGPACK)
     assert 400 == refused.status_code, refused.text
@@ -73,7 +76,7 @@ def test_what_is_wrong_is_refused(http: httpx.Client, db: ts.Database, wrong: by
 
 
 def test_the_first_wrong_row_is_named_as_it_lies_in_all_rows(http: httpx.Client) -> None:
-    """Though they come in several batches."""
+    """The error names the first invalid row by its number among all rows, even if the rows come in several batches."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("topic", pa.string()), ("payload", pa.binary())])) as writer:
         for topics in (["imports/a", "imports/b"], ["imports/c", "imports/#"]):

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: long work that is asked for, looked at and cancelled."""
+"""Jobs over HTTP: long-running work that clients start, observe and cancel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import client_of
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
-    """A database on disk whose exports go below ``out`` beside it."""
+    """A served database on disk whose exports go to ``out`` beside it."""
     folder = tmp_path_factory.mktemp("jobs")
     with ts.open(folder / "db", backend="rocksdb", shards=2) as db:
         db.store([ts.Message(f"a/{number % 7}", b"x" * 20, f"c{number % 5}") for number in range(1_000)])
@@ -42,7 +42,7 @@ def jobs_of(server: Server) -> Jobs:
 
 
 def done(http: httpx.Client, **request: Any) -> dict[str, Any]:
-    """Begin a job, and return it when it has ended."""
+    """Start a job and return it when it has ended."""
     answer = http.post("/jobs", json=request)
     assert answer.status_code == 202, answer.text
     return ended(http, answer.json()["id"])
@@ -56,27 +56,30 @@ def ended(http: httpx.Client, number: int) -> dict[str, Any]:
 
 
 def test_a_verification_reports_what_it_read(http: httpx.Client) -> None:
-    """Its progress is 1 at the end, in messages."""
+    """A verification reports the messages that it read, and its progress ends at 1."""
     job = done(http, kind="verify")
     assert (job["state"], job["progress"], job["done"], job["total"]) == ("done", 1.0, 1_000, 1_000)
     assert job["result"] == {"ok": True, "messages": 1_000, "damages": []}
 
 
 def test_a_compaction_reports_sizes(http: httpx.Client) -> None:
-    """With the names of `CompactReport`."""
+    """A compaction reports sizes under the names of `CompactReport`."""
     job = done(http, kind="compact")
     assert job["state"] == "done"
     assert {"messages", "live_bytes_before", "disk_bytes_after", "seconds"} <= set(job["result"])
 
 
 def test_retention_runs_as_a_job(http: httpx.Client) -> None:
-    """It can't be cancelled, which the job says."""
+    """Retention runs as a job that is marked as not cancellable."""
     job = done(http, kind="retention")
     assert (job["state"], job["cancellable"], job["result"]["dropped"]) == ("done", False, [])
 
 
 def test_an_export_holds_every_message(http: httpx.Client, own: tuple[ts.Database, Server]) -> None:
-    """A second one finds all parts there; another target that is something else is refused."""
+    """An export has every message.
+
+    A second export to the same target reuses all parts, and a target that is no export is refused.
+    """
     first = done(http, kind="export", target="parquet")
     assert (first["state"], first["done"], first["total"], first["result"]["messages"]) == ("done", 2, 2, 1_000)
     again = done(http, kind="export", target="parquet", generations=[1])
@@ -91,7 +94,7 @@ def test_an_export_holds_every_message(http: httpx.Client, own: tuple[ts.Databas
 
 
 def test_a_checkpoint_is_a_database(http: httpx.Client) -> None:
-    """It is never written over something."""
+    """A checkpoint can be opened as a database. An existing target is never overwritten."""
     job = done(http, kind="checkpoint", target="copies/one")
     assert (job["state"], job["result"]["messages"]) == ("done", 1_000)
     with ts.open(job["result"]["target"], mode="r") as copy:
@@ -109,7 +112,7 @@ def test_a_target_whose_name_is_too_long_makes_the_job_fail(http: httpx.Client, 
 def test_targets_elsewhere_are_refused(
     http: httpx.Client, own: tuple[ts.Database, Server], tmp_path: Path, target: str | None
 ) -> None:
-    """Also those to which a link leads."""
+    """A target outside the export directory is refused, including one that a symbolic link leads to."""
     out = own[0].path.parent / "out"
     out.mkdir(exist_ok=True)
     (out / "link").unlink(missing_ok=True)
@@ -120,7 +123,7 @@ def test_targets_elsewhere_are_refused(
 
 
 def test_one_of_a_kind_runs_and_can_be_cancelled(http: httpx.Client, own: tuple[ts.Database, Server]) -> None:
-    """A second one is a conflict until the first has ended; one that was asked to end ends at its next step."""
+    """A second job of the same kind is a conflict until the first has ended. A cancelled job ends at its next step."""
     begun, gate = threading.Event(), threading.Event()
 
     def work(progress: Progress) -> None:
@@ -143,7 +146,7 @@ def test_one_of_a_kind_runs_and_can_be_cancelled(http: httpx.Client, own: tuple[
 
 
 def test_what_can_t_be_cancelled_says_so(http: httpx.Client, own: tuple[ts.Database, Server]) -> None:
-    """And goes on to its end."""
+    """Cancelling a job that can't be cancelled is refused, and the job runs to its end."""
     gate = threading.Event()
     job = jobs_of(own[1]).start("checkpoint", {}, lambda _: gate.wait())
     assert http.delete(f"/jobs/{job.id}").status_code == 409
@@ -153,7 +156,7 @@ def test_what_can_t_be_cancelled_says_so(http: httpx.Client, own: tuple[ts.Datab
 
 
 def test_unknown_jobs_and_kinds(http: httpx.Client) -> None:
-    """Neither is there."""
+    """An unknown job id is answered with 404, and an unknown kind of job with 400."""
     assert http.get("/jobs/99999").status_code == 404
     assert http.delete("/jobs/99999").status_code == 404
     assert http.post("/jobs", json={"kind": "format"}).status_code == 400
@@ -162,7 +165,7 @@ def test_unknown_jobs_and_kinds(http: httpx.Client) -> None:
 
 
 def test_a_server_that_ends_cancels_jobs_and_waits_for_them(tmp_path: Path) -> None:
-    """Afterwards none runs, and none begins."""
+    """A server that stops cancels its jobs and waits for them. Afterwards no job runs and none can be started."""
     told: list[str] = []
     with ts.open(tmp_path / "db", backend="memory") as db:
         with serving_http(db) as server:
@@ -183,7 +186,7 @@ def test_a_server_that_ends_cancels_jobs_and_waits_for_them(tmp_path: Path) -> N
 
 
 def test_a_hundred_ended_jobs_are_remembered() -> None:
-    """The oldest are forgotten."""
+    """The server keeps the last 100 ended jobs and forgets the oldest."""
     jobs = Jobs()
     for _ in range(105):
         job = jobs.start("verify", {}, lambda _: None)
@@ -195,7 +198,7 @@ def test_a_hundred_ended_jobs_are_remembered() -> None:
 
 
 def test_a_fault_in_a_job_is_its_error(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and not told to whoever asks."""
+    """An unexpected exception marks the job as failed. Its details are logged and not sent to clients."""
     jobs = Jobs()
 
     def work(_: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What is kept, over HTTP: persistence rules, generations, retention; and who may change it."""
+"""Retention and storage over HTTP: persistence rules, generations, limits, and the permissions to change them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import client_of
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[tuple[ts.Database, httpx.Client]]:
-    """A database of the test's own, which may be archived below ``out``, and a client of its server."""
+    """A database for one test, which may be archived to ``out``, and a client of its server."""
     with (
         ts.open(tmp_path / "db", backend="memory") as db,
         serving_http(db, export_dir=tmp_path / "out") as server,
@@ -26,7 +26,7 @@ def own(tmp_path: Path) -> Iterator[tuple[ts.Database, httpx.Client]]:
 
 
 def test_rules_are_added_listed_and_removed(http: httpx.Client, db: ts.Database) -> None:
-    """From then on published messages are stored, and later no longer."""
+    """Published messages that match a persistence rule are stored from its addition until its removal."""
     rule = {"topic_filter": "rule/#", "client_id": None, "least_qos": 1}
     added = http.post("/persistence", json={"topic_filter": "rule/#", "least_qos": 1})
     assert added.json() == rule
@@ -40,7 +40,10 @@ def test_rules_are_added_listed_and_removed(http: httpx.Client, db: ts.Database)
 
 
 def test_generations_are_added_and_dropped(own: tuple[ts.Database, httpx.Client]) -> None:
-    """With another layout, whose options are checked; the current one stays."""
+    """A new generation may have another layout, whose options are validated.
+
+    Any generation but the current one can be dropped.
+    """
     db, http = own
     db.store([ts.Message("a", b"1")])
     added = http.post("/generations", json={"layout": "reference"})
@@ -55,7 +58,7 @@ def test_generations_are_added_and_dropped(own: tuple[ts.Database, httpx.Client]
 
 
 def test_retention_is_shown_changed_and_run(own: tuple[ts.Database, httpx.Client]) -> None:
-    """What is left out of a change stays; what is beyond a limit goes with the run."""
+    """A change of limits keeps those that it doesn't name. A run of retention deletes the messages beyond a limit."""
     db, http = own
     db.store([ts.Message("a", b"1")])
     db.add_generation()
@@ -70,7 +73,7 @@ def test_retention_is_shown_changed_and_run(own: tuple[ts.Database, httpx.Client
 
 
 def test_wrong_limits_change_nothing(own: tuple[ts.Database, httpx.Client]) -> None:
-    """The reason is told."""
+    """An invalid limit is refused with a reason, and no limit is changed."""
     db, http = own
     before = db.retention.settings
     wrong = [{"max_age": 0}, {"when_full": "x"}, {"filters": {"#/a": 1}}, {"age": 1}, {"max_bytes": "x"}]
@@ -80,7 +83,7 @@ def test_wrong_limits_change_nothing(own: tuple[ts.Database, httpx.Client]) -> N
 
 
 def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Client], tmp_path: Path) -> None:
-    """Below the directory, and nowhere else."""
+    """Archives can only be written below the configured directory."""
     _, http = own
     for wrong in ("../elsewhere", "/etc", "a/../../b", "", "."):
         assert http.put("/retention", json={"archive_to": wrong}).status_code == 400
@@ -89,7 +92,10 @@ def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Cli
 
 
 def test_sql_answers_with_rows(tmp_path: Path) -> None:
-    """Bytes as text; a statement that writes, or is wrong, is refused; so is SQL on a backend without it."""
+    """A query returns rows, with bytes as text.
+
+    Invalid statements, statements that write, and backends without SQL are refused.
+    """
     with ts.open(tmp_path / "rows", backend="duckdb", layout="table") as db, serving_http(db, sql=True) as server:
         db.store([ts.Message("a", b"1"), ts.Message("b", b"2")])
         with client_of(server) as http:

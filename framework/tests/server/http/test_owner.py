@@ -1,4 +1,4 @@
-"""Who runs the server may have files written where they like; every other administrator only where settings allow."""
+"""Only the owner's token may have files written anywhere; the settings bind all other administrators."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import httpx
 
 
 def told_why(refused: httpx.Response) -> str:
-    """Return the sentence of a refusal, which names the setting that would allow it."""
+    """Return the detail of a refusal, which names the setting that would allow the request."""
     assert 403 == refused.status_code
     detail: str = refused.json()["detail"]
     return detail
 
 
 def test_only_the_owner_may_write_elsewhere(http: httpx.Client, owner: dict[str, str], tmp_path: Path) -> None:
-    """Without ``export_dir``, a job of anybody else with a target is refused, though they may administer."""
+    """Without ``export_dir``, only the owner may start a job with a target; other administrators are refused."""
     for kind in ("export", "checkpoint"):
         asked = {"kind": kind, "target": str(tmp_path / "elsewhere")}
         assert "export_dir" in told_why(http.post("/jobs", json=asked))
@@ -23,7 +23,7 @@ def test_only_the_owner_may_write_elsewhere(http: httpx.Client, owner: dict[str,
 
 
 def test_only_the_owner_may_archive_elsewhere(http: httpx.Client, owner: dict[str, str], tmp_path: Path) -> None:
-    """As with exports."""
+    """Without ``export_dir``, only the owner may archive to a directory."""
     asked = {"archive_to": str(tmp_path / "archive")}
     assert "export_dir" in told_why(http.put("/retention", json=asked))
     assert asked["archive_to"] == http.put("/retention", json=asked, headers=owner).json()["archive_to"]
@@ -31,6 +31,9 @@ def test_only_the_owner_may_archive_elsewhere(http: httpx.Client, owner: dict[st
 
 
 def test_only_the_owner_may_run_sql_unless_settings_allow_it(http: httpx.Client, owner: dict[str, str]) -> None:
-    """Here the backend has none, which the owner is told."""
+    """Only the owner may run SQL unless the settings allow it.
+
+    This backend has no SQL, so the owner gets that error.
+    """
     assert "sql" in told_why(http.post("/sql", json={"statement": "select 1"}))
     assert 409 == http.post("/sql", json={"statement": "select 1"}, headers=owner).status_code

@@ -1,4 +1,4 @@
-"""The page's files over HTTP: what a browser is told about them."""
+"""The web page's files over HTTP, with the response headers that browsers obey."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, wide and narrow, light and dark: what it shows, and what a person would stumble over."""
+"""The web page in a real browser, wide and narrow, light and dark: its content, layout and accessibility."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topicstore_conformance.subjects import datasets
 need_browser()
 pytest.importorskip("plotly", reason='needs plotly: pip install "topicstore[server]"')
 
-from playwright.sync_api import BrowserContext, Page, expect  # noqa: E402 - after the question whether it is there
+from playwright.sync_api import BrowserContext, Page, expect  # noqa: E402 - imported only if playwright is installed
 
 _VIEWS = ["now", "topics", "replay", "sessions"]
 _HOSTILE = "<img src=x onerror=document.title='owned'>"
@@ -26,7 +26,7 @@ _HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Positions of buses, real ones where they are there, then what wants to harm, and a client that is behind."""
+    """Store positions of buses (recorded ones if available), messages with hostile content, and a session that lags."""
     with ts.open(tmp_path_factory.mktemp("page") / "db", backend="memory", shards=2) as db:
         db.store(_buses()[:2_000])
         db.add_generation()
@@ -69,14 +69,14 @@ def server(store: ts.Database) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Opens windows, each with a profile of its own."""
+    """A factory of browser windows, each with its own profile."""
     with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
 
 @attrs.frozen
 class Opened:
-    """The page in a window, and what it ``said``: on its console, in errors, and asking other servers."""
+    """The page in a window, with ``said``: its console output, errors and requests to other servers."""
 
     page: Page
     url: str
@@ -92,7 +92,7 @@ class Opened:
         return cls(page, url, said)
 
     def see(self, view: str) -> Page:
-        """Go to a view, and return when it shows what it has."""
+        """Open a view and return when its content is shown."""
         self.page.goto(f"{self.url}/#{view}")
         self.page.evaluate(MEASURES)
         ready = {
@@ -110,7 +110,7 @@ class Opened:
 
 @pytest.fixture(scope="module", params=SIZES, ids=str)
 def window(request: pytest.FixtureRequest, chromium: Open, server: Server) -> Opened:
-    """A window of some width and scheme. Tests go to the view that they want."""
+    """A window of some width and colour scheme. Tests open the view that they need."""
     return Opened.of(chromium(*request.param), server.urls_of_http[0])
 
 
@@ -121,7 +121,7 @@ def context(chromium: Open) -> BrowserContext:
 
 @pytest.fixture
 def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
-    """A page to do something with."""
+    """The page in a window, for a test that interacts with it."""
     opened = Opened.of(context, server.urls_of_http[0])
     yield opened
     opened.page.close()
@@ -130,7 +130,7 @@ def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
 
 @pytest.mark.parametrize("view", _VIEWS)
 def test_nothing_is_cut_faint_or_overlaps(window: Opened, view: str) -> None:
-    """The contrast is that of WCAG 2.2, level AA: 4.5 for text."""
+    """In every view no text is cut off or overlaps, and text has the contrast of WCAG 2.2, level AA: at least 4.5."""
     page = window.see(view)
 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

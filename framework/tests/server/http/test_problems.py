@@ -1,4 +1,4 @@
-"""Errors as problem documents: the status of each error of the library, and what a client's mistake looks like."""
+"""Errors as problem documents: the status of each of the library's errors, and responses to clients' mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = {
 
 
 def test_every_error_of_the_library_has_its_status() -> None:
-    """A new error must be given one here."""
+    """Each error class of the library has a status. A new class must be added to the table."""
     expected = {f"{name}Error": status for status, names in EXPECTED.items() for name in names.split()}
     assert expected == {name: status_of(getattr(errors, name)("x")) for name in errors.__all__}
 
@@ -70,7 +70,7 @@ def test_methods_that_are_allowed_are_told(http: httpx.Client) -> None:
 def test_a_fault_tells_nothing_of_itself(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the log."""
+    """The response to an unexpected exception has no details of it; the log has them."""
     import topicstore as ts
 
     def fail(_: ts.Database) -> None:
@@ -85,7 +85,7 @@ def test_a_fault_tells_nothing_of_itself(
 
 @pytest.mark.parametrize("path", ["/health/live", "/", "/api/v5/info", "/api/v5/messages", "/api/v5/messages/tail"])
 def test_head_is_answered_as_get_is_without_a_body(site: httpx.Client, path: str) -> None:
-    """Also where GET has no end (RFC 9110, section 9.3.2)."""
+    """HEAD is answered like GET, without a body, even where GET never ends (RFC 9110, section 9.3.2)."""
     with site.stream("GET", path) as got:
         head = site.head(path)
     assert (head.status_code, head.content) == (got.status_code, b"")
@@ -120,7 +120,7 @@ def test_spaces_within_topics_and_times_are_as_they_were(http: httpx.Client, que
 
 
 def test_a_query_parameter_that_is_given_twice_is_named(http: httpx.Client) -> None:
-    """But for those of which a request may have several."""
+    """A query parameter that is given twice is refused by name, unless it may be repeated."""
     answer = http.get("/messages?filter=a&limit=1&limit=2")
     assert answer.status_code == 400
     assert answer.json()["errors"] == [

@@ -1,4 +1,4 @@
-"""Publishing over HTTP: formats, what becomes of messages, errors, bodies that unpack to too much."""
+"""Publishing over HTTP: body formats, delivery of the messages, errors, and bodies that expand too much."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_json_may_be_one_message_or_a_list(http: httpx.Client, db: ts.Database) 
 
 @pytest.mark.parametrize("kind", ["application/json", LINES])
 def test_a_byte_order_mark_before_json_means_nothing(http: httpx.Client, db: ts.Database, kind: str) -> None:
-    """RFC 8259 lets a reader ignore it; within a payload it stays."""
+    """A byte order mark before JSON is ignored, as RFC 8259 permits; within a payload it is kept."""
     body = '\ufeff{"topic": "mark/a", "payload": "\ufeffx"}'.encode()
     assert _post(http, body, kind).json()["stored"] == 1
     assert [b"\xef\xbb\xbfx"] == _payloads(db, "mark/a")[-1:]
@@ -146,7 +146,7 @@ def test_a_bad_body_is_told_and_publishes_nothing(
 @pytest.mark.parametrize("topic", ["$SYS/broker/version", "$share/g/x", "$replay/now/x"])
 @pytest.mark.parametrize("store", [True, False])
 def test_the_servers_own_topics_are_not_published(http: httpx.Client, db: ts.Database, topic: str, store: bool) -> None:
-    """As a client of MQTT can't; who follows them would take it for the server's word."""
+    """Messages to ``$SYS`` topics are refused, as over MQTT. Subscribers would take them for the server's own."""
     rows = [{"topic": "own/a", "payload": "x"}, {"topic": topic, "payload": "x"}]
     answer = http.post("/messages", params={"store": store}, json=rows)
     assert (answer.status_code, answer.json()["index"]) == (400, 1)
@@ -160,7 +160,7 @@ def test_other_formats_are_415(http: httpx.Client) -> None:
         assert _post(http, b"x", kind).status_code == 415
 
 
-# --- bodies that unpack to too much -----------------------------------------------------
+# --- bodies that expand too much -----------------------------------------------------
 
 _MOST = 1 << 20
 
@@ -184,7 +184,7 @@ def _repeated(value: bytes, kind: pa.DataType, rows: int) -> pa.Table:
 
 
 def _in_one_row(elements: pa.Array) -> pa.Table:
-    """Return a row with very many elements of next to nothing; what they are cast to takes bytes for each."""
+    """Return one row with very many elements of almost no size, each of which takes bytes once it is cast."""
     listed = pa.ListArray.from_arrays([0, len(elements)], elements)
     properties = pa.StructArray.from_arrays([listed], ["user_properties"])
     return pa.table({"topic": ["t"], "payload": [b""], "properties": properties})
@@ -206,7 +206,10 @@ def _in_one_row(elements: pa.Array) -> pa.Table:
     ids=lambda table: str(table.schema.types[-1]),
 )
 def test_arrow_that_is_small_and_means_much_is_bounded_too(table: pa.Table) -> None:
-    """Values of a dictionary that repeat count each, as do rows and elements of next to nothing."""
+    """A small Arrow body that expands too much is refused.
+
+    Repeated dictionary values, rows and empty elements each count.
+    """
     body = _arrow(table, compression="zstd")
     assert len(body) < 50_000
     with pytest.raises(ts.InvalidMessageError, match=r"unpacks to more than|which messages don't have"):
@@ -227,7 +230,7 @@ def test_what_the_headers_of_pages_say_counts_and_not_the_footer() -> None:
     body = _parquet(pa.table({"topic": ["t"], "payload": [bytes(500)]}), compression="none", use_dictionary=False)
     assert len(list(parquet_batches(body, 5_000))) == 1
     header = pq.read_metadata(pa.BufferReader(body)).row_group(0).column(1).data_page_offset
-    assert body[header : header + 3] == b"\x15\x00\x15"  # a data page; then the size that it unpacks to, in two bytes
+    assert body[header : header + 3] == b"\x15\x00\x15"  # a data page; then its uncompressed size, in two bytes
     lying = body[: header + 3] + b"\xfe\x7f" + body[header + 5 :]
     with pytest.raises(ts.InvalidMessageError, match="unpacks to more than"):
         list(parquet_batches(lying, 5_000))
@@ -235,7 +238,10 @@ def test_what_the_headers_of_pages_say_counts_and_not_the_footer() -> None:
 
 @pytest.mark.parametrize("values", [[bytes(8_000)] * 1_000, [None] * 1_000])
 def test_parquet_values_of_a_fixed_length_count_each(values: list[bytes | None]) -> None:
-    """Also where a page has them as numbers of a dictionary, or has only that they are nulls."""
+    """Each fixed-length Parquet value counts towards the limit.
+
+    Nulls and values that a page stores as dictionary indices count, too.
+    """
     body = _parquet(pa.table({"topic": ["t"] * 1_000, "payload": pa.array(values, pa.binary(8_000))}))
     whole = pa.default_memory_pool()
     measured = pa.proxy_memory_pool(whole)
@@ -267,7 +273,7 @@ def test_parquet_values_that_share_their_beginnings_are_refused_unread(version: 
 
 
 def _with_a_page_beyond_its_column(writer: bytes) -> bytes:
-    """Return a file whose footer says that its second column has no bytes, so that its page lies behind it."""
+    """Return a file whose footer gives its second column no bytes, so that the column's page lies after its end."""
     table = pa.table({"topic": ["t"], "payload": [b"xyz"]})
     body = _parquet(table, compression="none", use_dictionary=False, write_statistics=False, store_schema=False)
     metadata = pq.read_metadata(pa.BufferReader(body))
@@ -279,7 +285,10 @@ def _with_a_page_beyond_its_column(writer: bytes) -> bytes:
 
 
 def test_a_page_that_is_not_looked_at_is_not_read() -> None:
-    """Arrow reads on beyond a column's bytes in files of an old writer, which counted too few of them."""
+    """A file of an old Parquet writer, which counted too few bytes of a column, is refused.
+
+    Arrow would read beyond such a column's end, where the pages weren't checked.
+    """
     with pytest.raises(ts.InvalidMessageError, match="too old"):
         list(parquet_batches(_with_a_page_beyond_its_column(b"parquet-mr version 1.2.8"), _MOST))
 
@@ -307,7 +316,10 @@ print("all were read or refused")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [ARROW, PARQUET])
 def test_a_damaged_byte_anywhere_ends_neither_the_process_nor_in_a_fault(kind: str) -> None:
-    """In a process of its own: pyarrow ends one that asks it for the columns of some damaged footers."""
+    """A body with any byte damaged is read or refused, without a crash.
+
+    The test runs in a subprocess, because some damaged footers make pyarrow abort.
+    """
     properties = ts.Properties(content_type="t", user_properties=(("k", "v"),))
     batch = ts.MessageBatch.of([ts.Message(f"a/{n}", b"x", f"c{n}", properties=properties) for n in range(3)])
     table = pa.Table.from_batches([batch.to_arrow()])
@@ -318,7 +330,7 @@ def test_a_damaged_byte_anywhere_ends_neither_the_process_nor_in_a_fault(kind: s
 
 @pytest.mark.parametrize("nothing", [b"[]", b"{}"])
 def test_many_rows_of_nothing_are_refused_at_the_first(nothing: bytes) -> None:
-    """They would take many times the bytes of the body."""
+    """A body with very many empty rows is refused at the first row. The rows would take many times the body's size."""
     body = b"[" + b",".join([nothing] * 200_000) + b"]"
     tracemalloc.start()
     try:

@@ -18,7 +18,10 @@ def payloads(answer: httpx.Response) -> list[str]:
 
 
 def test_what_is_appended_is_read_until_it_is_committed(http: httpx.Client) -> None:
-    """Each reader knows where it is; a commit removes for all."""
+    """Messages can be read until they are committed.
+
+    Each reader has its own cursor, and a commit removes the messages for all readers.
+    """
     assert http.put("/queues/way", json={}).json()["messages"] == 0
     ids = http.post("/queues/way/messages", json=messages("1", "2", "3")).json()["ids"]
     assert ids == sorted(ids)
@@ -34,7 +37,10 @@ def test_what_is_appended_is_read_until_it_is_committed(http: httpx.Client) -> N
 
 
 def test_an_id_may_be_text_which_no_reader_of_json_rounds(http: httpx.Client) -> None:
-    """As JavaScript and jq do with numbers of this size: the nearest one that they have is beyond messages not read."""
+    """An id may be sent as text.
+
+    JavaScript and jq would round a number of this size to an id beyond unread messages.
+    """
     http.put("/queues/rounded", json={})
     ids = http.post("/queues/rounded/messages", json=messages(*"1234")).json()["ids"]
     assert {int(float(one)) for one in ids}.isdisjoint(ids[1:3])
@@ -46,7 +52,7 @@ def test_an_id_may_be_text_which_no_reader_of_json_rounds(http: httpx.Client) ->
 
 
 def test_reading_by_http_leaves_the_program_s_place(http: httpx.Client, db: ts.Database) -> None:
-    """`Queue.read` goes on where it was."""
+    """Reading over HTTP doesn't move the cursor of `Queue.read`."""
     queue = db.queues.open("shared")
     queue.append([ts.Message("t", b"1"), ts.Message("t", b"2")])
     assert queue.read(1).messages[0].payload == b"1"
@@ -55,7 +61,7 @@ def test_reading_by_http_leaves_the_program_s_place(http: httpx.Client, db: ts.D
 
 
 def test_bounds_hold_and_change(http: httpx.Client) -> None:
-    """A full queue refuses with 507, as long as its bounds say so; what is left out of a change stays."""
+    """A full queue answers 507 until its bounds are raised. A change keeps the bounds that it doesn't name."""
     assert http.put("/queues/full", json={"max_messages": 1}).json()["max_messages"] == 1
     assert http.post("/queues/full/messages", json=messages("1", "2")).status_code == 507
     changed = http.put("/queues/full", json={"overflow": "drop_newest"}).json()
@@ -68,7 +74,10 @@ def test_bounds_hold_and_change(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("name", ["../../up", "..", "a/b//c", "%2F", "é", "x" * 500])
 def test_any_name_is_one_queue_within_the_database(http: httpx.Client, db: ts.Database, name: str) -> None:
-    """Names that look like paths lead nowhere else, and come back as they were given."""
+    """Any text is a valid queue name and is returned unchanged.
+
+    A name that looks like a path refers to no file outside the database.
+    """
     path = f"/queues/{httpx.QueryParams({'n': name})!s}".replace("n=", "").replace("+", "%20").replace("..", "%2E%2E")
     before = {one.name for one in db.path.parent.iterdir()}
     assert http.put(path, json={}).json()["name"] == name
@@ -78,7 +87,7 @@ def test_any_name_is_one_queue_within_the_database(http: httpx.Client, db: ts.Da
 
 
 def test_a_queue_that_is_missing_is_not_made(http: httpx.Client, db: ts.Database) -> None:
-    """Only PUT makes one."""
+    """Only PUT creates a queue."""
     assert http.post("/queues/missing/messages", json=messages("1")).status_code == 404
     assert http.get("/queues/missing/messages").status_code == 404
     assert http.post("/queues/missing/commit", json={"upto": 1}).status_code == 404
@@ -90,7 +99,7 @@ def test_a_queue_that_is_missing_is_not_made(http: httpx.Client, db: ts.Database
     "wrong", [{"topic": "t"}, {"topic": "t", "payload": "1", "payload_base64": "MQ=="}, {"topic": "+", "payload": ""}]
 )
 def test_a_wrong_message_appends_none(http: httpx.Client, wrong: dict[str, str]) -> None:
-    """The whole body is refused."""
+    """A body with one invalid message is refused as a whole."""
     http.put("/queues/wrong", json={})
     assert http.post("/queues/wrong/messages", json=[*messages("1"), wrong]).status_code == 400
     assert http.get("/queues/wrong").json()["messages"] == 0

@@ -99,7 +99,10 @@ def test_a_weight_that_is_none_counts_as_if_it_were_not_there(http: httpx.Client
 def test_the_format_is_the_one_that_a_client_likes_best(
     http: httpx.Client, accepts: list[str], chosen: str | None
 ) -> None:
-    """Also where it says so in several headers, and where it refuses one."""
+    """The response has the accepted format with the highest weight.
+
+    There may be several ``Accept`` headers and weights of 0.
+    """
     del http.headers["Accept"]
     answer = http.get("/messages", params={"filter": "nothing"}, headers=[("Accept", one) for one in accepts])
     assert answer.status_code == (406 if chosen is None else 200)
@@ -148,12 +151,15 @@ def test_a_token_of_another_database_or_a_changed_one_is_refused(
     assert answer.json()["title"] == "WrongDatabaseError"
     for place in range(len(token)):
         changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
-        if changed.rstrip("=")[:-1] != token[:-1]:  # the last character may have bits that don't count
+        if changed.rstrip("=")[:-1] != token[:-1]:  # the last character may have bits that are ignored
             assert http.get("/messages", params={"after": changed}).status_code == 400
 
 
 def test_a_token_of_what_a_database_has_lost_is_refused(tmp_path: Path) -> None:
-    """One that was restored from an older copy hasn't the rest of the replay, and may have other messages there."""
+    """A token for a position that the database doesn't have is refused.
+
+    A database restored from an older copy may get other messages there.
+    """
     with ts.open(tmp_path / "db", timestamps="message") as db, serving_http(db) as server, client_of(server) as http:
         db.checkpoint(tmp_path / "copy")
         db.store([_message("a", number) for number in range(3)])
@@ -192,7 +198,10 @@ def test_a_page_ends_where_it_would_be_too_large(http: httpx.Client, db: ts.Data
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_a_parameter_that_nothing_reads_is_refused(http: httpx.Client, db: ts.Database, method: str) -> None:
-    """A misspelled one must not have more replayed, or deleted, than was asked for."""
+    """An unknown parameter is refused.
+
+    Otherwise a misspelled filter could replay or delete more messages than intended.
+    """
     topic = f"misspelled/{method}"
     db.store([_message(topic, number) for number in range(3)])
     answer = http.request(method, "/messages", params={"filter": topic, "untill": "2025-01-01"})
@@ -211,16 +220,16 @@ def test_deleting_needs_a_filter_and_says_how_many_went(http: httpx.Client, db: 
     assert {message.topic for message in db.replay("gone/#")} == {"gone/1"}
 
 
-# --- pages are the replay ---------------------------------------------------------------
+# --- the pages together equal the replay ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["reference", "wildcard_optimized", "block"])
 def paged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ts.Database, Server]]:
-    """A served database of each kind of layout: the simplest, with epochs, with merged blocks."""
+    """A served database for each kind of layout: the simplest, with epochs, and with merged blocks."""
     path = tmp_path_factory.mktemp("paged") / "db"
-    layout: str = request.param  # with short epochs, because a replay waits for the end of one
+    layout: str = request.param  # short epochs, because a replay waits for an epoch's end
     options = {layout: {"epoch_bits": 10}} if layout == "wildcard_optimized" else None
     with ts.open(path, backend="memory", layout=layout, shards=3, options=options) as db, serving_http(db) as server:
         yield db, server

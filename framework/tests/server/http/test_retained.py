@@ -16,7 +16,7 @@ def topics(answer: httpx.Response) -> list[str]:
 
 
 def test_retained_messages_come_in_pages(http: httpx.Client, db: ts.Database) -> None:
-    """In order of topics; `next` leads on."""
+    """Pages list retained messages in topic order, and `next` is the start of the following page."""
     db.publish([ts.Message(f"kept/{number}", b"\xff", retain=True) for number in range(3)])
     first = http.get("/retained", params={"filter": "kept/+", "limit": 2})
     assert topics(first) == ["kept/0", "kept/1"]
@@ -29,7 +29,7 @@ def test_retained_messages_come_in_pages(http: httpx.Client, db: ts.Database) ->
 
 
 def test_a_retained_message_is_set_and_cleared(http: httpx.Client, db: ts.Database) -> None:
-    """As if a client had published it."""
+    """A retained message can be set and cleared with the same effect as a client's PUBLISH."""
     answer = http.put("/retained", json={"topic": "set/1", "payload": "on", "properties": {"content_type": "text"}})
     assert answer.json()["retain"] is True
     (message,) = db.retained("set/1")
@@ -42,6 +42,6 @@ def test_a_retained_message_is_set_and_cleared(http: httpx.Client, db: ts.Databa
 
 @pytest.mark.parametrize("body", [{"topic": "x", "payload": ""}, {"topic": "x/#", "payload": "1"}, {"topic": "x"}, []])
 def test_what_can_t_be_retained_is_refused(http: httpx.Client, db: ts.Database, body: object) -> None:
-    """Nothing is published then."""
+    """An invalid retained message is refused and not published."""
     assert http.put("/retained", json=body).status_code == 400
     assert db.retained("x") == []

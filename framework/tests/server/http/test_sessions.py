@@ -1,4 +1,4 @@
-"""Sessions over HTTP, with clients of MQTT that hold them."""
+"""Sessions of MQTT clients over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEEK = 604_800
 
 @contextmanager
 def connected(served: tuple[ts.Database, Server], client_id: str, *filters: str) -> Iterator[RawClient]:
-    """Connect a client that keeps its session for a week, and subscribe it at QoS 1."""
+    """Connect a client with a session expiry of a week, and subscribe it at QoS 1."""
     with RawClient(int(served[1].addresses[0].rpartition(":")[2])) as client:
         client.connect(client_id, clean=False, session_expiry_interval=WEEK, receive_maximum=10)
         if filters:
@@ -26,7 +26,7 @@ def connected(served: tuple[ts.Database, Server], client_id: str, *filters: str)
 
 
 def away(db: ts.Database, client_id: str, topic_filter: str) -> None:
-    """Leave a session behind that has a subscription and no client."""
+    """Create a stored session that has a subscription and no connected client."""
     session = db.sessions.open(client_id, expiry_interval=WEEK)
     session.subscribe(topic_filter)
     session.disconnect()
@@ -41,7 +41,10 @@ def names(answer: httpx.Response) -> list[str]:
 def test_a_session_shows_subscriptions_window_and_lag(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """What the client has not acknowledged is in flight, and the window is what its CONNECT said."""
+    """A session shows its subscriptions, its lag, its messages in flight, and its CONNECT's Receive Maximum.
+
+    Messages that the client has not acknowledged are in flight.
+    """
     with connected(served, "show/1", "show/#") as client:
         db.publish([ts.Message("show/a", b"1", "p", 1)])
         client.publishes(1)
@@ -57,7 +60,10 @@ def test_a_session_shows_subscriptions_window_and_lag(
 def test_a_kicked_client_is_told_so_and_keeps_its_session(
     http: httpx.Client, served: tuple[ts.Database, Server]
 ) -> None:
-    """The DISCONNECT says 0x98; the next connection finds the session, and its subscription."""
+    """A disconnected client gets a DISCONNECT with 0x98.
+
+    Its next connection resumes the session with its subscription.
+    """
     with connected(served, "kicked", "kicked/#") as client:
         assert http.post("/sessions/kicked/kick").json() == {"client_id": "kicked", "kicked": True}
         assert client.farewell() == ("DISCONNECT", 0x98)
@@ -69,7 +75,7 @@ def test_a_kicked_client_is_told_so_and_keeps_its_session(
 
 
 def test_an_expired_session_is_gone(http: httpx.Client, served: tuple[ts.Database, Server]) -> None:
-    """Its client's connection ends too, and a second call finds nothing."""
+    """Expiring a session also closes its client's connection. A second call finds no session."""
     with connected(served, "expired", "expired/#") as client:
         assert http.delete("/sessions/expired").json() == {"client_id": "expired", "expired": True}
         last = client.ended()
@@ -82,7 +88,7 @@ def test_an_expired_session_is_gone(http: httpx.Client, served: tuple[ts.Databas
 def test_sessions_come_in_pages_and_are_searched(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """Every session is on one page only, in order of client ids."""
+    """Each session is on exactly one page, in order of client ids."""
     for number in range(5):
         away(db, f"page-{number}", "page/#")
     first = http.get("/sessions", params={"prefix": "page-", "limit": 3})
@@ -99,7 +105,10 @@ def test_sessions_come_in_pages_and_are_searched(
 
 
 def test_those_that_wait_longest_come_first(http: httpx.Client, db: ts.Database) -> None:
-    """By their next message, whoever is away the longest; those for which nothing waits are left out."""
+    """Sessions sorted by lag begin with the one whose next message is oldest.
+
+    Sessions without waiting messages are left out.
+    """
     for name in ("idle", "late", "early", "both"):
         away(db, f"lag-{name}", f"lag/{name}/#")
     for name in ("both", "early", "late", "both"):
@@ -112,7 +121,7 @@ def test_those_that_wait_longest_come_first(http: httpx.Client, db: ts.Database)
 
 
 def test_lag_is_what_the_library_counts(http: httpx.Client, db: ts.Database) -> None:
-    """By client and filter."""
+    """Lag by client and filter equals the library's count."""
     away(db, "counted", "counted/#")
     db.store([ts.Message("counted/x", b"1", "p", 1)] * 3)
     (lag,) = db.sessions.lag("counted")["counted"].values()
@@ -122,7 +131,7 @@ def test_lag_is_what_the_library_counts(http: httpx.Client, db: ts.Database) -> 
 
 
 def test_groups_show_who_shares_and_how_far_they_are(http: httpx.Client, db: ts.Database) -> None:
-    """The lag is that of the whole group."""
+    """A shared subscription is listed with its members and the lag of the whole group."""
     for name in ("one", "two"):
         away(db, f"group-{name}", "$share/workers/group/#")
     db.store([ts.Message("group/x", b"1", "p", 1)] * 4)
@@ -133,7 +142,7 @@ def test_groups_show_who_shares_and_how_far_they_are(http: httpx.Client, db: ts.
 
 @pytest.mark.parametrize("limit", ["0", "10001", "x"])
 def test_a_page_has_a_bound(http: httpx.Client, limit: str) -> None:
-    """Anything else is refused with the name of the parameter."""
+    """A page size outside the bounds is refused with the parameter's name."""
     answer = http.get("/sessions", params={"limit": limit})
     assert answer.status_code == 400
     assert answer.json()["errors"][0]["key"] == "limit"

@@ -1,4 +1,4 @@
-"""Responses that are sent piece by piece: slow readers, clients that leave, and reading that fails."""
+"""Streamed responses: slow readers, clients that disconnect, and read errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REQUEST = b"GET /api/v5/messages?order=any HTTP/1.1\r\nHost: localhost\r\nConne
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """A database of 80 MB, of which a replay reads some 8 MB at once."""
+    """A database of 80 MB, of which a replay reads about 8 MB at once."""
     with ts.open(tmp_path_factory.mktemp("large") / "db", backend="memory") as db:
         for _ in range(_BATCHES):
             db.store([ts.Message("a", _PAYLOAD, "c")] * _ROWS)
@@ -43,13 +43,13 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def large(stored: ts.Database) -> Iterator[tuple[ts.Database, Server]]:
-    """That database, served. One client at a time is let in."""
+    """A server of that database that accepts one client at a time."""
     with serving_http(stored, connections=1) as server:
         yield stored, server
 
 
 def asked(server: Server) -> socket.socket:
-    """Ask for a replay of everything on a connection of a small buffer, from which nothing was read yet."""
+    """Request a replay of everything on a connection with a small buffer, and read nothing from it."""
     made = connected(server, 64 << 10)
     made.sendall(_REQUEST)
     return made
@@ -61,12 +61,12 @@ def held_up(server: Server, client: socket.socket) -> bool:
 
 
 def left(server: Server) -> bool:
-    """Return whether the connection of a client that has left is gone, so that another one is let in."""
+    """Return whether the server accepts another client, because it released the connection of the one that left."""
     return httpx.get(f"{server.urls_of_http[0]}/health/live", trust_env=False).status_code == 200
 
 
 class Watched:
-    """Replays whose end is seen, and which can be held up, or made to fail, at the second batch."""
+    """A patch of replays that detects their end, and can pause or fail them at the second batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.second, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
@@ -117,7 +117,7 @@ def test_what_is_held_for_a_slow_reader_is_given_back_when_it_leaves(
 def test_a_client_that_leaves_while_its_messages_are_read_holds_nothing_after_that(
     large: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch that is read is read to its end, and no other one."""
+    """After a client disconnects, the server finishes the batch that it is reading and reads no other one."""
     watched = Watched(monkeypatch)
     with asked(large[1]) as client:
         while not watched.second.is_set():
@@ -130,7 +130,10 @@ def test_a_client_that_leaves_while_its_messages_are_read_holds_nothing_after_th
 
 
 def test_all_clients_that_take_nothing_have_one_bound(stored: ts.Database) -> None:
-    """Above it those that made no progress for longest are ended, and one that reads gets everything."""
+    """Stalled responses share one memory bound.
+
+    Above it the server ends those without progress for longest, and a client that reads gets everything.
+    """
     with serving_http(stored, memory=Size(24 << 20), body_size=Size(1 << 20)) as server, ExitStack() as clients:
         stalled = [clients.enter_context(asked(server)) for _ in range(8)]
         budget = server.budgets["http"]
@@ -144,7 +147,10 @@ def test_all_clients_that_take_nothing_have_one_bound(stored: ts.Database) -> No
 
 
 def test_bodies_that_are_not_whole_have_one_bound(tmp_path: Path) -> None:
-    """The request that takes too much is answered with 503, and others are served."""
+    """Incomplete request bodies share one memory bound.
+
+    The request that exceeds it is answered with 503, and other clients are served.
+    """
     head = b"POST /api/v5/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with (
         ts.open(tmp_path / "db", backend="memory") as db,
@@ -178,14 +184,14 @@ def test_a_body_that_cannot_be_ended_is_broken_off_and_the_reason_is_logged(
 
 @pytest.mark.parametrize("media_type", WRITTEN)
 def test_pieces_are_small_also_where_payloads_are_large(media_type: str) -> None:
-    """Zeros take six bytes each in JSON."""
+    """Pieces of a response stay small with large payloads, even of zeros, which take six bytes each in JSON."""
     batch = MessageBatch.from_messages([ts.Message("a", bytes(100_000), "c") for _ in range(200)])
     pieces = list(written([batch], media_type))
     assert max(map(len, pieces)) < 7 << 20
 
 
 def test_a_piece_that_was_sent_is_not_kept() -> None:
-    """By who has made it, though the next one was not asked for."""
+    """A sent piece is released at once, before the next one is requested."""
     made: list[weakref.ref[memoryview]] = []
 
     def piece() -> memoryview:
@@ -198,7 +204,7 @@ def test_a_piece_that_was_sent_is_not_kept() -> None:
         for _ in range(3):
             assert len(await anext(pieces)) == 2 << 20
             async with asyncio.timeout(PATIENCE):
-                while any(one() for one in made):  # the thread and the event loop that made it let go of it
+                while any(one() for one in made):  # the thread and the event loop that made it release it
                     await asyncio.sleep(MOMENT)
         await pieces.aclose()
 

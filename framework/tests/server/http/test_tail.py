@@ -1,4 +1,4 @@
-"""Following messages over HTTP: server-sent events, going on after a cut, heartbeats, the end."""
+"""Following messages over HTTP: server-sent events, resuming, heartbeats and the end of the stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Event = dict[str, str]
 
 
 def _events(answer: httpx.Response) -> Iterator[Event]:
-    """Yield events as the HTML standard reads them; comments as well, as events with one key."""
+    """Yield server-sent events as the HTML standard parses them. A comment is an event with one key."""
     event: Event = {}
     for line in answer.iter_lines():
         if line.startswith(":"):
@@ -42,7 +42,7 @@ def _payload(event: Event) -> str:
 
 @pytest.fixture
 def client(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
-    """A client that waits as long as it takes."""
+    """A client without a timeout."""
     with client_of(served[1], timeout=None) as client:
         yield client
 
@@ -52,7 +52,7 @@ def test_what_is_stored_comes_first_and_then_what_is_new(client: httpx.Client, d
     with client.stream("GET", "/messages/tail", params={"filter": "tail/#", "start": "-1h"}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = _events(answer)
-        assert "data" not in next(events)  # the place at which it begins
+        assert "data" not in next(events)  # the position at which it begins
         old = next(events)
         assert _payload(old) == "old"
         db.store([ts.Message("tail/a", b"new")])
@@ -105,7 +105,10 @@ def test_a_place_of_nowhere_is_refused(client: httpx.Client, db: ts.Database, po
 def test_a_client_that_is_cut_off_anywhere_misses_nothing_and_gets_nothing_twice(
     client: httpx.Client, db: ts.Database, data: st.DataObject
 ) -> None:
-    """The connection is closed after any number of bytes; events count when they were read to their end."""
+    """A client gets each message exactly once if it resumes from its last complete event.
+
+    The server's stream may break after any byte.
+    """
     level = f"cut/{db.clock()}"
     sent = 0
 
@@ -142,7 +145,7 @@ def test_a_client_that_is_cut_off_anywhere_misses_nothing_and_gets_nothing_twice
 
 
 def _chunks(server: Server, path: str) -> Iterator[bytes]:
-    """Yield the body of an answer in the pieces in which the server has sent it."""
+    """Yield a response's body in the chunks that the server sent."""
     with connected(server) as connection, connection.makefile("rb") as answer:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         while answer.readline() != b"\r\n":
@@ -153,7 +156,10 @@ def _chunks(server: Server, path: str) -> Iterator[bytes]:
 
 
 def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Database, Server], db: ts.Database) -> None:
-    """Messages that are taken at once are written in pieces, the next one when the one before is on its way."""
+    """A client that doesn't read takes little memory.
+
+    Messages read together are written in pieces, each only after the previous one was sent.
+    """
     sizes = [10, 600_000, *[40_000] * 50, 0]
     db.store([ts.Message("pieces/a", bytes(size)) for size in sizes])
     pieces, got = [], b""
@@ -162,7 +168,7 @@ def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Datab
         got += piece
         if got.count(b"data: ") == len(sizes):
             break
-    assert max(pieces) < 6 * 600_000 + 1_000  # one message alone, whose zeros take six bytes of JSON each
+    assert max(pieces) < 6 * 600_000 + 1_000  # a single message, whose zeros take six bytes of JSON each
     assert len(pieces) > 8
     found = [json.loads(line.removeprefix(b"data: ")) for line in got.splitlines() if line.startswith(b"data: ")]
     assert [len(message["payload"]) for message in found] == sizes

@@ -1,4 +1,4 @@
-"""Tokens: the file, the command that changes it, and what each scope may do over HTTP."""
+"""Tokens: the token file, the command that changes it, and the permissions of each scope over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tokens_are_added_listed_and_revoked(tokens: Tokens) -> None:
 
 
 def test_a_file_that_an_editor_of_windows_has_saved_is_read(tokens: Tokens) -> None:
-    """A byte order mark is no part of the first name, nor is a carriage return of a hash."""
+    """A byte order mark and carriage returns in the token file are ignored."""
     text = tokens.add("reader", "read")
     tokens.path.write_bytes(b"\xef\xbb\xbf" + tokens.path.read_bytes().replace(b"\n", b"\r\n"))
     assert "read" == tokens.scope_of(text)
@@ -57,7 +57,7 @@ def test_names_that_a_line_cannot_hold_are_refused(tokens: Tokens, name: str) ->
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """For the first token the file need not be there, but its directory."""
+    """Adding the first token creates the file. A missing directory is an error that names it."""
     tokens = Tokens(tmp_path / "nowhere" / "tokens")
     for use in (lambda: tokens.add("reader", "read"), lambda: tokens.revoke("reader")):
         with pytest.raises(TokenFileError, match=r"/nowhere, where the file of tokens belongs, is not there"):
@@ -92,7 +92,10 @@ def test_a_file_is_read_again_only_when_it_was_replaced(tokens: Tokens, monkeypa
 
 
 def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(tokens: Tokens, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once, and an error for whoever has it read again; without the file there is no token."""
+    """If the token file becomes damaged, the tokens read last stay valid.
+
+    The log reports the damage once, and a reload raises it as an error. A removed file has no tokens.
+    """
     text = tokens.add("reader", "read")
     assert tokens.scope_of(text) == "read"
     tokens.path.write_text(f"{tokens.path.read_text()}damage\n")
@@ -107,7 +110,7 @@ def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(tokens: Tokens, ca
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a database at rest."""
+    """The directory of a database that is closed."""
     path = tmp_path_factory.mktemp("tokens") / "db"
     with ts.open(path, backend="rocksdb"):
         pass

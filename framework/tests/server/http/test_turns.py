@@ -1,4 +1,4 @@
-"""Requests of all addresses get threads by turns, and work for clients that have gone ends."""
+"""Fair scheduling of HTTP requests: addresses get threads by turns, and work for disconnected clients stops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPLAIN = b"GET /api/v5/messages/explain?order=any HTTP/1.1\r\nHost: localhost\r
 
 
 class HeldFetches:
-    """Reads of a database that wait until they are let go; each is counted."""
+    """Counts the database's reads and blocks each until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on, self.begun = threading.Event(), 0
@@ -50,7 +50,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ts.Database, Server]]:
 def test_health_is_told_while_many_heavy_requests_wait(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of other kinds find a thread too."""
+    """Health requests get a thread while many heavy requests wait."""
     fetches = HeldFetches(monkeypatch)
     with ExitStack() as sockets:
         for _ in range(30):
@@ -67,7 +67,7 @@ def test_health_is_told_while_many_heavy_requests_wait(
 def test_what_clients_have_asked_for_ends_when_they_go(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that had begun reads one step more, and one that waited reads nothing."""
+    """After its client disconnects, a running request reads at most one more step. A waiting request reads nothing."""
     fetches = HeldFetches(monkeypatch)
     db, server = served
     assert server.http is not None
@@ -89,7 +89,7 @@ def test_what_clients_have_asked_for_ends_when_they_go(
 
 
 def submitted(threads: FairThreads, of: Asking, call: Any) -> Future[Any]:
-    """Submit something for a request."""
+    """Submit a call on behalf of a request."""
     token = asking.set(of)
     try:
         return threads.submit(call)
@@ -128,7 +128,7 @@ def test_too_many_requests_of_an_address_are_refused_with_a_time_to_ask_again() 
 
 
 def test_a_write_whose_client_has_gone_is_done() -> None:
-    """Only what merely asks is dropped."""
+    """A write is completed although its client has disconnected; only reads are cancelled."""
     with FairThreads(2) as threads:
         assert submitted(threads, request(reads=False, gone=True), lambda: 1).result(PATIENCE) == 1
         with pytest.raises(UnwantedError):
@@ -136,7 +136,7 @@ def test_a_write_whose_client_has_gone_is_done() -> None:
 
 
 def test_work_ends_between_two_steps_once_it_is_not_wanted(tmp_path: Path) -> None:
-    """Topics, counts and replays of the library end so too, whoever has called them."""
+    """Cancelled work of the library stops between two steps with `UnwantedError`: topics, counts and replays."""
     wanted = True
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("$a", b"x", "c")] * 10)
