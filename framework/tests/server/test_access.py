@@ -1,4 +1,4 @@
-"""Who is let in, by which of the ways; and what plugins are asked."""
+"""Authentication and authorization: each way to log in, and the questions to plugins."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def login(
 
 
 def made(rules: AuthorizationSettings | None = None, *plugins: object, **authentication: Any) -> Access:
-    """Return access with these rules, what plugins say if there are any, and these settings."""
+    """Return an `Access` with these rules, plugins and authentication settings."""
     hook = "topicstore_authenticate" if rules is None else "topicstore_authorize"
     asked = {hook.removeprefix("topicstore_"): hooks(hook, *plugins)} if plugins else {}
     return Access(AuthenticationSettings(**authentication), rules or AuthorizationSettings(), **asked)
 
 
 async def outcome(access: Access, *logins: Login) -> list[str | None]:
-    """Return for each client its user name, or why it was refused, after a dash."""
+    """Return each client's user name, or the reason of its refusal after a dash."""
     with closing(access):
         found = [await access.authenticate(one) for one in logins]
     return [f"-{one.why}" if isinstance(one, Refusal) else one.user for one in found]
@@ -66,13 +66,13 @@ def password_file(tmp_path: Path) -> Path:
     [("loopback", None, "-forbidden"), ("never", "-forbidden", "-forbidden"), ("always", None, None)],
 )
 async def test_anonymous_clients(anonymous: Any, here: str | None, there: str | None) -> None:
-    """By default from this machine only."""
+    """By default anonymous clients are accepted from loopback only."""
     access = made(anonymous=anonymous)
     assert [here, there] == await outcome(access, login(), login(loopback=False))
 
 
 async def test_passwords_of_the_file(password_file: Path) -> None:
-    """A name with a wrong password is refused where nobody needs one, too."""
+    """A user name with a wrong password is refused, even from loopback, where anonymous clients are accepted."""
     access = made(password_file=password_file)
     found = await outcome(
         access,
@@ -87,18 +87,21 @@ async def test_passwords_of_the_file(password_file: Path) -> None:
 
 
 async def test_a_name_that_nobody_can_check_is_nobodys() -> None:
-    """Without a file of users a client that gives a name is an anonymous one."""
+    """Without a file of users, a client that sends a user name is treated as anonymous."""
     assert [None, "-forbidden"] == await outcome(made(), login("ann", b"x"), login("ann", b"x", loopback=False))
 
 
 async def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
-    """Before that of the CONNECT, and without a password."""
+    """The user name of a client certificate takes precedence over that of the CONNECT, and needs no password."""
     access = made(anonymous="never", password_file=password_file)
     assert ["bus-7"] == await outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
 
 
 async def test_a_file_that_has_gone_lets_nobody_in(password_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The server logs that its file of users is missing; one that can't be read is an error when the server starts."""
+    """If the file of users is missing, logins are refused and the log says so.
+
+    A file that can't be parsed is an error when the server starts.
+    """
     access = made(password_file=password_file)
     password_file.unlink()
     assert ["-unavailable"] == await outcome(access, login("ann", b"secret"))
@@ -109,7 +112,7 @@ async def test_a_file_that_has_gone_lets_nobody_in(password_file: Path, caplog: 
 
 
 def test_a_login_does_not_show_its_password() -> None:
-    """Whatever logs or prints it."""
+    """A login's representation and text don't include its password."""
     assert "secret" not in f"{login('ann', b'secret')!r}{login('ann', b'secret')}"
     client = Credentials(
         client_id="one",
@@ -127,7 +130,7 @@ def test_a_login_does_not_show_its_password() -> None:
 
 
 class Names:
-    """A plugin that knows some clients by their ids, and notes who was asked about together."""
+    """A plugin that identifies some clients by their ids, and records each batch of questions."""
 
     def __init__(self, known: dict[str, str | bool]) -> None:
         self.known, self.calls = known, list[int]()
@@ -145,7 +148,10 @@ class Names:
 
 
 async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path) -> None:
-    """What none knows, the server's settings decide."""
+    """The first plugin that identifies a client decides.
+
+    The server's settings decide about clients that no plugin knows.
+    """
     first, second = Names({"one": "first", "two": False}), Names({"one": "second", "two": "second", "three": "second"})
     access = made(None, first, second, password_file=password_file)
     found = await outcome(
@@ -160,7 +166,7 @@ async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file
 
 
 async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
-    """All of them, however many."""
+    """All clients that connect during a call of a plugin are asked about together in the next call."""
     plugin = Names({})
     plugin.gate.clear()
     access = made(None, plugin)
@@ -176,7 +182,7 @@ async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call()
 
 
 class Answering:
-    """A plugin that returns whatever it is told to, or raises it."""
+    """A plugin that returns or raises a given value."""
 
     def __init__(self, answers: Any) -> None:
         self.answers = answers
@@ -190,14 +196,14 @@ class Answering:
 
 @pytest.mark.parametrize("answers", [LookupError("the directory is down"), [], "a", [True], [1], 7], ids=repr)
 async def test_a_plugin_that_fails_lets_nobody_in(answers: object, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor does one that answers with what is no answer; both are logged."""
+    """If a plugin raises or returns an invalid answer, the client is refused and the log says so."""
     access = made(None, Answering(answers))
     assert ["-unavailable"] == await outcome(access, login())
     assert [logging.ERROR] == [record.levelno for record in caplog.records]
 
 
 class Topics:
-    """A plugin that knows some topics, and notes what it is asked."""
+    """A plugin that decides about some topics, and records the questions."""
 
     def __init__(self, known: dict[str, bool]) -> None:
         self.known, self.asked = known, list[tuple[str, str]]()
@@ -218,7 +224,10 @@ def someone(*, loopback: bool = False) -> Identity:
 
 
 async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
-    """What none of them says something about, the list decides."""
+    """Plugins are asked before the access list, and once per connection and topic.
+
+    The list decides where no plugin does.
+    """
     plugin = Topics({"a/no": True, "a/x": False})
     access = made(LISTED, plugin)
     permissions = access.permissions(someone())
@@ -236,7 +245,7 @@ async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None
 
 
 async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
-    """Topics that are too long to be remembered are asked about once, though several calls bring their answers."""
+    """Topics too long for the cache are asked about once, even if their answers come from several calls."""
     topics = [f"a/{number}/{'x' * 60_000}" for number in range(12)]
     plugin = Topics(dict.fromkeys(topics, True))
     access = made(LISTED, plugin)
@@ -250,7 +259,10 @@ async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
 
 
 def test_without_plugins_nothing_is_waited_for() -> None:
-    """A decision is there at once, also of what is no filter; without settings this machine may do everything."""
+    """Without plugins a decision is made without waiting, also about an invalid filter.
+
+    Without settings loopback clients are unrestricted.
+    """
     with closing(made(LISTED)) as access:
         permissions = access.permissions(someone())
         assert permissions.decided("publish", "a/x") is True
@@ -263,7 +275,7 @@ def test_without_plugins_nothing_is_waited_for() -> None:
 
 
 def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
-    """When the server starts; as is one that isn't there."""
+    """A plugin that is missing or lacks the hook is an error when the server starts."""
     with pytest.raises(ts.PluginError, match="'plugin-0' doesn't implement topicstore_authorize"):
         hooks("topicstore_authorize", Names({}))
     with pytest.raises(SettingsError, match=r"authentication\.plugins: there is no plugin 'ldap'"):
@@ -274,7 +286,7 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
 
 
 async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
-    """A client that leaves costs those that stay nothing."""
+    """The question of a client that has disconnected is dropped; the others of its batch are answered."""
     begun, gate, asked = threading.Event(), threading.Event(), list[int]()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:
@@ -297,7 +309,7 @@ async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
 
 
 async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
-    """Nobody waits for ever for an answer that nobody will give."""
+    """The number of waiting questions is bounded, and all of them are cancelled when the server stops."""
     begun, gate = threading.Event(), threading.Event()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:

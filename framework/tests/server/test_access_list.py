@@ -1,4 +1,4 @@
-"""The access list: what it grants whom, and that names in its topics widen nothing."""
+"""The access list: the permissions that it grants. User names and client ids in its topics can't widen them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def may_subscribe(found: ClientRules, topic_filter: str) -> bool:
 
 
 def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
-    """Wildcards mean the same in rules and in filters (MQTT 5, section 4.7); one that matches all topics covers.
+    """Wildcards in rules match the same topics as in subscriptions (MQTT 5, section 4.7).
 
-    Of those, all of up to three levels are tried: enough to tell filters of two apart.
+    A pattern covers a filter if it matches all of the filter's topics. The test tries all topics of up to three levels,
+    which suffice to distinguish filters of two.
     """
     matched = {text: {topic for topic in TOPICS if TopicFilter(text).matches(topic)} for text in FILTERS}
     for text, mine in matched.items():
@@ -56,12 +57,18 @@ def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
         for other, theirs in matched.items():
             if pattern.covers(TopicFilter(other)):
                 assert theirs <= mine, (text, other)
-            elif other not in ("#", "/#"):  # these would match a topic without levels, or an empty one, were there such
+            elif other not in (
+                "#",
+                "/#",
+            ):  # these would match a topic without levels or an empty one, which don't exist
                 assert not theirs <= mine, (text, other)
 
 
 def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
-    """Whoever writes a rule has to allow this machine's clients what they need, too."""
+    """Without rules only loopback clients are allowed anything.
+
+    Once there are rules, loopback clients need one, too.
+    """
     assert not rules().may_publish("a")
     assert not may_subscribe(rules(), "a")
     near = rules(loopback=True)
@@ -71,7 +78,7 @@ def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
 
 
 def test_what_is_unlisted_can_be_settled() -> None:
-    """For all clients, wherever they are."""
+    """The setting ``unlisted`` decides for all clients about topics without a rule."""
     for unlisted in ("allow", "deny"):
         settled = AccessList(AuthorizationSettings(unlisted=unlisted))  # type: ignore[arg-type]
         for loopback in (True, False):
@@ -79,7 +86,7 @@ def test_what_is_unlisted_can_be_settled() -> None:
 
 
 def test_the_first_rule_that_speaks_of_a_topic_counts() -> None:
-    """Whether it allows or denies."""
+    """The first matching rule decides, whether it allows or denies."""
     found = rules(deny("a/secret"), allow("a/#"), deny("a/b"))
     assert found.may_publish("a/b")
     assert not found.may_publish("a/secret")
@@ -87,7 +94,7 @@ def test_the_first_rule_that_speaks_of_a_topic_counts() -> None:
 
 
 def test_rules_are_for_actions_users_and_clients() -> None:
-    """A rule that says none of them is for all."""
+    """A rule can be limited to actions, users and clients; without limits it applies to all."""
     given = (
         allow("out/#", action="publish"),
         allow("in/#", action="subscribe"),
@@ -109,14 +116,17 @@ def test_rules_are_for_actions_users_and_clients() -> None:
 
 
 def test_anonymous_clients_are_meant_by_rules_for_all() -> None:
-    """And by no rule that names a user or puts the name in a topic."""
+    """A rule that names a user, or whose topic contains the user name, doesn't apply to anonymous clients."""
     assert rules(allow("a"), user=None).may_publish("a")
     assert not rules(allow("a/%u"), user=None).may_publish("a/")
     assert not rules(allow("a", users=("",)), user=None).may_publish("a")
 
 
 def test_names_stand_in_topics() -> None:
-    """As a level, or as a part of one; a name that looks like a placeholder stays what it is."""
+    """A user name or client id can be a topic level or a part of one.
+
+    A name that looks like a placeholder isn't expanded again.
+    """
     found = rules(allow("u/%u/#", "c/x-%c", "both/%u-%c"), user="ann", client="one")
     assert found.may_publish("u/ann/t")
     assert not found.may_publish("u/bob/t")
@@ -127,7 +137,10 @@ def test_names_stand_in_topics() -> None:
 
 @pytest.mark.parametrize("name", ["+", "#", "a/b", "a/#", "x+"])
 def test_a_name_with_wildcards_or_slashes_gets_nothing_by_itself(name: str) -> None:
-    """Else a client could choose an id with which others' topics are its own."""
+    """A name with wildcards or slashes is granted nothing by placeholders.
+
+    Otherwise a client could choose an id that covers others' topics.
+    """
     found = rules(allow("u/%u/#", "c/%c/#"), user=name, client=name)
     for topic_filter in ("u/#", "u/+/#", "c/#", "c/+/x", "u/a/b", "c/a/b", f"c/{name.split('/')[0]}/#"):
         if "/#/" not in topic_filter and "x+" not in topic_filter:
@@ -137,7 +150,10 @@ def test_a_name_with_wildcards_or_slashes_gets_nothing_by_itself(name: str) -> N
 
 
 def test_a_name_that_begins_with_a_dollar_gets_no_special_topics() -> None:
-    """It may stand within a topic, but not begin one."""
+    """A name that begins with a dollar sign is granted no special topics by a placeholder at the start of a topic.
+
+    A placeholder further on is expanded, and a denial holds at the start, too.
+    """
     found = rules(allow("%c/#", "%u/#", "c/%c/#"), user="$SYS", client="$SYS")
     assert not may_subscribe(found, "$SYS/#")
     assert not found.may_publish("$SYS/broker")
@@ -146,14 +162,14 @@ def test_a_name_that_begins_with_a_dollar_gets_no_special_topics() -> None:
 
 
 def test_a_denial_holds_for_a_name_with_slashes() -> None:
-    """It is looked for as it is written."""
+    """A rule that denies expands a name with slashes literally, so the denial holds."""
     found = rules(deny("c/%c"), allow("#"), client="a/b")
     assert not found.may_publish("c/a/b")
     assert found.may_publish("c/a")
 
 
 def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> None:
-    """Denied is only a filter that lies wholly within a denied one."""
+    """A filter that a denied one covers only in part is granted, and messages of the denied part aren't delivered."""
     found = rules(deny("a/secret/#"), allow("a/#"))
     assert may_subscribe(found, "a/#")
     assert not may_subscribe(found, "a/secret/x")
@@ -165,24 +181,30 @@ def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> 
 
 
 def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
-    """A rule that denies publishing only changes nothing of that."""
+    """If all subscriptions are allowed, messages are delivered unchecked.
+
+    Rules that only deny publishing don't change that.
+    """
     assert rules(allow("a/#"), deny("b", action="publish"), unlisted="allow").reads_everything
     assert not rules(allow("#")).reads_everything
 
 
 def test_messages_of_topics_that_no_rule_speaks_of_are_as_all_that_is_unlisted() -> None:
-    """Whatever filter once brought the client to them: it may have been another client's, or of earlier rules."""
+    """Messages of topics without a rule are delivered only if ``unlisted`` allows it.
+
+    The filter may stem from another user's session or from earlier rules.
+    """
     assert not rules(allow("public/#")).may_receive("secret/x")
     assert rules(deny("public/#"), unlisted="allow").may_receive("secret/x")
 
 
 def test_topics_of_the_server_need_a_rule_of_their_own() -> None:
-    """A wildcard doesn't match a first level that begins with a dollar sign."""
+    """Topics that begin with a dollar sign need a rule that names the first level, because wildcards don't match it."""
     assert not may_subscribe(rules(allow("#")), "$SYS/#")
     assert may_subscribe(rules(allow("$SYS/#")), "$SYS/broker/+")
 
 
 def test_a_rule_with_a_bad_filter_is_refused() -> None:
-    """When the server starts, with the rule's place."""
+    """A rule with an invalid filter is an error when the server starts, which names the rule's place."""
     with pytest.raises(SettingsError, match=r"authorization\.rules\[1\]\.topics: filter 'a#'"):
         rules(allow("a"), deny("a#"))

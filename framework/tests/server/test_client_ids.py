@@ -1,4 +1,4 @@
-"""Client ids: the patterns that bind them to users, what matching costs, and that nobody takes over a session."""
+"""Client ids: patterns that bind them to users, the cost of matching, and protection from other users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 def slowly_matches(text: str, name: str) -> bool:
-    """Return what a pattern matches, by trying each end of what a ``*`` stands for."""
+    """Return whether a pattern matches, by trying each length of the text that a ``*`` matches."""
     if not text:
         return not name
     if text[0] == "*":
@@ -36,7 +36,10 @@ def slowly_matches(text: str, name: str) -> bool:
 
 
 def test_a_pattern_matches_what_its_texts_in_order_make() -> None:
-    """All patterns and names of a few characters are tried, also names that contain ``*``."""
+    """Matching agrees with a brute-force search.
+
+    The test tries all patterns and names of a few characters, including names with ``*``.
+    """
     names = ["".join(one) for length in range(5) for one in itertools.product("ab*", repeat=length)]
     for text in ("".join(one) for length in range(6) for one in itertools.product("ab*", repeat=length)):
         pattern = NamePattern(text)
@@ -50,7 +53,10 @@ def test_a_pattern_matches_what_its_texts_in_order_make() -> None:
     [("plant-*-line-*-sensor-*-v2", "-line--sensor-"), ("*a*b*a*b*c", "ab"), ("*-x-*-x-*-x-*y*", "-x-")],
 )
 def test_a_long_name_takes_time_in_proportion_to_its_length(text: str, name: str) -> None:
-    """A client chooses its name: one of 48 kB must not stop the server, as it would where every ``*`` is tried anew."""
+    """Matching takes linear time.
+
+    A client's id of 48 kB must not block the server, as backtracking at every ``*`` would.
+    """
     pattern = NamePattern(text)
 
     def seconds(repeated: int) -> float:
@@ -64,7 +70,10 @@ def test_a_long_name_takes_time_in_proportion_to_its_length(text: str, name: str
 
 
 def test_a_user_has_the_client_ids_that_patterns_make_of_its_name() -> None:
-    """A ``*`` in a name, also ``%u``, is a character like any other; an anonymous client has none by its name."""
+    """A user may use the client ids that match a pattern with its name.
+
+    In a name, ``*`` and ``%u`` are ordinary characters. ``%u`` matches nothing for an anonymous client.
+    """
     patterns = ClientIdPatterns(["%u", "%u-*-x", "free-*"])
     assert [one for one in ("ann", "ann-1-x", "ann-1", "bob", "annx", "") if patterns.match(one, "ann")] == [
         "ann",
@@ -81,7 +90,7 @@ def test_a_user_has_the_client_ids_that_patterns_make_of_its_name() -> None:
 
 
 def test_a_client_id_is_of_one_user_at_most() -> None:
-    """Whatever the users' names are, by all patterns together."""
+    """No client id belongs to two users, whatever the users' names, by all patterns together."""
     names = ["".join(one) for length in (1, 2, 3) for one in itertools.product("a-.", repeat=length)]
     ids = ["".join(one) for length in range(1, 6) for one in itertools.product("a-.", repeat=length)]
     for texts in (["%u"], ["%u-*"], ["%u", "%u-*"], ["%u-*", "%u.a*"], ["%u--*", "%u.-*"], ["a%u-*", "-%u", "-%u.*"]):
@@ -94,7 +103,7 @@ def test_a_client_id_is_of_one_user_at_most() -> None:
     "texts", [["%u*"], ["*%u"], ["*-%u"], ["%u-%u"], ["%u-*", "x%u"], ["a-%u", "a-b-%u"], ["ok", "%u*"]]
 )
 def test_patterns_by_which_two_users_have_the_same_client_id_are_refused(texts: list[str]) -> None:
-    """When the server starts, with the setting's place."""
+    """Patterns that give two users the same client id are an error when the server starts, which names the setting."""
     for make, place in (
         (lambda: Access(AuthenticationSettings(client_id=tuple(texts)), AuthorizationSettings()), "authentication"),
         (
@@ -111,7 +120,7 @@ def test_patterns_by_which_two_users_have_the_same_client_id_are_refused(texts: 
 
 @pytest.fixture
 def serve(db: ts.Database, tmp_path: Path) -> Callable[..., Embedded]:
-    """Return what makes a server of the users ann and bob, for the client ids of a setting."""
+    """Return a factory of servers with the users ann, bob and ann-b and the given client id patterns."""
     users = PasswordFile(tmp_path / "users", QUICK)
     for name in ("ann", "bob", "ann-b"):
         users.put(name, b"secret")
@@ -127,7 +136,7 @@ def serve(db: ts.Database, tmp_path: Path) -> Callable[..., Embedded]:
 
 
 def reason(embedded: Embedded, client_id: str, user: str | None, version: int = 5) -> int:
-    """Return with which reason a client is let in or refused that would begin a session anew."""
+    """Return the reason code with which the server answers a client that starts a new session."""
     named = {} if user is None else {"user_name": user, "password": b"secret"}
     with embedded.client(version=version) as client:
         return int(client.connect(client_id, **named).reason)
@@ -136,7 +145,10 @@ def reason(embedded: Embedded, client_id: str, user: str | None, version: int = 
 @both
 @pytest.mark.parametrize("setting", ["username", ["%u"], ["%u", "%u:*"]])
 def test_nobody_ends_the_session_of_another_user(serve: Callable[..., Embedded], setting: Any, version: int) -> None:
-    """Neither another user nor an anonymous client, which are refused with 0x85, in 3.1.1 with 2."""
+    """Another user or an anonymous client can't take over a session.
+
+    Its CONNECT is refused with 0x85, or 2 in MQTT 3.1.1.
+    """
     refused = 2 if version == 4 else 0x85
     with serve(setting) as embedded, embedded.client(version=version) as ann:
         assert ann.connect("ann", keep=True, user_name="ann", password=b"secret").reason == 0
@@ -148,7 +160,7 @@ def test_nobody_ends_the_session_of_another_user(serve: Callable[..., Embedded],
 
 
 def test_a_client_id_that_the_server_chooses_is_anybodys(serve: Callable[..., Embedded]) -> None:
-    """No other client can know it; and a pattern without a name is for everybody."""
+    """Any client may have an id that the server assigns, or one that matches a pattern without a user name."""
     with serve(["%u", "%u-*", "free-*"]) as embedded:
         assert [0, 0, 0] == [reason(embedded, "", "ann"), reason(embedded, "", None), reason(embedded, "free-1", None)]
         assert [0, 0] == [reason(embedded, one, "ann") for one in ("ann", "ann-b-1")]
@@ -161,7 +173,10 @@ def test_any_client_id_is_allowed_by_default(serve: Callable[..., Embedded]) -> 
 
 
 def test_rules_speak_of_the_client_ids_of_a_user(serve: Callable[..., Embedded]) -> None:
-    """What is allowed needs a name that can't be mistaken for another's; what is denied doesn't."""
+    """Rules can name a user's client ids by patterns.
+
+    A rule that allows ignores users whose ids may be another user's; a rule that denies doesn't.
+    """
     allowed = Rule(permission="allow", topics=("a",), clients=("%u-*",))
     with serve("any", rules=(allowed,), unlisted="deny") as embedded:
         for client_id, user, granted in (("ann-1", "ann", 0), ("bob-1", "ann", 0x87), ("ann-b-1", "ann-b", 0x87)):

@@ -1,4 +1,4 @@
-"""`topicstore config`: checking, showing and making a file of settings."""
+"""`topicstore config`: checking, showing and generating a settings file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_the_default_file_is_what_the_code_has(run: Run, tmp_path: Path) -> None:
-    """Reading it gives exactly the settings of a server without a file."""
+    """The default file yields exactly the settings of a server without a file."""
     (tmp_path / "server.toml").write_text(run("init").stdout)
     assert read_settings(None, {}) == read_settings(tmp_path / "server.toml", {})
 
 
 def test_the_default_file_names_every_setting() -> None:
-    """What is commented out are settings too, of tables that there are, with examples of their types."""
+    """The default file names every setting, those of optional tables in comments with examples of their types."""
     text = "\n".join(line.removeprefix("#") for line in default_file().splitlines() if not line.startswith("# "))
     document = tomllib.loads(text)
     assert [] == list(unknown_keys(document))
@@ -61,7 +61,10 @@ def _tables(value: object) -> list[dict[str, object]]:
 
 
 def test_the_examples_of_the_default_file_can_be_used(tmp_path: Path) -> None:
-    """Together too; those of a zone are what sessions have in general, or nearly."""
+    """The default file is valid with all its examples uncommented.
+
+    A zone's examples are close to the general session settings.
+    """
     text = "\n".join(line if line.startswith("# ") else line.removeprefix("#") for line in default_file().splitlines())
     (tmp_path / "server.toml").write_text(text)
     found = read_settings(tmp_path / "server.toml", {})
@@ -71,14 +74,14 @@ def test_the_examples_of_the_default_file_can_be_used(tmp_path: Path) -> None:
 
 
 def test_the_default_file_explains_every_setting() -> None:
-    """A comment stands above each; the words are the code's."""
+    """The default file has a comment above each setting."""
     lines = default_file().splitlines()
     bare = [line for above, line in pairwise(lines) if re.match(r"#?\w+ = ", line) and above[:2] != "# "]
     assert [] == bare
 
 
 def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
-    """It creates the database, begins a generation, adds rules, sets limits; or nothing."""
+    """The check lists what a start would do: create the database, begin a generation, add rules or set limits."""
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\nlayout = { type = "skipstream" }\nquota = "1GB"\n'
         '[durable_sessions]\nmessage_retention_period = "2d"\n'
@@ -98,7 +101,10 @@ def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
 
 
 def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
-    """They are created, get another layout, or can't be had, as that of the messages; each has its own directory."""
+    """The check covers additional storages.
+
+    It reports their creation, a changed layout, a changed number of shards, and a directory of another storage.
+    """
     file = tmp_path / "server.toml"
     file.write_text('[durable_storage.extra]\ndata_dir = "extra"\nlayout = { type = "skipstream" }\n')
     made = ["a start creates the database topicstore-data", "a start creates the database extra"]
@@ -143,7 +149,7 @@ def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_check_says_what_is_wrong(text: str, said: str, run: Run, tmp_path: Path) -> None:
-    """Also what contradicts the database that is there, and what to do instead."""
+    """The check reports settings that contradict the existing database, and suggests a remedy."""
     with ts.open(tmp_path / "topicstore-data"):
         pass
     (tmp_path / "server.toml").write_text(text)
@@ -151,7 +157,7 @@ def test_check_says_what_is_wrong(text: str, said: str, run: Run, tmp_path: Path
 
 
 def test_check_says_what_cannot_be_created(run: Run, tmp_path: Path) -> None:
-    """An engine that there is not, and a file that there is not."""
+    """The check reports an unknown storage engine or a missing settings file, and creates nothing."""
     told = run("check", code=2, TOPICSTORE__DURABLE_STORAGE__MESSAGES__BACKEND="x").stderr
     assert "durable_storage.messages.backend: there is no backend 'x'; there are: duckdb, leveldb, memory" in told
     assert not (tmp_path / "topicstore-data").exists()
@@ -160,7 +166,10 @@ def test_check_says_what_cannot_be_created(run: Run, tmp_path: Path) -> None:
 
 
 def test_show_has_each_setting_with_its_origin(run: Run, tmp_path: Path) -> None:
-    """As TOML that reads as the same settings, and as JSON."""
+    """The output has each setting with its origin, as JSON and as TOML.
+
+    The TOML can be read back into the same settings.
+    """
     (tmp_path / "server.toml").write_text(
         '[limits]\nconnections = 7\n[durable_storage.messages.options.encryption]\npassword = "hunter2"\n'
         '[[authorization.rules]]\npermission = "deny"\ntopics = ["a", "b"]\n'
@@ -184,7 +193,10 @@ def test_show_has_each_setting_with_its_origin(run: Run, tmp_path: Path) -> None
 
 
 def test_the_schema_knows_every_setting(run: Run) -> None:
-    """With its meaning, type and default; it takes the default file, and refuses what reading refuses."""
+    """The JSON schema has each setting's description, type and default.
+
+    It accepts the default file and refuses what the server refuses.
+    """
     schema = json.loads(run("schema").stdout)
     assert schema == json.loads(json.dumps(json_schema()))
     batch_size = schema["$defs"]["DurableSessionsSettings"]["properties"]["batch_size"]

@@ -1,4 +1,4 @@
-"""A server whose clients want more file descriptors than there are serves on, and takes writes again afterwards."""
+"""A server that runs out of file descriptors keeps serving, and accepts writes again afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from topicstore_conformance.mqtt.serving import Serving, serving
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit(2), which Linux has")
 
 FILES = 256
-"""Descriptors that the server may have."""
+"""The server's limit of file descriptors."""
 SETTINGS = """
 [durable_storage.messages]
 backend = "{backend}"
@@ -43,7 +43,7 @@ SMALL = {
 
 @contextlib.contextmanager
 def short_of_files(tmp_path: Path, backend: str = "rocksdb") -> Iterator[Serving]:
-    """Serve with few descriptors, and with buffers so small that the engine needs new files soon."""
+    """Run a server with few descriptors, and buffers so small that the engine soon needs new files."""
     (tmp_path / "settings.toml").write_text(SETTINGS.format(backend=backend, small=SMALL[backend]))
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (FILES, FILES))
     with serving(
@@ -53,7 +53,7 @@ def short_of_files(tmp_path: Path, backend: str = "rocksdb") -> Iterator[Serving
 
 
 def crowd(server: Serving, stack: contextlib.ExitStack) -> list[socket.socket]:
-    """Open as many sockets as the server may have descriptors, and send nothing on them."""
+    """Open as many sockets as the server has descriptors, and send nothing on them."""
     return [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(FILES)]
 
 
@@ -63,13 +63,16 @@ def in_use(server: Serving) -> int:
 
 
 def stored(client: RawClient, topic: str) -> bool:
-    """Return whether the server has stored a message that is published."""
+    """Return whether the server stores a published message."""
     return client.publish(topic, bytes(9_000), 1).reason < 0x80
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_sockets_that_say_nothing_leave_the_engine_its_files(tmp_path: Path, backend: str) -> None:
-    """Those above the bound are closed, a client that is there publishes on, and the log says what to raise."""
+    """Idle sockets above the bound are closed, so that the engine can open files.
+
+    A connected client can publish, and the log names the limit to raise.
+    """
     need(backend)
     with short_of_files(tmp_path, backend) as server, server.client() as client, contextlib.ExitStack() as stack:
         client.connect("there")
@@ -83,7 +86,7 @@ def test_sockets_that_say_nothing_leave_the_engine_its_files(tmp_path: Path, bac
 
 
 def test_sockets_that_say_nothing_are_closed_in_time(tmp_path: Path) -> None:
-    """Then other clients can connect, though nobody has closed them."""
+    """The server closes sockets that send no CONNECT in time, so that other clients can connect."""
     with short_of_files(tmp_path) as server, contextlib.ExitStack() as stack:
         for one in crowd(server, stack):
             with contextlib.suppress(ConnectionResetError):
@@ -93,7 +96,10 @@ def test_sockets_that_say_nothing_are_closed_in_time(tmp_path: Path) -> None:
 
 
 def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> None:
-    """As many as there are descriptors for are connected; when one leaves, another one is served."""
+    """Clients connect until the descriptors are used up, and further ones are refused with 0x97.
+
+    When a client disconnects, another is accepted.
+    """
     with short_of_files(tmp_path) as server, contextlib.ExitStack() as stack:
         reasons = []
         for number in range(FILES):
@@ -101,7 +107,7 @@ def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> No
             try:
                 client.send(wire.connect(f"client {number}"))
                 reasons.append(client.expect("CONNACK").reason)
-            except (AssertionError, OSError):  # closed without a word, because it had no descriptor
+            except (AssertionError, OSError):  # closed without a CONNACK, because no descriptor was free
                 break
         assert reasons[0] == 0
         assert len(reasons) > 20
@@ -109,7 +115,7 @@ def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> No
 
 
 def test_writing_goes_on_when_descriptors_come_back(tmp_path: Path) -> None:
-    """The server opens the shard again by itself, and logs it; what was acknowledged is there."""
+    """The server reopens the failed shard by itself and logs it. All acknowledged messages are stored."""
     with short_of_files(tmp_path) as server, server.client() as client:
         client.connect("there")
         acknowledged = [topic for number in range(20) if stored(client, topic := f"a/{number}")]
@@ -130,7 +136,10 @@ def test_writing_goes_on_when_descriptors_come_back(tmp_path: Path) -> None:
     ("wanted", "levels"), [("", ["info"]), ("connections = 9_000", ["warning"]), ("connections = 9", [])]
 )
 def test_the_log_says_what_the_descriptors_are_enough_for(tmp_path: Path, wanted: str, levels: list[str]) -> None:
-    """A number in the settings that can't be met is a warning; a lower one and the default are none."""
+    """The log warns if the settings ask for more connections than the descriptors allow.
+
+    A lower number or the default causes no warning.
+    """
     (tmp_path / "settings.toml").write_text(f"[limits]\n{wanted}\n")
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (4_000, 4_000))
     with serving(tmp_path / "db", "--config", str(tmp_path / "settings.toml"), preexec_fn=limit) as server:

@@ -1,4 +1,4 @@
-"""What the settings of durable sessions do to the sessions of MQTT clients, in general and by zone."""
+"""Settings of durable sessions and their effect on the sessions of MQTT clients, in general and by zone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def settings(**values: Any) -> ServerSettings:
 
 @both
 def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, version: int) -> None:
-    """A client of MQTT 5 is told so; nothing of it is stored, and nothing of it is there when it comes back."""
+    """A session that isn't durable isn't stored and ends with its connection.
+
+    A client of MQTT 5 gets a session expiry of 0.
+    """
     with Embedded(db, settings(enable=False)) as embedded:
         with embedded.client(version=version) as client:
             answer = client.connect("c", keep=True)
@@ -39,7 +42,7 @@ def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, 
 
 
 def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -> None:
-    """When its connection breaks."""
+    """The will of a session that isn't durable is published when its connection fails."""
     with Embedded(db, settings(enable=False)) as embedded, embedded.client("other") as other:
         other.subscribe("will", options=1)
         with embedded.client() as client:
@@ -48,7 +51,7 @@ def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -
 
 
 def test_what_was_kept_ends_when_the_client_comes_to_sessions_that_are_not_durable(db: ts.Database) -> None:
-    """As after a clean start."""
+    """A stored session is removed when its client connects after durable sessions were disabled."""
     with Embedded(db) as embedded:
         with embedded.client("c", keep=True) as client:
             client.subscribe("a/#", options=1)
@@ -63,7 +66,7 @@ def test_what_was_kept_ends_when_the_client_comes_to_sessions_that_are_not_durab
 
 
 def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
-    """Its listener names it; what it doesn't say is as for all."""
+    """A listener's zone overrides the general settings. Settings that the zone doesn't name stay general."""
     with Embedded(db, settings(batch_size=50)) as embedded:
         own = ZoneSessionsSettings(enable=False, batch_size=3)
         before = embedded.server.settings
@@ -84,14 +87,14 @@ def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
 
 
 def batch_size(db: ts.Database, client_id: str) -> int | None:
-    """Return how many packets a session takes at once."""
+    """Return the maximum number of messages that a session reads at once."""
     session = db.sessions.connected(client_id)
     assert session is not None
     return session._live.batch_size
 
 
 def test_a_session_that_takes_little_at_once_gets_everything(db: ts.Database) -> None:
-    """In order."""
+    """A session with a small batch size gets every message in order."""
     with Embedded(db, settings(batch_size=2)) as embedded, embedded.client("c") as client:
         client.subscribe("a", options=1)
         db.publish([ts.Message("a", str(number).encode(), "p", qos=1) for number in range(9)])
@@ -100,7 +103,10 @@ def test_a_session_that_takes_little_at_once_gets_everything(db: ts.Database) ->
 
 
 def test_messages_wake_a_session_however_long_it_may_sleep(db: ts.Database) -> None:
-    """Nobody polls: the intervals are the longest time that passes if nothing happens."""
+    """A new message wakes a session at once.
+
+    The poll intervals only bound the time between two reads without a message.
+    """
     hour = Duration(3_600)
     slow = settings(idle_poll_interval=hour, renew_streams_interval=hour, session_gc_interval=hour)
     with Embedded(db, slow) as embedded, embedded.client("c") as client:

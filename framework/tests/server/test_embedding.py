@@ -1,4 +1,4 @@
-"""A program embeds the server on a database that it goes on using."""
+"""A program embeds the server on a database that the program itself keeps using."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(
 def test_a_client_that_was_away_for_too_long_is_told(
     db: ts.Database, caplog: pytest.LogCaptureFixture, topic_filter: str
 ) -> None:
-    """Retention removed what it had not read: a reason string of MQTT 5, the log and the session's record say so."""
+    """A session whose unread messages were deleted by retention is reported.
+
+    The log, the session's record and a reason string of MQTT 5 say so.
+    """
     clients = (("new", 5), ("old", 4))
     with Embedded(db) as embedded:
         for name, version in clients:
@@ -53,16 +56,21 @@ def test_a_client_that_was_away_for_too_long_is_told(
                 assert packet.payload == b"there"
                 session = db.sessions.connected(name)
                 assert session is not None
-                assert {one.dropped for one in session.status().subscriptions} == {(1,)}  # which had some isn't known
+                assert {one.dropped for one in session.status().subscriptions} == {
+                    (1,)
+                }  # the lost messages' filter isn't known
                 client.acknowledge(packet)
                 client.leave()
-            with embedded.client(version=version) as client:  # it is told once
+            with embedded.client(version=version) as client:  # the client is notified once
                 assert "reason_string" not in client.connect(name, keep=True).properties
     assert sum("was away for too long" in one.message for one in caplog.records) == 2
 
 
 def test_draining_tells_all_clients_and_keeps_their_sessions(db: ts.Database) -> None:
-    """Those of MQTT 5 are told, those of 3.1.1 are closed; what was acknowledged is there, and sessions go on."""
+    """Draining sends a DISCONNECT to clients of MQTT 5 and closes those of 3.1.1.
+
+    Acknowledged messages are stored, and sessions can be resumed.
+    """
     with Embedded(db) as embedded:
         new = PahoClient(embedded.port, "new", clean=False, expiry=3600)
         old = PahoClient(embedded.port, "old", version=4, clean=False)
@@ -86,7 +94,7 @@ def test_a_drained_server_lets_nobody_in(embedded: Embedded) -> None:
 
 
 def test_a_server_ends_though_its_clients_never_rest(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While anything is served, something else is asked for, as by a client that publishes as fast as it may."""
+    """A drain ends although new requests arrive all the time, as from a client that publishes without a pause."""
     serve = StoreHop.serve
     with Embedded(db) as embedded, PahoClient(embedded.port, "busy") as client:
         broker = embedded.server._broker
@@ -108,7 +116,10 @@ def test_a_server_ends_though_its_clients_never_rest(db: ts.Database, monkeypatc
 
 
 def test_a_server_ends_though_a_client_reads_nothing(db: ts.Database, caplog: pytest.LogCaptureFixture) -> None:
-    """It waits as long as `stop_timeout` says, stores the session, and logs how much was not sent."""
+    """A drain waits at most ``stop_timeout`` for a client that reads nothing.
+
+    The session is stored, and the log says how many clients had read everything.
+    """
     settings = ServerSettings(
         listeners={"mqtt": ListenerSettings(listen=Address("127.0.0.1:0"))}, limits=Limits(stop_timeout=Duration(0.5))
     )
@@ -127,7 +138,10 @@ def test_a_server_ends_though_a_client_reads_nothing(db: ts.Database, caplog: py
 
 
 def test_a_server_ends_though_a_client_that_has_read_all_closes_nothing(db: ts.Database) -> None:
-    """Only clients with something left to read have as long as `stop_timeout` says."""
+    """A drain doesn't wait for a client that has read everything and keeps its connection open.
+
+    Only clients with unsent data get the ``stop_timeout``.
+    """
     settings = ServerSettings(
         listeners={"mqtt": ListenerSettings(listen=Address("127.0.0.1:0"))},
         limits=Limits(stop_timeout=Duration(9_999)),
@@ -150,7 +164,10 @@ def test_a_will_is_published_when_the_server_ends(db: ts.Database) -> None:
 
 
 def test_closing_the_database_ends_the_server(tmp_path: Path) -> None:
-    """It is an error to close it first, and whoever waits for the server gets it."""
+    """Closing the database before its server raises an error and ends the server.
+
+    Callers that wait for the server get the error.
+    """
     db = ts.open(tmp_path / "db", backend="memory")
     with Embedded(db) as embedded:
         client = PahoClient(embedded.port, "me")
@@ -163,12 +180,15 @@ def test_closing_the_database_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_many_may_wait_for_the_server_and_one_that_gives_up_is_nobody_elses_concern(embedded: Embedded) -> None:
-    """They go on when the server was drained."""
+    """Several tasks may wait for the server.
+
+    Cancelling one of them doesn't affect the others, which return when the server has drained.
+    """
 
     async def wait_and_drain() -> None:
         impatient = asyncio.ensure_future(embedded.server.wait())
         patient = asyncio.ensure_future(embedded.server.wait())
-        await asyncio.sleep(0)  # both wait now
+        await asyncio.sleep(0)  # both tasks wait from here on
         impatient.cancel()
         await asyncio.wait((impatient,))
         assert impatient.cancelled()

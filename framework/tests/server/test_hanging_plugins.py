@@ -1,4 +1,4 @@
-"""A plugin that doesn't answer keeps its client waiting, and neither the others nor the server's end."""
+"""A plugin that doesn't answer delays its own client only, and not the others or the server's shutdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 class Hanging:
-    """Answers when it is let."""
+    """A plugin that blocks until it is released."""
 
     def __init__(self) -> None:
         self.asked, self.may_answer = threading.Event(), threading.Event()
@@ -46,7 +46,7 @@ def access(plugin: Hanging) -> Iterator[Access]:
 
 
 async def end(plugin: Hanging, access: Access) -> None:
-    """Let the plugin answer, and end the access in the event loop that uses it."""
+    """Release the plugin, and end the access in the event loop that uses it."""
     plugin.may_answer.set()
     access.end()
 
@@ -54,7 +54,10 @@ async def end(plugin: Hanging, access: Access) -> None:
 def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """Else clients that nobody has let in could keep all others out."""
+    """A client that disconnects while a plugin is asked frees its connection slot.
+
+    Otherwise unauthenticated clients could lock out all others.
+    """
     with Embedded(db, ServerSettings(limits=Limits(connections=1)), access=access) as embedded:
 
         async def full() -> bool:
@@ -74,7 +77,7 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
 def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """It is refused while the plugin is still being asked."""
+    """A client is refused after a timeout, even while the plugin is still being asked."""
     with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
         try:
             refused = None
@@ -91,9 +94,12 @@ def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
 def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """Else a second signal, which ends the program at once, would not be heard."""
+    """The event loop keeps running while a shutdown waits for a plugin.
+
+    Otherwise a second signal could not end the program at once.
+    """
     with Embedded(db, access=access) as embedded:
-        embedded.server._access = access  # as if it were made from settings, which name installed plugins
+        embedded.server._access = access  # as if created from settings, which name installed plugins
         went_on = threading.Event()
 
         async def later() -> None:

@@ -1,6 +1,6 @@
-"""Clients that mean harm, over real sockets: the server lives, others don't notice, and what they took comes back.
+"""Hostile clients over real sockets: the server survives, other clients aren't affected, and resources are released.
 
-What comes back is counted: sockets of the server's process, and its memory after rounds of the same.
+The tests count the sockets of the server's process, and its memory after repeated rounds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ packet_size = "20MB"
 subscriptions = {filters}
 """
 FILTERS = tries(quick=2_000, full=10_000)
-"""How many filters a client may have."""
+"""The maximum number of filters of a client."""
 LARGE = 16 << 20
 ROUNDS = 4
 
 
 @contextmanager
 def served(timeout: int) -> Iterator[Serving]:
-    """Serve clients that have so many seconds to say who they are."""
+    """Run a server whose clients must send a CONNECT within the given number of seconds."""
     need("rocksdb")
     with quick_directory() as directory:
         file = Path(directory) / "settings.toml"
@@ -50,13 +50,13 @@ def served(timeout: int) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def mqtt() -> Iterator[Serving]:
-    """A server whose clients aren't cut off, however slow this machine is."""
+    """A server without timeouts for slow clients, so that a slow machine doesn't fail the tests."""
     with served(timeout=3600) as server:
         yield server
 
 
 def accepted(server: Serving, client_id: str, version: int, clients: ExitStack) -> RawClient:
-    """Return a client that has a CONNACK; it tries again if it was too slow."""
+    """Return a client that has received a CONNACK. A connection that was too slow is retried."""
     while True:
         client = clients.enter_context(server.client(version=version))
         client.send(wire.connect(client_id, version=version))
@@ -67,7 +67,10 @@ def accepted(server: Serving, client_id: str, version: int, clients: ExitStack) 
 
 @contextmanager
 def bystanders(server: Serving, name: str) -> Iterator[Callable[[], None]]:
-    """Two clients that were there before; each call checks that what one publishes reaches the other, and only that."""
+    """Two clients that connected earlier.
+
+    Each call checks that a message of one, and nothing else, reaches the other.
+    """
     with ExitStack() as clients:
         reader = accepted(server, f"{name}-reader", 5, clients)
         writer = accepted(server, f"{name}-writer", 4, clients)
@@ -89,22 +92,22 @@ def bystanders(server: Serving, name: str) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def noticing(mqtt: Serving, name: str) -> Iterator[Callable[[], None]]:
-    """Fail when bystanders notice something, also when it is called."""
+    """A check that bystanders are unaffected, which also runs at the end of the test."""
     with bystanders(mqtt, name) as check:
         yield check
 
 
 def sockets(server: Serving) -> int:
-    """Return how many sockets the server's process has."""
+    """Return the number of sockets of the server's process."""
     found = 0
     for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the descriptor was closed meanwhile
             found += str(descriptor.readlink()).startswith("socket:")
     return found
 
 
 def rounds(server: Serving, work: Callable[[], None], most: int = 24 * MB) -> None:
-    """Do the same again and again: each time all sockets come back, and memory doesn't grow with the rounds."""
+    """Repeat some work. After each round the server has closed its sockets, and memory doesn't grow over the rounds."""
     if not Path(f"/proc/{server.pid}/fd").is_dir():
         pytest.skip("needs /proc, where sockets and memory of a process are counted")
     before = sockets(server)
@@ -117,14 +120,14 @@ def rounds(server: Serving, work: Callable[[], None], most: int = 24 * MB) -> No
 
 
 def ended(client: RawClient) -> None:
-    """Say that nothing more comes, and read whatever there is until the server closes the connection."""
-    with contextlib.suppress(OSError):  # the server was first
+    """Shut down the sending side, and read until the server closes the connection."""
+    with contextlib.suppress(OSError):  # the server closed it first
         client.socket.shutdown(socket.SHUT_WR)
     drain(client)
 
 
 def drain(client: RawClient) -> None:
-    """Read until the server has closed the connection; what it says may answer anything."""
+    """Read and discard bytes until the server has closed the connection."""
     with contextlib.suppress(ConnectionError):
         while client.socket.recv(1 << 16):
             pass
@@ -132,7 +135,7 @@ def drain(client: RawClient) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_changed_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
-    """In connections that were accepted, and instead of a CONNECT."""
+    """The server survives mutated packets, both after a CONNECT and instead of one."""
     source, changes = random.Random(version), Changes(samples(version), version)
     for number in range(tries(quick=150, full=5_000)):
         with mqtt.client(version=version) as client:
@@ -146,13 +149,13 @@ def test_changed_packets(mqtt: Serving, noticing: Callable[[], None], version: i
 
 
 def later(version: int) -> list[bytes]:
-    """Return packets of all types that a client sends once it is connected."""
+    """Return packets of all types that a connected client may send."""
     return [one for one in samples(version) if one[0] not in (0x10, 0xE0)]
 
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_truncated_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
-    """A client that ends within a packet, at each place of it."""
+    """The server survives a client that disconnects after any byte of a packet."""
     for data in later(version):
         for end in range(1, len(data), max(1, len(data) // tries(quick=4, full=40))):
             with mqtt.client(version=version) as client:
@@ -162,11 +165,11 @@ def test_truncated_packets(mqtt: Serving, noticing: Callable[[], None], version:
 
 
 def test_garbage(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Of other protocols, and of none."""
+    """The server survives bytes of other protocols and random bytes."""
     source = random.Random(1)
     garbage = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        bytes.fromhex("16030100c8010000c40303"),  # how TLS begins
+        bytes.fromhex("16030100c8010000c40303"),  # the start of a TLS handshake
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\xff" * 1_000,
         b"\0" * 1_000,
@@ -180,7 +183,7 @@ def test_garbage(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_connections_that_never_say_who_they_are(name: str) -> None:
-    """Whatever part of a CONNECT they have sent, they are closed when their time is over, and others are served."""
+    """A connection without a complete CONNECT is closed after the timeout, and other clients are served."""
     with served(timeout=1) as server, bystanders(server, name) as check:
 
         def many() -> None:
@@ -197,7 +200,7 @@ def test_connections_that_never_say_who_they_are(name: str) -> None:
 
 
 def test_half_open_connections(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """Clients that are silent after their CONNECT are cut off by their keep-alive, and their wills are published."""
+    """A client that is silent after its CONNECT is disconnected by its keep alive, and its will is published."""
     with mqtt.client() as watcher, ExitStack() as clients:
         watcher.connect()
         watcher.subscribe(f"wills/{name}/#")
@@ -215,7 +218,10 @@ def test_half_open_connections(mqtt: Serving, noticing: Callable[[], None], name
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_client_that_does_not_read(mqtt: Serving, noticing: Callable[[], None], name: str, qos: int) -> None:
-    """What waits for it is not in memory: QoS 0 is dropped, QoS 1 waits in the store."""
+    """Messages for a client that doesn't read take no memory.
+
+    Those of QoS 0 are dropped, and those of QoS 1 wait in the store.
+    """
     payload, count = bytes(64 << 10), tries(quick=2_400, full=16_000)
     with mqtt.client() as idle, mqtt.client() as writer:
         idle.connect(name)
@@ -230,7 +236,7 @@ def test_a_client_that_does_not_read(mqtt: Serving, noticing: Callable[[], None]
             else:
                 writer.ping()
             used.append(mqtt.memory())
-        # The engine's own buffers are filled by half of it; what waits would be 64 KB a message more.
+        # Half of the limit fills the engine's buffers; buffered messages would add 64 KB each.
         half = len(used) // 2
         assert max(used[half:]) - used[half] < count // 2 * len(payload) // 2, [one // MB for one in used]
         noticing()
@@ -238,7 +244,7 @@ def test_a_client_that_does_not_read(mqtt: Serving, noticing: Callable[[], None]
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_large_payloads(mqtt: Serving, noticing: Callable[[], None], name: str, qos: int) -> None:
-    """16 MB arrive unaltered; a larger packet than the server allows ends its sender's connection."""
+    """Payloads of 16 MB arrive unaltered. A packet larger than the server's maximum ends its sender's connection."""
     payload = random.Random(qos).randbytes(LARGE)
     with mqtt.client() as reader, mqtt.client() as writer:
         reader.connect()
@@ -256,7 +262,7 @@ def test_large_payloads(mqtt: Serving, noticing: Callable[[], None], name: str, 
 
 
 def test_a_large_packet_that_never_ends(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Connections that announce 16 MB and send a little cost no more than they send."""
+    """A connection that announces 16 MB and sends a little takes only the memory of the bytes that it sent."""
 
     def many() -> None:
         with ExitStack() as clients:
@@ -270,7 +276,7 @@ def test_a_large_packet_that_never_ends(mqtt: Serving, noticing: Callable[[], No
 
 
 def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Nothing of the topics that a client publishes to stays in memory, however many and however long they are."""
+    """No topic that a client publishes to stays in memory, however many and however long the topics are."""
     if not Path(f"/proc/{mqtt.pid}/statm").is_file():
         pytest.skip("needs /proc, where memory of a process is counted")
     with mqtt.client() as writer:
@@ -284,7 +290,10 @@ def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Clients that come and go, in order and without a word; with sessions that end, and with ones that stay."""
+    """The server withstands many connects and disconnects.
+
+    Some clients send a DISCONNECT and some don't; some sessions end and some are kept.
+    """
     each = tries(quick=400, full=2_500)
 
     def storm() -> None:
@@ -304,7 +313,7 @@ def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """Many connections that all want to be the same client: the last one is it."""
+    """Of many connections with the same client id, the last one keeps the session."""
     with ExitStack() as clients:
         many = [clients.enter_context(mqtt.client()) for _ in range(100)]
         for client in many:
@@ -320,7 +329,10 @@ def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str
 
 
 def test_subscribe_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """As many filters as a client may have, removed and made again; more are refused, each by itself."""
+    """A client may repeatedly subscribe to and drop the maximum number of filters.
+
+    Each further filter is refused by itself.
+    """
 
     def storm() -> None:
         with mqtt.client() as client:
@@ -336,7 +348,7 @@ def test_subscribe_storms(mqtt: Serving, noticing: Callable[[], None], name: str
 
 
 def test_a_publisher_that_does_not_read_its_answers(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """It is not read from any more, once its answers have no room; the others go on."""
+    """The server stops reading from a publisher that doesn't read its acknowledgements. Other clients are served."""
     with mqtt.client() as writer:
         writer.connect(name)
         writer.socket.setblocking(False)

@@ -1,4 +1,4 @@
-"""Which clients count as silent (MQTT 5, section 3.1.2.10)."""
+"""The keep alive timeout (MQTT 5, section 3.1.2.10)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 def test_a_client_in_the_middle_of_a_packet_is_not_silent(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large packet may take longer to come than a client may be silent: each part of it counts."""
+    """Each received part of a packet restarts the keep alive timer.
+
+    A large packet may therefore take longer than the timeout.
+    """
     heard = 0
     alive = Session.alive
 

@@ -1,4 +1,4 @@
-"""The server is killed with SIGKILL under load, again and again; clients count that nothing is lost or doubled."""
+"""The server is killed with SIGKILL under load, repeatedly. Clients check that no message is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topicstore_conformance.mqtt.serving import Serving, serving
 
 KILLS = tries(quick=5, full=30)
 BETWEEN = 400
-"""How many messages have to be acknowledged, and how many received, from one kill to the next."""
+"""The number of messages to be acknowledged, and to be received, between two kills."""
 ACKNOWLEDGED = 50_000
 
 
@@ -31,7 +31,10 @@ def server() -> Iterator[Serving]:
 
 @pytest.mark.slow
 def test_kills_lose_nothing(server: Serving) -> None:
-    """As paho clients see it: QoS 1 nothing lost, QoS 2 each once, and in order for each publisher and topic."""
+    """To paho clients, kills lose no message of QoS 1 and deliver each message of QoS 2 once.
+
+    The messages of each publisher and topic stay in order.
+    """
     pytest.importorskip("paho.mqtt", reason="needs paho-mqtt: pip install paho-mqtt")
     from topicstore_conformance.mqtt.counting_clients import CountedPublisher, CountingSubscriber, Gate, faults
 
@@ -70,19 +73,19 @@ def test_kills_lose_nothing(server: Serving) -> None:
 
 
 class ExactPublisher:
-    """Publishes numbers with QoS 2 over a raw socket, and goes on after a kill as section 4.3.3 of the standard says.
+    """Publishes numbers with QoS 2 over a raw socket, and resumes after a kill as section 4.3.3 of the standard says.
 
-    It sends PUBREL again for what it knows to be received, and everything else once more.
+    It resends PUBREL for messages known to be received, and PUBLISH for all others.
     """
 
     def __init__(self, server: Serving, version: int) -> None:
         self._server, self._version = server, version
         self.published = 0
         self.under_way: dict[int, bytes | None] = {}
-        """Payloads by packet id; None: it was received, and is to be released."""
+        """Payloads of the messages in flight by packet id, or None after the PUBREC, while PUBCOMP is due."""
 
     def resume(self, client: RawClient) -> None:
-        """Connect, and send again what is under way."""
+        """Connect and resend the messages in flight."""
         client.connect("writer", keep=True)
         for number, payload in self.under_way.items():
             if payload is None:
@@ -91,7 +94,7 @@ class ExactPublisher:
                 self._send(client, number, payload, dup=True)
 
     def fill(self, client: RawClient) -> None:
-        """Publish until a hundred messages are under way."""
+        """Publish until a hundred messages are in flight."""
         while len(self.under_way) < 100:
             self.published += 1
             self.under_way[self.published] = payload = b"%d" % self.published
@@ -101,7 +104,7 @@ class ExactPublisher:
         client.send(wire.publish("once", payload, qos=2, packet_id=number, dup=dup, version=self._version))
 
     def answered(self, client: RawClient) -> None:
-        """Take the next answer."""
+        """Handle the next acknowledgement."""
         packet = client.receive()
         assert packet is not None
         if packet.kind == "PUBREC":
@@ -115,7 +118,7 @@ class ExactPublisher:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [4, 5])
 def test_quality_2_is_stored_once(server: Serving, version: int) -> None:
-    """After whatever packet of the exchange the server is killed."""
+    """A message of QoS 2 is stored once, after whichever packet of the exchange the server is killed."""
     source, publisher = random.Random(version), ExactPublisher(server, version)
     with server.client(version=version) as reader:
         reader.connect("reader", keep=True)
@@ -145,7 +148,7 @@ def test_quality_2_is_stored_once(server: Serving, version: int) -> None:
 
 
 def test_what_was_acknowledged_is_there(server: Serving) -> None:
-    """After 50,000 acknowledged publishes and a SIGKILL at once, a session gets all of them, in order."""
+    """After 50,000 acknowledged publishes and an immediate SIGKILL, a session gets all messages in order."""
     with server.client() as reader:
         reader.connect("reader", keep=True)
         reader.subscribe("log/#", options=1)
@@ -165,5 +168,5 @@ def test_what_was_acknowledged_is_there(server: Serving) -> None:
             packet = reader.expect("PUBLISH")
             found.append(int(packet.payload))
             reader.send(wire.acknowledgement("PUBACK", packet.packet_id))
-        reader.ping()  # and no more
+        reader.ping()  # and no further message
     assert found == list(range(ACKNOWLEDGED))

@@ -1,4 +1,4 @@
-"""Whoever wants more than the limits allow is told so, and nobody else notices."""
+"""Limits: a client that exceeds one is refused with a reason, and other clients aren't affected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def limited(db: ts.Database, limits: Limits) -> Embedded:
 
 @both
 def test_one_client_too_many_is_refused(db: ts.Database, version: int) -> None:
-    """Until another goes."""
+    """A client above the maximum is refused until another disconnects."""
     with limited(db, Limits(connections=2)) as embedded, PahoClient(embedded.port, "first") as first:
         with PahoClient(embedded.port, "second"):
             with embedded.client(version=version) as client:
@@ -43,7 +43,7 @@ def test_one_client_too_many_is_refused(db: ts.Database, version: int) -> None:
 
 
 def test_clients_that_connect_at_once_are_counted_too(db: ts.Database) -> None:
-    """Also those that have no CONNACK yet; who wasn't let in, or has gone again, leaves its place to others."""
+    """Clients without a CONNACK count towards the maximum. A client that is refused or disconnects frees its slot."""
     with limited(db, Limits(connections=3)) as embedded:
         for _ in range(2):
             with ExitStack() as clients:
@@ -57,7 +57,7 @@ def test_clients_that_connect_at_once_are_counted_too(db: ts.Database) -> None:
 
 @both
 def test_names_that_are_too_long_are_refused(db: ts.Database, version: int) -> None:
-    """Bytes are counted, not characters, and each of the two names has its own limit."""
+    """Client id and user name each have a maximum length, which is in bytes and not in characters."""
     refused = (2, 4) if version == 4 else (0x85, 0x86)
     with limited(db, Limits(client_id_length=24, user_name_length=8)) as embedded:
         for client_id, user, reason in (
@@ -78,7 +78,10 @@ def test_names_that_are_too_long_are_refused(db: ts.Database, version: int) -> N
 @both
 @pytest.mark.parametrize("limits", [Limits(stored_sessions=2), Limits(stored_sessions_per_user=2)])
 def test_one_stored_session_too_many_is_refused(db: ts.Database, limits: Limits, version: int) -> None:
-    """Those that are stored can be resumed, and others kept in memory; when one has ended, there is room."""
+    """At the maximum no further session is stored until another ends.
+
+    Stored sessions can be resumed, and sessions that end with the connection are accepted.
+    """
     kept = {"clean": False} | ({} if version == 4 else {"session_expiry_interval": 3600})
     with limited(db, limits) as embedded:
 
@@ -95,7 +98,10 @@ def test_one_stored_session_too_many_is_refused(db: ts.Database, limits: Limits,
 
 @both
 def test_one_filter_too_many_is_refused(db: ts.Database, version: int) -> None:
-    """By itself: others are made, and one that is there may be changed. A resumed session counts its own."""
+    """A filter above the maximum is refused by itself.
+
+    Existing ones may be changed, and a resumed session's filters count.
+    """
     refused = 0x80 if version == 4 else 0x97
     with limited(db, Limits(subscriptions=3)) as embedded:
         with embedded.client("me", keep=True, version=version) as client:
@@ -113,7 +119,10 @@ def test_one_filter_too_many_is_refused(db: ts.Database, version: int) -> None:
 
 @both
 def test_topics_with_too_many_levels_are_refused(db: ts.Database, version: int) -> None:
-    """A publish of 3.1.1 ends the connection at any QoS: no acknowledgement can say that it was refused."""
+    """Topics with too many levels are refused.
+
+    In MQTT 3.1.1 such a publish of any QoS ends the connection, because no acknowledgement can refuse it.
+    """
     with (
         limited(db, Limits(topic_levels=3)) as embedded,
         embedded.client(version=version) as client,
@@ -135,7 +144,7 @@ def test_topics_with_too_many_levels_are_refused(db: ts.Database, version: int) 
 
 @both
 def test_a_packet_that_is_too_large_ends_its_connection(db: ts.Database, version: int) -> None:
-    """What came before it is stored."""
+    """A packet that is too large ends the connection. Messages before it are stored."""
     with limited(db, Limits(packet_size=Size(1_000))) as embedded, embedded.client(version=version) as client:
         db.persistence.add("#")
         client.connect("me")
@@ -143,7 +152,7 @@ def test_a_packet_that_is_too_large_ends_its_connection(db: ts.Database, version
             wire.publish("a", b"kept", qos=1, packet_id=1, version=version),
             wire.publish("a", bytes(1_000), qos=1, packet_id=2, version=version),
         )
-        last = client.farewell()  # in MQTT 3.1.1 the PUBACK of the first, if it was quick
+        last = client.farewell()  # in MQTT 3.1.1 possibly the first message's PUBACK
         assert version == 4 or last == ("DISCONNECT", 0x95)
         wait_until(lambda: [one.payload for one in db.replay("#")] == [b"kept"], "the first message to be stored")
 
@@ -156,7 +165,7 @@ def test_an_older_client_may_have_any_number_in_flight(db: ts.Database) -> None:
 
 @both
 def test_a_client_is_sent_as_many_as_it_may_be(db: ts.Database, version: int) -> None:
-    """The rest waits in the store until it acknowledges."""
+    """The number of messages in flight is limited. The rest waits in the store until the client acknowledges."""
     with limited(db, Limits(in_flight_out=2)) as embedded, embedded.client("me", version=version) as client:
         client.subscribe("a", options=1)
         db.publish([ts.Message("a", b"%d" % number, "program", 1) for number in range(5)])
@@ -182,7 +191,10 @@ def test_whoever_publishes_too_fast_is_disconnected_if_the_settings_say_so(db: t
 
 @pytest.mark.parametrize("limits", [Limits(publish_rate=50), Limits(publish_bytes=Size(5_000))])
 def test_whoever_publishes_too_fast_is_slowed_down(db: ts.Database, limits: Limits) -> None:
-    """Nothing is lost; the connection of a client that waits for this isn't silent; others aren't slowed down."""
+    """A client above the rate limit is slowed down and loses nothing.
+
+    It isn't closed by its keep alive meanwhile, and other clients keep their rate.
+    """
     with limited(db, limits) as embedded, embedded.client() as client, PahoClient(embedded.port) as other:
         client.connect("me", keep_alive=1)
         payload = bytes(97)
@@ -198,7 +210,7 @@ def test_whoever_publishes_too_fast_is_slowed_down(db: ts.Database, limits: Limi
 
 
 def test_a_connection_without_a_connect_is_closed_in_time(db: ts.Database) -> None:
-    """Also one that sends its CONNECT too slowly."""
+    """A connection whose CONNECT is missing or incomplete at the timeout is closed."""
     with limited(db, Limits(connect_timeout=Duration(0.05))) as embedded:
         with embedded.client() as client:
             assert client.ended() is None
@@ -208,7 +220,10 @@ def test_a_connection_without_a_connect_is_closed_in_time(db: ts.Database) -> No
 
 
 def test_a_commit_has_a_bounded_number_of_messages(db: ts.Database) -> None:
-    """Whatever arrives meanwhile waits in its sockets, and comes to its turn."""
+    """A commit has a bounded number of messages.
+
+    Further messages wait in the sockets, and all are acknowledged in order.
+    """
     settings = ServerSettings(durable_storage=storage(LocalWriteBuffer(max_items=7)))
     with Embedded(db, settings) as embedded:
         db.persistence.add("#")
@@ -223,7 +238,7 @@ def test_a_commit_has_a_bounded_number_of_messages(db: ts.Database) -> None:
 
 
 def test_a_busy_server_may_wait_for_more(db: ts.Database) -> None:
-    """Nobody waits longer than for the next flush, and nothing is lost."""
+    """With a flush interval, a publisher waits at most until the next flush, and no message is lost."""
     settings = ServerSettings(durable_storage=storage(LocalWriteBuffer(flush_interval=Duration(0.01))))
     with Embedded(db, settings) as embedded, PahoClient(embedded.port) as client:
         for _ in range(20):
@@ -236,22 +251,22 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 6)])
         assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 3)])
-        client.ping()  # they have arrived, and wait
+        client.ping()  # these messages have arrived, and wait
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(3, 6)])
         assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
         client.send(wire.disconnect())
         assert client.ended() is None
 
 
-# --- what is counted ---
+# --- rates ---
 
 
 def test_a_second_has_so_many_messages_and_bytes() -> None:
-    """What comes at once is paid for later; without a limit nobody waits."""
+    """A burst is allowed at once, and later messages wait for it. Without a limit no message waits."""
     rate = Rate(10, None)
     assert rate.take(10, 0, now=100.0) == 0.0
     assert rate.take(1, 0, now=100.5) == 0.5
-    assert rate.take(10, 0, now=101.0) == 1.0  # of which one came before it was allowed
+    assert rate.take(10, 0, now=101.0) == 1.0  # one of them came before it was allowed
     assert rate.take(9, 0, now=105.0) == 0.0
     rate = Rate(None, 1_000)
     assert rate.take(1, 5_500, now=0.0) == 5.0

@@ -1,4 +1,4 @@
-"""Listeners: what is behind them sees one kind of connection, over TCP, TLS and WebSocket, by either event loop."""
+"""Listeners: TCP, TLS and WebSocket present the same kind of connection, on either event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MQTT = [Subprotocol("mqtt")]
 
 
 class Echo(asyncio.Protocol):
-    """A connection that sends back what it gets, and tells all that happens to it."""
+    """A connection that sends back all bytes, and records each event."""
 
     def __init__(self, via: Via, made: asyncio.Queue[Echo]) -> None:
         self.via, self.made = via, made
@@ -69,14 +69,14 @@ class Echo(asyncio.Protocol):
 
 
 class Echoes:
-    """A listener with connections that echo."""
+    """A listener whose connections echo."""
 
     def __init__(self) -> None:
         self.made: asyncio.Queue[Echo] = asyncio.Queue()
         self.listeners: list[Listener] = []
 
     def connect(self, via: Via) -> Echo:
-        """Make a connection; the factory of the listener."""
+        """Make a connection, as the listener's factory."""
         return Echo(via, self.made)
 
     async def listen(
@@ -88,7 +88,7 @@ class Echoes:
         limits: Limits | None = None,
         **more: Any,
     ) -> int:
-        """Open a listener on this machine, and return its port."""
+        """Open a listener on loopback, and return its port."""
         settings = ListenerSettings(listen=Address("127.0.0.1:0"), protocol=protocol, tls=tls, **more)  # type: ignore[arg-type]
         listener = await listen(name, settings, limits if limits is not None else Limits(), self.connect, 1 << 20)
         self.listeners.append(listener)
@@ -97,7 +97,7 @@ class Echoes:
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """The event loop that a test runs in."""
+    """The event loop that a test runs on."""
     if request.param:
         pytest.importorskip("uvloop", reason='needs uvloop: pip install "topicstore[server]"')
     return "asyncio", {"use_uvloop": request.param}
@@ -105,7 +105,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 @pytest.fixture
 async def echoes() -> AsyncIterator[Echoes]:
-    """Listeners of a test, which are stopped at its end."""
+    """The listeners of a test, which are stopped at its end."""
     found = Echoes()
     yield found
     for listener in found.listeners:
@@ -126,7 +126,7 @@ async def stream(
 
 
 async def echoed(port: int, context: ssl.SSLContext | None = None, data: bytes = b"hello") -> bytes:
-    """Return what comes back over a new connection."""
+    """Return the bytes that come back over a new connection."""
     async with stream(port, context) as (reader, writer):
         writer.write(data)
         return await reader.readexactly(len(data))
@@ -136,7 +136,7 @@ async def echoed(port: int, context: ssl.SSLContext | None = None, data: bytes =
 
 
 async def test_a_connection_knows_where_it_comes_from(echoes: Echoes) -> None:
-    """Its listener, its address, and that it is of this machine."""
+    """A connection has its listener's name, its peer's address, and whether that is loopback."""
     port = await echoes.listen(name="hall")
     async with stream(port) as (reader, writer):
         writer.write(b"hello")
@@ -149,20 +149,20 @@ async def test_a_connection_knows_where_it_comes_from(echoes: Echoes) -> None:
 
 
 async def test_behind_a_proxy_nobody_is_on_this_machine(echoes: Echoes) -> None:
-    """As the settings say, because TCP doesn't."""
+    """With ``behind_proxy`` no client counts as local, because TCP doesn't show the proxy's client."""
     port = await echoes.listen(behind_proxy=True)
     async with stream(port):
         assert not (await echoes.made.get()).peer.loopback
 
 
 async def test_a_stopped_listener_accepts_no_more_and_keeps_what_is_there(echoes: Echoes) -> None:
-    """As a server that ends in order needs it."""
+    """A stopped listener accepts no connection and keeps the open ones, as a graceful shutdown needs."""
     port = await echoes.listen()
     async with stream(port) as (reader, writer):
         await echoes.made.get()
         echoes.listeners[0].stop()
         assert [] == echoes.listeners[0].addresses
-        await asyncio.sleep(0)  # the loop closes the socket at its next turn
+        await asyncio.sleep(0)  # the loop closes the socket in its next iteration
         with pytest.raises(ConnectionError):
             await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"still")
@@ -177,7 +177,7 @@ def tls(files: tuple[Path, Path], **more: Any) -> TlsSettings:
 
 
 async def test_tls_with_a_certificate(echoes: Echoes, authority: Authority) -> None:
-    """A client that trusts its authority gets through; one that doesn't speak TLS or an old one doesn't."""
+    """A client that trusts the authority connects. Clients with an old TLS version or without TLS don't."""
     port = await echoes.listen(tls=tls(authority.sign("server", "server")))
     assert b"hello" == await echoed(port, authority.trusting())
     assert "mqtts" == (await echoes.made.get()).via.scheme
@@ -190,7 +190,7 @@ async def test_tls_with_a_certificate(echoes: Echoes, authority: Authority) -> N
 
 
 async def test_the_lowest_version_can_be_settled(echoes: Echoes, authority: Authority) -> None:
-    """A client that knows only TLS 1.2 doesn't get in where 1.3 is wanted."""
+    """A client that supports TLS 1.2 only is refused where the settings require 1.3."""
     files = authority.sign("server", "server")
     old = authority.trusting()
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -201,7 +201,10 @@ async def test_the_lowest_version_can_be_settled(echoes: Echoes, authority: Auth
 
 @pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
 async def test_client_certificates(echoes: Echoes, authority: Authority, protocol: str) -> None:
-    """The common name is the user's, where the settings say so; another authority's are refused."""
+    """A client certificate's common name is the user name, where the settings say so.
+
+    Certificates of another authority are refused.
+    """
     files = authority.sign("server", "server")
     (authority.folder / "elsewhere").mkdir()
     stranger = Authority(authority.folder / "elsewhere")
@@ -246,7 +249,7 @@ def subject(transport: asyncio.StreamWriter) -> str:
 
 
 async def test_certificates_are_read_again_while_it_serves(echoes: Echoes, authority: Authority) -> None:
-    """Connections that are there stay, new ones get the new certificate, on the same port."""
+    """After a reload new connections get the new certificate on the same port. Open connections stay."""
     files = authority.sign("server", "before")
     port = await echoes.listen(tls=tls(files))
     async with stream(port, authority.trusting()) as (reader, writer):
@@ -266,7 +269,7 @@ async def test_certificates_are_read_again_while_it_serves(echoes: Echoes, autho
 
 
 async def test_nobody_is_refused_while_certificates_are_read(echoes: Echoes, authority: Authority) -> None:
-    """Sockets stay bound all the time: connections that are begun between the steps are served."""
+    """Sockets stay bound during a reload of certificates. Connections that begin between its steps are served."""
     files = authority.sign("server", "server")
     port = await echoes.listen(tls=tls(files))
     context = authority.trusting()
@@ -280,11 +283,14 @@ async def test_nobody_is_refused_while_certificates_are_read(echoes: Echoes, aut
 async def test_a_listener_that_is_stopped_while_certificates_are_read_accepts_no_more(
     echoes: Echoes, authority: Authority, stop_first: bool
 ) -> None:
-    """Also if they are read twice at the same time: no socket is left that nobody knows."""
+    """A listener that is stopped during a reload of certificates leaves no open socket.
+
+    This holds even with two reloads at the same time.
+    """
     port = await echoes.listen(tls=tls(authority.sign("server", "server")))
     listener = echoes.listeners[0]
     reloading = [asyncio.create_task(listener.reload()) for _ in range(2)]
-    await asyncio.sleep(0)  # the first has begun
+    await asyncio.sleep(0)  # the first reload has begun
     if stop_first:
         listener.stop()
     await asyncio.gather(*reloading)
@@ -295,7 +301,10 @@ async def test_a_listener_that_is_stopped_while_certificates_are_read_accepts_no
 
 
 async def test_files_that_are_no_certificate_are_an_error(echoes: Echoes, authority: Authority) -> None:
-    """That says which of them aren't there. `http` has tests of keys that don't fit."""
+    """Invalid or missing certificate files are an error that names the missing ones.
+
+    Keys that don't fit are tested with the HTTP server.
+    """
     _, key = authority.sign("one", "one")
     for files, reason in (
         ((authority.folder / "nothing.pem", key), r"there is no TLS file .*nothing\.pem$"),
@@ -306,7 +315,10 @@ async def test_files_that_are_no_certificate_are_an_error(echoes: Echoes, author
 
 
 async def test_a_client_that_does_not_finish_its_handshake_is_cut_off(echoes: Echoes, authority: Authority) -> None:
-    """After the connect timeout, with TLS and with WebSocket; nothing is behind such a connection."""
+    """A client that doesn't finish its TLS or WebSocket handshake is disconnected after the connect timeout.
+
+    The factory isn't called for it.
+    """
     limits = Limits(connect_timeout=Duration(0.05))
     for port in (
         await echoes.listen(tls=tls(authority.sign("server", "server")), limits=limits),
@@ -322,8 +334,11 @@ async def test_a_client_that_does_not_finish_its_handshake_is_cut_off(echoes: Ec
 async def test_a_handshake_that_fails_is_logged(
     echoes: Echoes, authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With listener, address and reason; of many only some, and how many were left out is said later."""
-    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))  # however long this machine takes
+    """A failed handshake is logged with listener, address and reason.
+
+    Of many failures some are logged, and later the number of the others.
+    """
+    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))  # however slow this machine is
     port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
     caplog.set_level(logging.INFO, "topicstore.server")
 
@@ -353,7 +368,7 @@ async def test_a_handshake_that_fails_is_logged(
 
 
 async def test_a_websocket_is_a_stream_of_bytes(echoes: Echoes) -> None:
-    """Packets may be cut into frames anywhere [MQTT-6.0.0-2]; the subprotocol is mqtt [MQTT-6.0.0-4]."""
+    """Packets may be split into frames anywhere [MQTT-6.0.0-2]. The subprotocol is mqtt [MQTT-6.0.0-4]."""
     port = await echoes.listen(protocol="websocket")
     async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
         assert "mqtt" == client.subprotocol
@@ -378,7 +393,7 @@ async def test_a_websocket_is_a_stream_of_bytes(echoes: Echoes) -> None:
 
 
 async def test_the_server_closes_a_websocket_in_order(echoes: Echoes) -> None:
-    """What was written before arrives, then the close frame."""
+    """Closing a WebSocket sends the data written before, then the close frame."""
     port = await echoes.listen(protocol="websocket")
     async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
         echo = await echoes.made.get()
@@ -395,7 +410,7 @@ async def test_the_server_closes_a_websocket_in_order(echoes: Echoes) -> None:
 
 
 async def test_text_frames_end_a_websocket(echoes: Echoes) -> None:
-    """MQTT is in binary frames; others close the connection [MQTT-6.0.0-1]."""
+    """A frame that isn't binary closes the WebSocket [MQTT-6.0.0-1]."""
     port = await echoes.listen(protocol="websocket")
     async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
         echo = await echoes.made.get()
@@ -412,7 +427,7 @@ async def test_text_frames_end_a_websocket(echoes: Echoes) -> None:
     [("/mqtt", [], 400), ("/mqtt", ["chat"], 400), ("/", MQTT, 404), ("/mqtt/x", MQTT, 404), ("/mqtt?a=b", MQTT, 101)],
 )
 async def test_a_handshake_must_ask_for_mqtt(echoes: Echoes, path: str, protocols: list[Any], status: int) -> None:
-    """At the listener's path, by the subprotocol mqtt [MQTT-6.0.0-3]."""
+    """A WebSocket handshake must name the listener's path and the subprotocol mqtt [MQTT-6.0.0-3]."""
     port = await echoes.listen(protocol="websocket")
     found = 101
     try:
@@ -441,7 +456,10 @@ async def test_a_handshake_must_ask_for_mqtt(echoes: Echoes, path: str, protocol
 async def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
     echoes: Echoes, headers: dict[str, str], loopback: bool
 ) -> None:
-    """Unless the page is of this machine too: it must not give to others what only this machine may do."""
+    """A WebSocket of a remote page or through a local proxy doesn't count as local.
+
+    Otherwise others would get the permissions of loopback clients.
+    """
     port = await echoes.listen(protocol="websocket")
     uri = f"ws://127.0.0.1:{port}/mqtt"
     async with websocket(uri, subprotocols=MQTT, additional_headers=headers, proxy=None):
@@ -449,7 +467,7 @@ async def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
 
 
 async def test_origins_can_be_settled(echoes: Echoes, caplog: pytest.LogCaptureFixture) -> None:
-    """Pages of others are refused, and the log says so; programs, which have none, are not."""
+    """Pages of other origins are refused and logged. Programs, which send no origin, are accepted."""
     caplog.set_level(logging.INFO, "topicstore.server")
     port = await echoes.listen(protocol="websocket", origins=("https://ours.example",))
     uri = f"ws://127.0.0.1:{port}/mqtt"
@@ -467,7 +485,10 @@ async def test_origins_can_be_settled(echoes: Echoes, caplog: pytest.LogCaptureF
 
 
 async def test_a_message_larger_than_a_packet_may_be_ends_a_websocket(echoes: Echoes) -> None:
-    """Before it is in memory; a message of a megabyte may hold many small packets."""
+    """A WebSocket message above its maximum size closes the connection before it is in memory.
+
+    A message of a megabyte may hold many small packets.
+    """
     port = await echoes.listen(protocol="websocket", limits=Limits(packet_size=Size(10)))
     async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT, max_size=None) as client:
         echo = await echoes.made.get()
@@ -483,7 +504,7 @@ async def test_a_message_larger_than_a_packet_may_be_ends_a_websocket(echoes: Ec
 
 @pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
 async def test_a_slow_reader_pauses_writing_and_a_paused_connection_is_not_read(echoes: Echoes, protocol: str) -> None:
-    """So memory doesn't fill on either side, whatever is between the connection and its socket."""
+    """Back-pressure works in both directions through TLS and WebSocket, so neither side's memory fills."""
     port = await echoes.listen(protocol=protocol)
     loop = asyncio.get_running_loop()
     with socket.create_connection(("127.0.0.1", port)) as client:
@@ -524,17 +545,17 @@ HANDSHAKE = (
 
 
 def masked(payload: bytes, first: int = 0x82) -> bytes:
-    """Return a frame of a client, with a mask that changes nothing."""
+    """Return a client's frame with an all-zero mask."""
     return struct.pack(">BBQI", first, 0x80 | 127, len(payload), 0) + payload
 
 
 def short(first: int, payload: bytes = b"") -> bytes:
-    """Return a short frame of a client."""
+    """Return a client's frame with a short payload."""
     return struct.pack(">BBI", first, 0x80 | len(payload), 0) + payload
 
 
 async def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(echoes: Echoes) -> None:
-    """It is read no more until it has taken the answers."""
+    """A client that sends pings and doesn't read the pongs isn't read from until it has read them."""
     port = await echoes.listen(protocol="websocket")
     loop = asyncio.get_running_loop()
     with socket.create_connection(("127.0.0.1", port)) as client:
@@ -573,7 +594,10 @@ async def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(echoes: E
     ],
 )
 async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> None:
-    """Whatever comes, in one piece or byte by byte, also before the handshake was answered."""
+    """Invalid WebSocket data closes the connection, also before the handshake's response.
+
+    The data may come in one piece or byte by byte.
+    """
     port = await echoes.listen(protocol="websocket")
     for pieces in ([data], [data[:1], data[1:]], [data[n : n + 1] for n in range(min(len(data), 400))]):
         async with stream(port) as (reader, writer):
@@ -591,7 +615,7 @@ async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> No
 
 
 async def replaced(echoes: Echoes, **addresses: str) -> None:
-    """Have the listeners be at other addresses; if that can't be, they are as before."""
+    """Move the listeners to other addresses. If that fails, the old ones are restored."""
     listeners = {name: ListenerSettings(listen=Address(text)) for name, text in addresses.items()}
     replacement = Replacement(echoes.listeners)
     try:
@@ -604,7 +628,7 @@ async def replaced(echoes: Echoes, **addresses: str) -> None:
 
 
 async def named(port: int, host: str = "127.0.0.1", data: bytes = b"hello") -> None:
-    """Connect, and be echoed."""
+    """Connect, and check that the connection echoes."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(data)
     assert data == await reader.readexactly(len(data))
@@ -612,7 +636,7 @@ async def named(port: int, host: str = "127.0.0.1", data: bytes = b"hello") -> N
 
 
 async def test_an_address_goes_from_one_listener_to_another(echoes: Echoes) -> None:
-    """It gets another name, or two swap their addresses: the sockets stay, and clients get in."""
+    """A listener may be renamed, and two may swap addresses. The sockets stay open, and clients can connect."""
     one, other = await echoes.listen(name="a"), await echoes.listen(name="b")
     at, there = f"127.0.0.1:{one}", f"127.0.0.1:{other}"
     for addresses in ({"a": there, "b": at}, {"c": at, "d": there}, {"d": at}, {"d": "127.0.0.1:0", "e": at}):
@@ -625,7 +649,7 @@ async def test_an_address_goes_from_one_listener_to_another(echoes: Echoes) -> N
 
 
 async def test_a_free_port_stays_with_its_listener(echoes: Echoes) -> None:
-    """Whatever is before it in the settings, or if it gets another name."""
+    """A listener keeps the port that the system chose, even if it is renamed or the settings' order changes."""
     port = await echoes.listen(name="a")
     await replaced(echoes, z="127.0.0.1:0", a="127.0.0.1:0")
     assert [f"127.0.0.1:{port}"] == echoes.listeners[1].addresses
@@ -635,7 +659,10 @@ async def test_a_free_port_stays_with_its_listener(echoes: Echoes) -> None:
 
 
 async def test_a_listener_is_widened_and_narrowed(echoes: Echoes) -> None:
-    """From an address of this machine to all of them and back, though only one can be bound at a time."""
+    """A listener can change from one local address to all addresses and back.
+
+    Only one of the two can be bound at a time.
+    """
     port = await echoes.listen(name="a")
     for host, open_to in (("0.0.0.0", "127.0.0.2"), ("127.0.0.1", None), ("localhost", None), ("0.0.0.0", "127.0.0.2")):
         await replaced(echoes, a=f"{host}:{port}")
@@ -648,7 +675,7 @@ async def test_a_listener_is_widened_and_narrowed(echoes: Echoes) -> None:
 
 
 async def test_listeners_that_cannot_be_had_leave_those_that_run(echoes: Echoes) -> None:
-    """Also one that was closed for another one, which then couldn't be opened; what is meant for two is refused."""
+    """If a listener can't be opened, the running ones are kept or reopened. An address for two listeners is refused."""
     port = await echoes.listen(name="a")
     with socket.create_server(("127.0.0.2", port)) as foreign:
         before = echoes.listeners[0].addresses
@@ -666,7 +693,7 @@ async def test_listeners_that_cannot_be_had_leave_those_that_run(echoes: Echoes)
 
 
 async def test_all_addresses_of_ipv6_and_of_ipv4_have_one_port(echoes: Echoes) -> None:
-    """``[::]`` is for IPv6 only, so that it can be beside ``0.0.0.0``, whichever comes first."""
+    """``[::]`` accepts IPv6 only, so ``0.0.0.0`` can use the same port, in either order."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             pass

@@ -1,4 +1,4 @@
-"""Many logins at the same time: addresses have turns, whoever guesses has to pause, and who has left costs nothing."""
+"""Many simultaneous logins: fair turns for addresses, pauses after failures, and no work for disconnected clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 class Calls:
-    """Calls that note their order, and wait until they may go on."""
+    """Calls that record their order, and wait until they are released."""
 
     def __init__(self, each: int = 10, most: int = 20) -> None:
         self.made: list[str] = []
@@ -44,11 +44,11 @@ class Calls:
         return left.pop() if left else 0.0
 
     async def ask(self, *names: str) -> None:
-        """Ask for calls, each named by an address, a user and a number, such as ``"a ann 1"``."""
+        """Submit calls, each named by an address, a user and a number, such as ``"a ann 1"``."""
         for name in names:
             address, user, _ = name.split()
             self.tasks.append(asyncio.create_task(self.threads.run(address, user, lambda name=name: self.call(name))))
-            await asyncio.sleep(0)  # so that it has begun to wait
+            await asyncio.sleep(0)  # so that the call waits
 
     def call(self, name: str) -> str:
         assert self.gate.wait(PATIENCE)
@@ -77,7 +77,10 @@ def make_calls() -> Iterator[Callable[..., Calls]]:
 
 @pytest.mark.anyio
 async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Callable[..., Calls]) -> None:
-    """A call of an address that nothing else waits for comes after one of each other address at most."""
+    """Addresses are served in turn, and so are the users of one address.
+
+    A lone call of an address waits for at most one call of each other address.
+    """
     calls = make_calls()
     await calls.ask("x x 0", *(f"a ann {n}" for n in range(4)), "a bob 1", "b ann 1", "b ann 2", "c ann 1")
     names = [f"a ann {n}" for n in range(4)]
@@ -88,7 +91,10 @@ async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Cal
 
 @pytest.mark.anyio
 async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[..., Calls]) -> None:
-    """Where all is full, the address that has most gives way to one that has fewer."""
+    """The number of waiting calls is bounded per address and in total.
+
+    At the total bound, the address with the most calls loses one to an address with fewer.
+    """
     calls = make_calls(each=3, most=5)
     await calls.ask("x x 0", *(f"a ann {n}" for n in range(4)), "b ann 1", "b ann 2", "c ann 1", "d ann 1", "b ann 3")
     found = [None if isinstance(one, BusyError) else one for one in await calls.results()]
@@ -98,7 +104,7 @@ async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[
 
 @pytest.mark.anyio
 async def test_a_call_that_nobody_waits_for_is_not_made(make_calls: Callable[..., Calls]) -> None:
-    """One that has begun keeps its thread until it is over; its turn is nobody else's before that."""
+    """A cancelled call isn't made. A call that has begun keeps its thread until it ends."""
     calls = make_calls(each=3)
     await calls.ask("a ann 0", "a ann 1", "a bob 1", "b ann 1")
     for task in calls.tasks[:3]:
@@ -112,7 +118,7 @@ async def test_a_call_that_nobody_waits_for_is_not_made(make_calls: Callable[...
 
 @pytest.mark.anyio
 async def test_an_address_that_pauses_lets_others_go_first(make_calls: Callable[..., Calls]) -> None:
-    """And has its turn when the pause is over, though nobody asks for anything more."""
+    """Other addresses go first while one pauses. Its turn comes when the pause is over, without a further call."""
     calls = make_calls()
     calls.pauses["a"] = [0.001] * 4
     await calls.ask("a ann 1", "b ann 1")
@@ -122,7 +128,7 @@ async def test_an_address_that_pauses_lets_others_go_first(make_calls: Callable[
 
 @pytest.mark.anyio
 async def test_calls_that_wait_are_cancelled_at_the_end(make_calls: Callable[..., Calls]) -> None:
-    """And none is taken any more."""
+    """At the end waiting calls are cancelled, and no further call is accepted."""
     calls = make_calls()
     await calls.ask("a ann 1", "b ann 1")
     calls.threads.end()
@@ -134,7 +140,10 @@ async def test_calls_that_wait_are_cancelled_at_the_end(make_calls: Callable[...
 
 
 def test_who_has_many_addresses_of_ipv6_has_one_turn() -> None:
-    """A network is as much as one client gets; each address of IPv4 is by itself, however it is written."""
+    """All addresses of an IPv6 network that one client can get share a turn.
+
+    Each IPv4 address has its own, in either notation.
+    """
     assert site_of("2001:db8::1") == site_of("2001:db8::ffff:1%eth0") == "2001:db8::/64"
     assert site_of("2001:db8:0:1::1") == "2001:db8:0:1::/64"
     assert site_of("::ffff:192.0.2.1") == site_of("192.0.2.1") == "192.0.2.1"
@@ -154,7 +163,10 @@ class Clock:
 
 
 def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
-    """Until it is forgotten, or a password was right; no other address has to wait for it."""
+    """After ten failures an address pauses, longer each time up to 1 s.
+
+    A right password resets this, and other addresses don't wait.
+    """
     clock = Clock()
     failed = FailedLogins(clock)
     pauses = []
@@ -173,7 +185,7 @@ def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
 
 
 def test_failures_are_forgotten_with_time() -> None:
-    """Half of them a minute."""
+    """The count of failures halves every minute."""
     clock = Clock()
     failed = FailedLogins(clock)
     for _ in range(40):
@@ -184,7 +196,7 @@ def test_failures_are_forgotten_with_time() -> None:
 
 
 def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None:
-    """From an address that has not, the user gets in: else anybody could shut it out."""
+    """A user with many failures pauses only at addresses that failed. Otherwise any client could lock the user out."""
     failed = FailedLogins(Clock())
     for number in range(40):
         failed.note(f"address-{number}", "ann", right=False)
@@ -194,7 +206,7 @@ def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None
 
 
 def test_what_is_remembered_of_failures_is_bounded() -> None:
-    """The ones that failed least lately are forgotten."""
+    """The number of remembered failures is bounded. The least recent ones are forgotten."""
     failed = FailedLogins(Clock())
     for number in range(12_000):
         for _ in range(1 if number else 20):
@@ -207,7 +219,7 @@ def test_what_is_remembered_of_failures_is_bounded() -> None:
 
 
 class Checks:
-    """The passwords that a server checks, in their order; each waits until it may go on."""
+    """The passwords that a server checks, in order. Each check waits until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passwords: list[bytes] = []
@@ -231,7 +243,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 
 @pytest.fixture
 def guarded(db: ts.Database, tmp_path: Path, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
-    """A server that knows ann, and lets a hundred logins of an address wait."""
+    """A server with the user ann that lets a hundred logins per address wait."""
     monkeypatch.setattr(password_check, "_EACH", 100)
     users = PasswordFile(tmp_path / "users", QUICK)
     users.put("ann", b"secret")
@@ -243,7 +255,7 @@ def guarded(db: ts.Database, tmp_path: Path, checks: Checks, monkeypatch: pytest
 
 
 class ClientFrom(RawClient):
-    """A client with an address of its own, which is one of this machine's."""
+    """A client that connects from a given loopback address."""
 
     def __init__(self, port: int, address: str) -> None:
         super().__init__(port)
@@ -252,7 +264,7 @@ class ClientFrom(RawClient):
 
 
 def waiting(embedded: Embedded) -> int:
-    """Return how many clients have sent a CONNECT that isn't answered."""
+    """Return the number of clients whose CONNECT isn't answered yet."""
 
     async def count() -> int:
         broker = embedded.server._broker
@@ -262,7 +274,7 @@ def waiting(embedded: Embedded) -> int:
 
 
 def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable[[int], str]) -> list[RawClient]:
-    """Have sixty clients of one address show wrong passwords, and return them when all of them wait."""
+    """Send sixty logins with wrong passwords from one address, and return the clients when all of them wait."""
     made = [clients.enter_context(embedded.client()) for _ in range(60)]
     for number, client in enumerate(made):
         client.send(wire.connect(f"flood-{number}", user_name=user(number), password=b"wrong"))
@@ -275,7 +287,10 @@ def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable
 def test_a_login_from_elsewhere_gets_through_beside_a_flood(
     guarded: Embedded, checks: Checks, user: Callable[[int], str]
 ) -> None:
-    """After the checks that are under way and one round of others, also if the flood is at the same user."""
+    """During a flood, another address's login waits for running checks and one round of others.
+
+    This holds even if the flood targets the same user.
+    """
     with ExitStack() as clients:
         flood(guarded, checks, clients, user)
         good = clients.enter_context(ClientFrom(guarded.port, "127.0.0.2"))
@@ -287,7 +302,7 @@ def test_a_login_from_elsewhere_gets_through_beside_a_flood(
 
 
 def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Checks) -> None:
-    """And leaves its place to others at once."""
+    """The password of a client that disconnected isn't checked, and its slot is free at once."""
     with ExitStack() as clients:
         for client in flood(guarded, checks, clients, lambda number: f"user-{number}"):
             client.close()
@@ -299,7 +314,10 @@ def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Ch
 
 
 def test_a_flood_of_one_address_is_refused_beyond_a_bound(guarded: Embedded, checks: Checks) -> None:
-    """With 0x88, server unavailable; a login of another address waits with those that are there."""
+    """Logins of one address beyond a bound are refused with 0x88, server unavailable.
+
+    Another address's login is queued.
+    """
     with ExitStack() as clients:
         flood(guarded, checks, clients, lambda _: "ann")
         more = [clients.enter_context(guarded.client()) for _ in range(60)]

@@ -1,4 +1,4 @@
-"""The server's log: lines of JSON that a slow reader never holds up."""
+"""The server's log: lines of JSON, written without waiting for a slow reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG = logging.getLogger("topicstore.server.anything")
 
 
 class Ended(msgspec.Struct):
-    """A connection that has ended, as far as this test needs it."""
+    """The attributes of an ended connection that this test needs."""
 
     client_id: str
     seconds: float
@@ -34,7 +34,7 @@ def written(file: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_is_json_with_the_events_own_fields(tmp_path: Path) -> None:
-    """Whatever the client's name is: a line stays one line."""
+    """A record is one line of JSON with the event's own fields, even if a client id has line breaks."""
     file = tmp_path / "log"
     with logging_to(LogSettings(file=file)):
         log_connection(Ended('a\n"b"\x1b\u2028', 1.5))
@@ -52,7 +52,10 @@ def test_a_line_is_json_with_the_events_own_fields(tmp_path: Path) -> None:
 
 
 def test_the_level_is_the_settings_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Neither handlers nor a level, for a program that embeds the server."""
+    """The level is that of the settings.
+
+    Afterwards a program that embeds the server has its own handlers and level again.
+    """
     root, file = logging.getLogger("topicstore.server"), tmp_path / "log"
     before = root.level, root.propagate, list(root.handlers)
     with logging_to(LogSettings(level="warning", file=file)):
@@ -63,7 +66,7 @@ def test_the_level_is_the_settings_and_nothing_is_left_behind(tmp_path: Path) ->
 
 
 def test_lines_are_added_to_a_file(tmp_path: Path) -> None:
-    """And one that can't be written is an error before the server serves."""
+    """Lines are appended to the log file. A file that can't be written is an error before the server serves."""
     for event in ("first", "second"):
         with logging_to(LogSettings(file=tmp_path / "log")):
             LOG.info(event)
@@ -73,7 +76,7 @@ def test_lines_are_added_to_a_file(tmp_path: Path) -> None:
 
 
 class Stuck(io.StringIO):
-    """A stream that takes nothing until it is told to."""
+    """A stream whose writes block until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class Stuck(io.StringIO):
 
 
 def test_a_full_pipe_loses_lines_and_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server goes on meanwhile."""
+    """A full pipe drops lines without blocking the server, and a later line has their number."""
     monkeypatch.setattr(logs, "_WAITING", 3)
     stream = Stuck()
     with logging_to(LogSettings(), stream):
@@ -105,7 +108,7 @@ def test_a_full_pipe_loses_lines_and_says_how_many(monkeypatch: pytest.MonkeyPat
 
 
 class Failing(io.StringIO):
-    """A stream that can't be written to for a while, as on a full disk."""
+    """A stream whose writes fail for a while, as on a full disk."""
 
     failing = True
 
@@ -121,7 +124,10 @@ class Failing(io.StringIO):
 
 
 def test_lines_that_could_not_be_written_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    """A line tells their number once there is room again, and standard error gets nothing."""
+    """Lines that can't be written are counted, and a line reports the number when writing works again.
+
+    Standard error gets nothing.
+    """
     stream = Failing()
     with logging_to(LogSettings(), stream):
         for number in range(3):
@@ -136,7 +142,7 @@ def test_lines_that_could_not_be_written_are_counted(capfd: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_file_that_was_renamed_or_removed_is_made_anew(tmp_path: Path, gone: bool) -> None:
-    """A line is written into the file that has the name, as programs that rotate logs expect."""
+    """After the log file was renamed or removed, as by log rotation, the next line goes to a new file of that name."""
     file, old = tmp_path / "log", tmp_path / "log.1"
     with logging_to(LogSettings(file=file)):
         LOG.info("before")
@@ -150,7 +156,10 @@ def test_a_file_that_was_renamed_or_removed_is_made_anew(tmp_path: Path, gone: b
 
 
 def test_a_file_is_opened_anew_without_a_line(tmp_path: Path) -> None:
-    """Where it is asked for, as by SIGHUP, so that the space of a removed file is free at once."""
+    """A request to reopen the file, as by SIGHUP, takes effect without a new line.
+
+    The space of a removed file is thus freed at once.
+    """
     file = tmp_path / "log"
     with logging_to(LogSettings(file=file)):
         file.unlink()
@@ -159,7 +168,7 @@ def test_a_file_is_opened_anew_without_a_line(tmp_path: Path) -> None:
 
 
 def test_lines_go_on_into_the_old_file_where_a_new_one_cannot_be_made(tmp_path: Path) -> None:
-    """One line says so, however many follow."""
+    """If a new log file can't be created, lines continue in the old file, and one line says so."""
     folder = tmp_path / "logs"
     folder.mkdir()
     with logging_to(LogSettings(file=folder / "log")):
@@ -172,7 +181,7 @@ def test_lines_go_on_into_the_old_file_where_a_new_one_cannot_be_made(tmp_path: 
 
 
 def test_what_python_writes_to_standard_error_is_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
-    """Warnings, errors that nothing has caught, and lines of other libraries: nothing waits for standard error."""
+    """Warnings, uncaught exceptions and other libraries' records go to the log. No write waits for standard error."""
 
     def fail() -> None:
         raise LookupError("lost")
@@ -203,7 +212,7 @@ def test_what_python_writes_to_standard_error_is_in_the_log(capfd: pytest.Captur
 
 
 def test_what_serves_http_writes_to_the_same_log() -> None:
-    """Its warnings only, as lines of JSON like the others."""
+    """The HTTP server's warnings go to the same log as lines of JSON. Its less severe records don't."""
     stream = io.StringIO()
     with logging_to(LogSettings(), stream):
         logging.getLogger("uvicorn.error").info("begun")

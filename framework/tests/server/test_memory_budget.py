@@ -1,4 +1,4 @@
-"""Memory that clients can fill: bounds for all of them together, and whose connection ends above them."""
+"""Bounds on the memory that all clients together can fill, and the choice of connections to end above them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,21 @@ QUOTA_EXCEEDED = "DISCONNECT", 0x97
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Embedded]:
-    """A server whose clients may have 8 MB of packets that aren't whole, 2 MB each."""
+    """A server whose clients may hold 8 MB of incomplete packets, 2 MB each."""
     with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, ServerSettings(limits=LIMITS)) as server:
         yield server
 
 
 def begin(client: RawClient, size: int, of: int = 2 * MB - 64) -> None:
-    """Send so many bytes of a PUBLISH, and not the rest."""
+    """Send the given number of bytes of a PUBLISH, and not the rest."""
     client.send(wire.publish("large", b"x" * of)[:size])
 
 
 def test_all_unfinished_packets_have_one_bound_and_the_largest_go_above_it(server: Embedded) -> None:
-    """Clients with small packets are served meanwhile, also one that is in the middle of a small packet."""
+    """All incomplete packets share one bound, above which the largest end their connections.
+
+    Clients with small packets, even incomplete ones, are served.
+    """
     with ExitStack() as clients:
         small = clients.enter_context(server.client("small"))
         whole = wire.publish("small", b"x" * KB, qos=1, packet_id=1)
@@ -95,7 +98,7 @@ def test_a_packet_that_goes_on_too_slowly_ends_its_connection(tmp_path: Path) ->
 
 
 def test_a_client_that_waits_for_its_own_request_fills_no_memory_meanwhile(server: Embedded) -> None:
-    """Behind a SUBSCRIBE that is being served, nothing more of a packet is read."""
+    """While the server handles a client's SUBSCRIBE, it reads none of that client's next packet."""
     with server.client("me") as client:
         client.send(wire.subscribe(1, [("a", 1)]) + wire.publish("large", b"x" * MB, qos=1, packet_id=2))
         assert client.expect("SUBACK").packet_id == 1
@@ -153,7 +156,10 @@ class Held:
 
 
 def test_the_address_that_holds_most_gives_way_first() -> None:
-    """One honest client with a large packet is not ended for the sake of many smaller ones of another address."""
+    """Connections of the address that holds the most memory end first.
+
+    One large packet isn't dropped in favour of another address's many small ones.
+    """
     budget = MemoryBudget(1_000)
     honest, others = Held("honest"), [Held("other") for _ in range(10)]
     budget.hold(honest, 400)

@@ -1,4 +1,4 @@
-"""Requests that wait for the store at the same time are served in the order in which they came."""
+"""Requests that wait for the store at the same time are served in the order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ both = pytest.mark.parametrize("version", [4, 5])
 
 
 class Gate:
-    """Keeps the store's thread busy, so that what is sent meanwhile waits for one hop."""
+    """Blocks the store's thread, so that requests sent meanwhile are served in one batch."""
 
     def __init__(self, embedded: Embedded) -> None:
         self._broker = embedded.server._broker
@@ -31,14 +31,14 @@ class Gate:
         return self._broker is not None and self._broker._under_way
 
     def close(self, other: RawClient) -> None:
-        """Have a hop begin that lasts until the gate is opened."""
+        """Start a batch that lasts until the gate is opened."""
         assert self._broker is not None
         self._broker._thread.submit(self._open.wait, PATIENCE)
         self.send(other, wire.publish("gate", b"", version=other.version), count=1)
         wait_until(self._under_way, "a hop has begun")
 
     def send(self, client: RawClient, *packets: bytes, count: int) -> None:
-        """Send packets, and return when the server has taken so many of them."""
+        """Send packets, and return when the server has received the given number."""
         before = self._packets()
         client.send(*packets)
         wait_until(lambda: self._packets() >= before + count, "the server has taken the packets")
@@ -75,7 +75,7 @@ def test_a_subscription_holds_for_what_another_client_publishes_after_it(db: ts.
 
 @both
 def test_what_was_published_before_a_subscription_is_retained_for_it(db: ts.Database, version: int) -> None:
-    """It doesn't come as something new."""
+    """A retained message published before a subscription reaches it with the retain flag, not as a new message."""
     with clients(db, version) as (gate, (reader, writer, other)):
         gate.close(other)
         gate.send(writer, wire.publish("a", b"x", retain=True, version=version), count=1)
@@ -88,7 +88,7 @@ def test_what_was_published_before_a_subscription_is_retained_for_it(db: ts.Data
 
 @both
 def test_what_a_client_asks_for_itself_keeps_its_order(db: ts.Database, version: int) -> None:
-    """Also when others have changed their subscriptions before."""
+    """A client's own requests keep their order, even after other clients changed their subscriptions."""
     with clients(db, version) as (gate, (reader, both_ways, other)):
         gate.close(other)
         gate.send(reader, wire.subscribe(1, [("a", 0)], version=version), count=1)

@@ -1,4 +1,4 @@
-"""What is dear to find out is found out rarely, and said to be old; a clock that the tests set goes instead of time."""
+"""Expensive metrics, which are computed rarely and have an age. The tests use a fake clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicstore.server.metrics.session_lag import LagTotals, SessionLag
 
 
 class Clock:
-    """The time that modules see that ask for `time.monotonic`."""
+    """A fake `time.monotonic` for the modules under test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
@@ -50,7 +50,7 @@ def test_what_is_dear_takes_a_thousandth_of_the_time(clock: Clock) -> None:
         assert paced.value() == 1
     assert paced.age == pytest.approx(19.02)
     clock.now += 1
-    assert paced.value() == 1  # who asks doesn't wait
+    assert paced.value() == 1  # the caller doesn't wait
     paced.renew()
     assert paced.value() == 2
     assert paced.age == pytest.approx(0.02)
@@ -71,7 +71,7 @@ def test_an_error_is_raised_and_the_next_call_tries_again() -> None:
 
 
 def lagging(db: ts.Database, sessions: int) -> int:
-    """Make sessions that are away, of which number ``n`` has ``n`` messages to get; return how many these are."""
+    """Create disconnected sessions, number ``n`` with ``n`` waiting messages, and return the total of messages."""
     for number in range(sessions):
         session = db.sessions.open(f"client-{number}", expiry_interval=None)
         session.subscribe(f"of/{number}", qos=1)
@@ -83,7 +83,10 @@ def lagging(db: ts.Database, sessions: int) -> int:
 def test_the_lag_of_many_sessions_is_counted_in_pieces(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look at some sessions takes 4 ms here, so one call looks at two lots; totals are of whole rounds only."""
+    """The lag of many sessions is counted in several calls, and totals are of complete rounds only.
+
+    Each batch of sessions takes 4 ms of the fake clock, so a call counts two.
+    """
     wanted = lagging(db, 20)
     lag, looked = SessionLag(db), []
     found = db.sessions.lag
@@ -113,7 +116,7 @@ def test_the_lag_of_many_sessions_is_counted_in_pieces(
 
 
 def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are counted all the same."""
+    """Sessions that have ended or can't be read don't prevent counting the others."""
     wanted = lagging(db, 6)
     found, clients = db.sessions.lag, db.sessions.clients
 
@@ -132,7 +135,7 @@ def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch
 
 
 def test_rolling_averages(db: ts.Database, clock: Clock) -> None:
-    """Of ten seconds and of five minutes, from samples that are taken each second."""
+    """Averages of ten seconds and of five minutes are computed from one sample each second."""
     averages = Averages(db.storage.shards)
     latencies = db.storage.shards[0].writer.latencies.store
     for second in range(400):

@@ -1,4 +1,4 @@
-"""The file of users: what is in it, who reads it, and who may change it."""
+"""The file of users: its content, permissions and changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topicstore.server.access.password_check import PasswordCheck
 from topicstore.server.access.passwords import PasswordFile, PasswordFileError
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-"""Hashes that take no time; how much they cost is not what is tried here."""
+"""Hash parameters that take no time; these tests don't need costly hashes."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def users(tmp_path: Path) -> PasswordFile:
 
 
 def test_users_are_added_changed_and_removed(users: PasswordFile) -> None:
-    """A name that is there gets another password, and stays one."""
+    """Adding an existing user changes the password and adds no second line."""
     assert users.put("ann", b"first")
     assert users.put("b:ob", b"x")
     assert not users.put("ann", b"second")
@@ -39,7 +39,10 @@ def test_users_are_added_changed_and_removed(users: PasswordFile) -> None:
 
 
 def test_passwords_are_hashed_by_argon2id_and_only_the_owner_reads_them(users: PasswordFile) -> None:
-    """With a salt each, so that equal passwords don't look equal."""
+    """Each password is hashed by Argon2id with its own salt, so equal passwords have different hashes.
+
+    Only the file's owner can read it.
+    """
     users.put("ann", b"secret")
     users.put("bob", b"secret")
     text = users.path.read_text()
@@ -50,7 +53,7 @@ def test_passwords_are_hashed_by_argon2id_and_only_the_owner_reads_them(users: P
 
 
 def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None:
-    """The quick hashes are for tests only."""
+    """The default hash parameters are the library's."""
     file = PasswordFile(tmp_path / "users")
     file.put("ann", b"secret")
     assert argon2.extract_parameters(file.read()["ann"]) == argon2.profiles.get_default_parameters()
@@ -59,7 +62,7 @@ def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_file_that_an_editor_of_windows_has_saved_is_read(users: PasswordFile, mark: bytes, end: bytes) -> None:
-    """A byte order mark is no part of the first name; another password replaces the first one's line."""
+    """A byte order mark isn't part of the first user name. Changing that user's password replaces the line."""
     users.put("ann", b"first")
     users.put("bob", b"second")
     users.path.write_bytes(mark + users.path.read_bytes().replace(b"\n", end))
@@ -70,7 +73,7 @@ def test_a_file_that_an_editor_of_windows_has_saved_is_read(users: PasswordFile,
 
 
 def test_comments_stay(users: PasswordFile) -> None:
-    """Whoever keeps the file may say what for."""
+    """Changes keep the comments in the file."""
     users.put("ann", b"x")
     users.path.write_text("# the hall\n\n" + users.path.read_text())
     users.put("bob", b"y")
@@ -80,7 +83,7 @@ def test_comments_stay(users: PasswordFile) -> None:
 
 @pytest.mark.parametrize("name", ["", " ann", "ann ", "#ann", "a\nb", "a\0b", "a\tb"])
 def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: str) -> None:
-    """Nothing is written then."""
+    """User names that the file's format can't hold are refused, and the file is unchanged."""
     with pytest.raises(PasswordFileError, match="is no user name"):
         users.put(name, b"x")
     assert not users.path.exists()
@@ -88,14 +91,17 @@ def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: st
 
 @pytest.mark.parametrize("size", [0, 65_536])
 def test_passwords_that_mqtt_cannot_carry_are_refused(users: PasswordFile, size: int) -> None:
-    """As is none."""
+    """A password that is empty, or too long for MQTT, is refused."""
     with pytest.raises(PasswordFileError, match="1 to 65,535 bytes"):
         users.put("ann", b"x" * size)
 
 
 @pytest.mark.parametrize("line", ["ann", "ann:", ":x", "ann:secret", "ann:$argon2id$v=19$nonsense"])
 def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: PasswordFile, line: str) -> None:
-    """A password in plain text would else be one that nobody has."""
+    """An invalid line is an error that names it, and the file is unchanged.
+
+    A plain-text password would otherwise match nothing.
+    """
     users.put("bob", b"x")
     users.path.write_text(f"{users.path.read_text()}{line}\n")
     before = users.path.read_bytes()
@@ -107,7 +113,7 @@ def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: Password
 
 
 def test_two_changes_at_the_same_time_are_not_lost(users: PasswordFile) -> None:
-    """The second is refused, and says why."""
+    """The second of two simultaneous changes is refused with a reason."""
     users.put("ann", b"x")
     begun = users.path.with_name("users.new")
     begun.touch()
@@ -118,7 +124,7 @@ def test_two_changes_at_the_same_time_are_not_lost(users: PasswordFile) -> None:
 
 
 def test_a_missing_file_is_an_error_for_readers(users: PasswordFile) -> None:
-    """But adding a user makes it."""
+    """Reading a missing file is an error; adding a user creates the file."""
     for read in (users.read, users.signature, lambda: users.remove("ann")):
         with pytest.raises(PasswordFileError, match="there is no file of users"):
             read()
@@ -128,7 +134,7 @@ def test_a_missing_file_is_an_error_for_readers(users: PasswordFile) -> None:
 
 
 class Counted(PasswordFile):
-    """A file that notes in which threads its hashes are computed, and can be made to wait."""
+    """A file of users that records the threads that compute hashes, and can block them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, QUICK)
@@ -159,7 +165,10 @@ def check(counted: Counted) -> Iterator[PasswordCheck]:
 
 @pytest.mark.anyio
 async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted: Counted, check: PasswordCheck) -> None:
-    """A client that comes back costs nothing; one that guesses always does."""
+    """Hashes are computed in threads.
+
+    A right password is cached, so that a client that reconnects costs no hash; a wrong one isn't.
+    """
     assert await check.matches("ann", b"secret")
     assert await check.matches("ann", b"secret")
     assert 1 == len(counted.threads)
@@ -171,7 +180,7 @@ async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted:
 
 @pytest.mark.anyio
 async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -> None:
-    """Whoever guesses has to pause, and gets in all the same with the right password."""
+    """Wrong passwords are counted by address and user. After a pause the right password is accepted."""
     failed = FailedLogins()
     check = PasswordCheck(counted, failed)
     try:
@@ -189,7 +198,10 @@ async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -
 async def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(
     counted: Counted, check: PasswordCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A mistake in it shuts out nobody. It is logged once, and an error for whoever has it read again."""
+    """If the file becomes invalid, its last valid content counts.
+
+    The log reports that once, and a reload raises an error.
+    """
     before = counted.path.read_text()
     counted.path.write_text(f"{before}bob:secret\n")
     assert await check.matches("ann", b"secret")
@@ -204,7 +216,7 @@ async def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(
 
 @pytest.mark.anyio
 async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted, check: PasswordCheck) -> None:
-    """The thread is held until the loop has done something else."""
+    """The event loop runs while a thread computes a hash."""
     counted.gate.clear()
     waiting = asyncio.create_task(check.matches("ann", b"secret"))
     await asyncio.sleep(0)
@@ -215,7 +227,10 @@ async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted
 
 @pytest.mark.anyio
 async def test_a_changed_file_counts_from_the_next_connection_on(counted: Counted, check: PasswordCheck) -> None:
-    """Whoever was removed or has another password gets in no more, though it was remembered."""
+    """A change to the file applies to the next connection.
+
+    Removed users and old passwords are refused, even if they were cached.
+    """
     assert await check.matches("ann", b"secret")
     counted.put("bob", b"b")
     assert await check.matches("bob", b"b")

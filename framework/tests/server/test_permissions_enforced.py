@@ -1,4 +1,4 @@
-"""What a client may not do is refused, dropped or not sent, as its protocol allows; others don't notice."""
+"""Forbidden actions are refused, dropped or not delivered, as the protocol allows. Other clients aren't affected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ SECRETS = listed(
 
 @both
 def test_what_may_not_be_published_goes_nowhere(db: ts.Database, version: int) -> None:
-    """A client of 3.1.1, which can't be told, gets its acknowledgement [MQTT-3.3.5-2]."""
+    """A forbidden message is neither stored nor delivered.
+
+    A client of 3.1.1, which can't be notified, gets its acknowledgement [MQTT-3.3.5-2].
+    """
     refused = 0 if version == 4 else 0x87
     with (
         Embedded(db, SECRETS) as embedded,
@@ -55,7 +58,10 @@ def test_what_may_not_be_published_goes_nowhere(db: ts.Database, version: int) -
 
 
 def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
-    """The packet id is free, and doesn't count any more."""
+    """A PUBREC that refuses ends the QoS 2 exchange.
+
+    The packet id is free, and doesn't count towards the Receive Maximum.
+    """
     settings = msgspec.structs.replace(SECRETS, limits=Limits(in_flight=2))
     with Embedded(db, settings) as embedded, embedded.client("me") as client:
         for _ in range(5):
@@ -65,7 +71,10 @@ def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
 
 @both
 def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version: int) -> None:
-    """Then the code is 0x80 in both versions [MQTT-3.9.3-2]; what is no filter keeps its own."""
+    """The settings can make every refused subscription answer 0x80 [MQTT-3.9.3-2].
+
+    An invalid filter keeps its own code.
+    """
     settings = msgspec.structs.replace(
         SECRETS, authorization=msgspec.structs.replace(SECRETS.authorization, refused_subscription="unspecified")
     )
@@ -76,7 +85,10 @@ def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version
 
 @both
 def test_what_may_not_be_read_is_refused_filter_by_filter(db: ts.Database, version: int) -> None:
-    """A wildcard is granted, and brings nothing of it."""
+    """A forbidden filter is refused by itself.
+
+    A wildcard that covers it is granted, and doesn't deliver forbidden messages.
+    """
     refused = 0x80 if version == 4 else 0x87
     with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", version=version) as client:
         assert client.subscribe("secret/a") == refused
@@ -98,7 +110,7 @@ def test_a_will_that_may_not_be_published_lets_nobody_in(db: ts.Database, versio
 
 
 def test_a_stored_session_gives_up_what_may_no_longer_be_read(db: ts.Database) -> None:
-    """Before anything of it is sent."""
+    """A resumed session loses the filters that are forbidden by then, before any message is sent."""
     with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
         for text in ("secret/a", "$share/g/secret/b", "open"):
             assert client.subscribe(text) == 1
@@ -110,7 +122,10 @@ def test_a_stored_session_gives_up_what_may_no_longer_be_read(db: ts.Database) -
 
 
 def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its client would go on with filters that it may no longer have."""
+    """A stored session that can't be read isn't resumed.
+
+    Otherwise its client would keep filters that may be forbidden by then.
+    """
     with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
         assert client.subscribe("secret/a") == 1
     read = Sessions.__getitem__
@@ -131,7 +146,7 @@ def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypat
 
 
 class Names:
-    """A plugin that believes every client its name."""
+    """A plugin that accepts the user name of every client."""
 
     @ts.hookimpl
     def topicstore_authenticate(self, request: Any) -> list[str]:
@@ -141,7 +156,10 @@ class Names:
 @pytest.mark.parametrize("qos", [1, 2])
 @both
 def test_messages_in_flight_go_to_no_other_user(db: ts.Database, version: int, qos: int) -> None:
-    """One who connects with the client id of another gets neither what is in flight nor what waits, by no rule."""
+    """Another user with the same client id gets only messages that its own rules allow.
+
+    This holds for messages in flight and for waiting ones.
+    """
     rules = (
         Rule(permission="allow", users=("owner",), topics=("#",)),
         Rule(permission="allow", users=("other",), topics=("public/#",)),
@@ -166,7 +184,7 @@ def test_messages_in_flight_go_to_no_other_user(db: ts.Database, version: int, q
 
 @both
 def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Database, version: int) -> None:
-    """Also where no other rule denies them."""
+    """Messages in flight aren't resent after the rule that allowed them was removed."""
     both_allowed = listed(Rule(permission="allow", topics=("a/#", "b/#")))
     one_allowed = listed(Rule(permission="allow", topics=("b/#",)))
     before, after = (
@@ -183,7 +201,10 @@ def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Databa
 
 
 def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connected(db: ts.Database) -> None:
-    """What waits is not sent any more, and what the client publishes is judged by them; the others get all."""
+    """Reloaded rules apply to connected clients, both to waiting messages and to their publishes.
+
+    Other clients get everything.
+    """
     everything = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
     less = AuthorizationSettings(
         rules=(Rule(permission="deny", clients=("me",), topics=("secret/#",)), Rule(permission="allow", topics=("#",)))
@@ -210,7 +231,7 @@ def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connect
 
 
 def test_figures_of_the_server_are_sent_to_who_may_read_them(db: ts.Database) -> None:
-    """Those that a wildcard brings are looked at one by one, also when the client subscribes."""
+    """``$SYS`` messages of a wildcard are checked one by one, also when the client subscribes."""
     rules = (
         Rule(permission="deny", topics=("$SYS/broker/clients/#",)),
         Rule(permission="allow", topics=("$SYS/#", "#")),
@@ -241,11 +262,11 @@ def test_a_group_loses_nothing_by_what_one_member_may_not_have(db: ts.Database) 
         some.ping()
 
 
-# --- plugins, which have to be asked ---
+# --- plugins ---
 
 
 class Plugin:
-    """Allows what doesn't begin with "no", once it may answer."""
+    """A plugin that allows topics that don't begin with "no", and blocks until it is released."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -279,7 +300,7 @@ def asking(db: ts.Database, plugin: Plugin) -> Iterator[Embedded]:
 
 @both
 def test_a_client_waits_for_the_plugin_and_nobody_else_does(asking: Embedded, plugin: Plugin, version: int) -> None:
-    """Its packets keep their order meanwhile."""
+    """Only the client in question waits for the plugin, and its packets keep their order."""
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
         client.send(
             wire.publish("yes/1", b"1", qos=1, packet_id=1, version=version),
@@ -311,7 +332,7 @@ def test_a_client_that_goes_while_the_plugin_thinks_is_forgotten(asking: Embedde
 def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(
     asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The failure is logged."""
+    """A failed plugin call allows nothing and is logged. The plugin is asked again the next time."""
     plugin.may_answer.set()
     plugin.fails = True
     with PahoClient(asking.port, "me") as client:
@@ -326,7 +347,7 @@ def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(
 
 @both
 def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, plugin: Plugin, version: int) -> None:
-    """Its client is refused as long as nobody knows what it may do, and comes back to all that it had."""
+    """While the plugin fails, the client of a stored session is refused. Afterwards it resumes the complete session."""
     plugin.may_answer.set()
     with PahoClient(asking.port, "me", version=version, clean=False, expiry=3600) as client:
         assert client.subscribe("yes") == 1
@@ -348,7 +369,10 @@ def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, p
 @both
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Plugin, version: int, qos: int) -> None:
-    """Nobody else waits for it; what it allows comes in order, and what it refuses doesn't."""
+    """A plugin is asked before messages are delivered.
+
+    Allowed ones arrive in order, refused ones don't, and other clients don't wait.
+    """
     plugin.may_answer.set()
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
         assert client.subscribe("+/a", options=qos) == (qos,)
@@ -368,7 +392,7 @@ def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Pl
 def test_messages_wait_for_a_plugin_that_fails(
     asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is sent and none is lost; that it failed is logged once for each client."""
+    """While the plugin fails, messages are neither delivered nor lost. The failure is logged once for each client."""
     monkeypatch.setattr(rights, "_LONGEST", 0.01)
     plugin.may_answer.set()
     with asking.client("me") as client:
@@ -385,7 +409,10 @@ def test_messages_wait_for_a_plugin_that_fails(
 
 
 def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Embedded, plugin: Plugin) -> None:
-    """In portions, each of which is sent before the next is asked about; long topics are asked about like short."""
+    """More topics than the cache holds are asked about in batches.
+
+    Each batch is delivered before the next one; long topics are treated like short ones.
+    """
     plugin.may_answer.set()
     topics = [f"{'no' if number % 3 == 0 else 'yes'}/{number}/{'x' * (number % 2 * 9_000)}" for number in range(1_500)]
     with asking.client("me") as client:
@@ -396,7 +423,7 @@ def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Emb
 
 
 def test_messages_in_flight_are_asked_about_again(asking: Embedded, plugin: Plugin) -> None:
-    """Each connection has decisions of its own, and one that the plugin refuses by now is not resent."""
+    """Each connection has its own decisions. A message in flight that the plugin refuses by then isn't resent."""
     plugin.may_answer.set()
     with asking.client("me", keep=True) as client:
         assert client.subscribe("yes/#", options=1) == (1,)

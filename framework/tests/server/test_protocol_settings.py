@@ -1,4 +1,4 @@
-"""Settings of the protocol; those that the server's README has for a public suite of tests do what is said of them."""
+"""Settings of the protocol, including those that the server's README lists for a public conformance suite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ def test_a_client_of_mqtt_5_is_told_to_speak_every_minute(embedded: Embedded) ->
 
 @pytest.mark.parametrize(
     ("client_id", "asked", "told"),
-    [("a%u", 1, "answers/a%u/%a%u"), ("me", 0, None), ("x" * 65_535, 1, None)],  # the last is longer than any text
+    [
+        ("a%u", 1, "answers/a%u/%a%u"),
+        ("me", 0, None),
+        ("x" * 65_535, 1, None),
+    ],  # the last one is longer than any string
     ids=["asked", "not asked", "too long"],
 )
 def test_a_client_that_asks_for_its_answers_is_told_where_they_go(
@@ -61,7 +65,10 @@ def test_a_client_that_asks_for_its_answers_is_told_where_they_go(
 
 
 def test_the_server_may_settle_keep_alive_and_expiry(db: ts.Database) -> None:
-    """A client of MQTT 5 is told what isn't as it asked."""
+    """The server may limit keep alive and session expiry.
+
+    A client of MQTT 5 gets the values that differ from its request.
+    """
     protocol = ProtocolSettings(max_keep_alive=Duration(30), max_session_expiry=Duration(100))
     with Embedded(db, ServerSettings(protocol=protocol)) as embedded:
         for version, keep_alive, asked, told in (

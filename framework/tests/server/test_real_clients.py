@@ -1,4 +1,4 @@
-"""Clients as people use them: aiomqtt, gmqtt, paho, mosquitto's programs and MQTT.js, all against one server."""
+"""Common clients against one server: aiomqtt, gmqtt, paho, mosquitto's programs and MQTT.js."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topicstore_conformance.mqtt.serving import Serving
 HERE = Path(__file__).parent
 both = pytest.mark.parametrize("version", [4, 5])
 EACH = [(f"{qos}", b"\xc3\xa9%d" % qos, qos) for qos in (0, 1, 2)]
-"""What each client publishes to itself: the last topic level, payload and QoS."""
+"""The messages that each client publishes to itself: last topic level, payload and QoS."""
 PAIRS = [("b", "2"), ("a", "1"), ("b", "2"), ("水", "é")]
 
 
@@ -36,7 +36,7 @@ def tool(name: str, package: str = "mosquitto-clients") -> str:
 
 
 def run(*command: object, expected: int = 0, cwd: Path | None = None) -> str:
-    """Run a program; return what it prints."""
+    """Run a program and return its output."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
     assert done.returncode == expected, done.stdout + done.stderr
     return done.stdout
@@ -104,7 +104,7 @@ def test_paho(mqtt: Serving, name: str, version: int) -> None:
     from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 
     def prepared(client: Any) -> None:
-        """Give the client a will, a name and a password."""
+        """Set the client's will, user name and password."""
         delay = properties("WILLMESSAGE", WillDelayInterval=30) if version == 5 else None
         client.will_set(f"{name}-will", b"gone", 2, True, delay)
         client.username_pw_set("user", "secret")
@@ -128,7 +128,7 @@ def test_paho(mqtt: Serving, name: str, version: int) -> None:
 
 @pytest.mark.parametrize("version", ["mqttv311", "mqttv5"])
 def test_mosquitto_pub_and_sub(mqtt: Serving, name: str, version: str) -> None:
-    """One keeps a session, the other publishes lines; then the first comes back for them."""
+    """A subscriber with a stored session gets the lines that a publisher sent while it was disconnected."""
     publish, subscribe = tool("mosquitto_pub"), tool("mosquitto_sub")
     common = ["-p", str(mqtt.port), "-V", version]
     kept = ["-i", f"{name}-sub", "-c", *(["-x", str(NEVER)] if version == "mqttv5" else [])]
@@ -141,7 +141,10 @@ def test_mosquitto_pub_and_sub(mqtt: Serving, name: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["mqttv311", "mqttv5"])
 def test_mosquitto_sub_replays(mqtt: Serving, name: str, version: str) -> None:
-    """By a topic, which needs no properties; what was stored for a session is there for everybody."""
+    """A client replays by subscribing to a topic, without properties.
+
+    Messages stored for another client's session are included.
+    """
     publish, subscribe = tool("mosquitto_pub"), tool("mosquitto_sub")
     with mqtt.client() as client:
         client.connect(f"{name}-archive", keep=True)
@@ -156,7 +159,10 @@ def test_mosquitto_sub_replays(mqtt: Serving, name: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["mqttv311", "mqttv50"])
 def test_a_bridge_of_mosquitto(mqtt: Serving, name: str, version: str, tmp_path: Path) -> None:
-    """Messages go both ways. It begins with a version that is no version of MQTT, and has to be told so."""
+    """A mosquitto bridge relays messages in both directions.
+
+    Its first CONNECT has a nonstandard version, which the server must refuse in the right form.
+    """
     broker, publish, subscribe = tool("mosquitto", "mosquitto"), tool("mosquitto_pub"), tool("mosquitto_sub")
     (tmp_path / "mosquitto.conf").write_text(f"""
 user root
@@ -187,7 +193,7 @@ notifications false
 @both
 @pytest.mark.parametrize("scheme", ["mqtt", "ws"])
 def test_mqtt_js(mqtt: Serving, name: str, version: int, scheme: str) -> None:
-    """Over TCP, and over WebSocket as browsers do."""
+    """MQTT.js works over TCP and, as in browsers, over WebSocket."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs node: apt-get install nodejs npm")

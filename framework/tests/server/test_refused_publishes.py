@@ -1,4 +1,4 @@
-"""What can't be stored is refused with a reason, and whoever reads goes on reading."""
+"""Messages that can't be stored are refused with a reason, and subscribers keep receiving."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topicstore_conformance.mqtt.paho_client import PahoClient
 
 @pytest.fixture
 def full(db: ts.Database) -> Iterator[Embedded]:
-    """A server whose database holds as much as it may; a session, whose client is away, waits for two messages."""
+    """A server whose database is full. A disconnected client's session has two waiting messages."""
     with Embedded(db) as embedded:
         with PahoClient(embedded.port, "away", clean=False, expiry=3600) as client:
             client.subscribe("kept/#", 2)
@@ -28,7 +28,10 @@ def full(db: ts.Database) -> Iterator[Embedded]:
 
 
 def test_a_client_is_told_that_there_is_no_room(full: Embedded) -> None:
-    """It stays connected, its packet id is free, and when there is room again its messages are taken."""
+    """A refused publisher stays connected, and its packet id is free.
+
+    When there is room again, its messages are accepted.
+    """
     with full.client("me", receive_maximum=10) as client:
         for qos in (1, 2) * 3:
             answer = client.publish("kept/3", b"3", qos)
@@ -41,7 +44,10 @@ def test_a_client_is_told_that_there_is_no_room(full: Embedded) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> None:
-    """Because it can't be told, and an acknowledgement would be a lie; others don't notice."""
+    """A client of 3.1.1 is disconnected, because its protocol can't refuse and an acknowledgement would be false.
+
+    Others aren't affected.
+    """
     with full.client("me", version=4) as client, full.client("other", version=4) as other:
         client.send(wire.publish("kept/3", b"3", qos=qos, packet_id=1, version=4))
         assert client.ended() is None
@@ -49,14 +55,17 @@ def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> 
 
 
 def test_who_was_away_gets_what_there_is(full: Embedded) -> None:
-    """Which takes small writes of packet ids, that are no messages."""
+    """A reconnecting client gets its waiting messages although the database is full.
+
+    Small writes other than messages, such as packet ids, are still accepted.
+    """
     with PahoClient(full.port, "away", clean=False, expiry=3600) as client:
         assert client.payloads(2) == ["1", "2"]
         assert client.subscribe("more") == 1
 
 
 def test_what_need_not_be_stored_is_passed_on(full: Embedded) -> None:
-    """Also beside messages that are refused in the same moment."""
+    """Messages that need no storage are delivered, even beside messages that are refused in the same batch."""
     with PahoClient(full.port, "live") as reader, full.client() as writer:
         reader.subscribe("live/#", 0)
         writer.connect("writer")
@@ -108,7 +117,10 @@ with ts.open(directory + "/db", options=options) as db:
 
 @pytest.mark.slow
 def test_a_full_disk_refuses_messages_and_serves_who_listens(tmp_path: Path) -> None:
-    """Nothing that was acknowledged is missing. A client whose session would have to be stored can't connect."""
+    """On a full disk messages are refused, and no acknowledged one is lost.
+
+    A client whose session must be stored can't connect.
+    """
     need("rocksdb")
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)

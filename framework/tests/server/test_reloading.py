@@ -1,4 +1,4 @@
-"""New settings for a server that runs: what holds at once, what needs a restart, and what is refused."""
+"""New settings for a running server: which take effect at once, which need a restart, and which are refused."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 def reload(embedded: Embedded, **changes: Any) -> tuple[list[str], list[str]]:
-    """Change settings of a server; return what changed and what needs a restart."""
+    """Change settings of a server; return the changed settings and those that need a restart."""
     settings = msgspec.structs.replace(embedded.server.settings, **changes)
     reloaded = embedded.do(embedded.server.reload(settings))
     return list(reloaded.changed), list(reloaded.needs_restart)
 
 
 def test_nothing_new_changes_nothing(embedded: Embedded) -> None:
-    """Neither the listeners nor the database."""
+    """Reloading unchanged settings affects neither the listeners nor the database."""
     before = embedded.server.addresses
     assert ([], []) == reload(embedded)
     assert before == embedded.server.addresses
@@ -46,7 +46,7 @@ def test_nothing_new_changes_nothing(embedded: Embedded) -> None:
 
 
 def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
-    """Those that are connected keep what they were told."""
+    """New limits apply to new connections. Connected clients keep the limits of their CONNACK."""
     with embedded.client() as first, embedded.client() as second:
         assert 1_000 == first.connect("first").properties["receive_maximum"]
         changed = reload(embedded, limits=Limits(in_flight=7, connections=2))
@@ -58,7 +58,7 @@ def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
 
 
 def test_access_rules_hold_for_all_clients(embedded: Embedded) -> None:
-    """Those that are connected may do what the new rules say, too; they aren't asked again who they are."""
+    """New access rules apply to connected clients, too. They aren't authenticated again."""
     rules = (Rule(permission="deny", action="publish", topics=("secret",)),)
     with embedded.client("before") as before, embedded.client() as after:
         changed = reload(embedded, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
@@ -75,7 +75,10 @@ def test_access_rules_hold_for_all_clients(embedded: Embedded) -> None:
 
 
 def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path) -> None:
-    """Though other settings beside it could: a password file that is none, an address in use, a layout unheard of."""
+    """A reload with one unusable setting changes nothing.
+
+    Examples are an invalid password file, an address in use, and an unknown layout.
+    """
     before, addresses = embedded.server.settings, embedded.server.addresses
     (tmp_path / "users").write_text("no user")
     taken = ListenerSettings(listen=Address(addresses[0]))
@@ -99,7 +102,7 @@ def test_what_cannot_be_used_changes_nothing(embedded: Embedded, tmp_path: Path)
 
 
 def test_a_listener_gets_another_name(embedded: Embedded) -> None:
-    """Its address stays, and clients get in."""
+    """A listener can be renamed. It keeps its address, and clients can connect."""
     address = embedded.server.addresses[0]
     renamed = {"other": ListenerSettings(listen=Address(address))}
     assert (["listeners.mqtt", "listeners.other"], []) == reload(embedded, listeners=renamed)
@@ -109,7 +112,10 @@ def test_a_listener_gets_another_name(embedded: Embedded) -> None:
 
 
 def test_listeners_open_change_and_close(embedded: Embedded) -> None:
-    """One whose address stays keeps its port; clients of one that closes stay connected."""
+    """A reload opens, changes and closes listeners.
+
+    An unchanged address keeps its port, and clients of a closed listener stay connected.
+    """
     mqtt = embedded.server.settings.listeners["mqtt"]
     free = Address("127.0.0.1:0")
     with embedded.client("stays") as client:
@@ -131,7 +137,10 @@ def test_listeners_open_change_and_close(embedded: Embedded) -> None:
 
 
 def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
-    """The old one stays, with its messages; options that aren't named stay too."""
+    """A changed layout begins a generation.
+
+    The old generation keeps its messages, and options that aren't named are kept.
+    """
     db = embedded.db
     db.store([ts.Message("a", b"1", "c")])
     layout = {"type": "skipstream"}
@@ -146,7 +155,7 @@ def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
 
 
 def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) -> None:
-    """As `epoch_bits`; the same ones begin none."""
+    """Changed layout options such as `epoch_bits` begin a generation; unchanged ones don't."""
     for bits, count in ((18, 2), (18, 2), (19, 3)):
         layout = {"type": "wildcard_optimized", "epoch_bits": bits}
         reload(embedded, durable_storage={"messages": StorageSettings(layout=layout)})
@@ -154,7 +163,10 @@ def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) ->
 
 
 def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
-    """Retention, quota and rules of persistence; what is taken out of the file stays as it is, which is said."""
+    """A reload changes retention, quota and persistence rules.
+
+    Settings removed from the file stay in force, and the result names them.
+    """
     sessions = DurableSessionsSettings(
         message_retention_period=Period(86_400),
         persistence=(PersistenceSettings(topic_filter="a/#", client_id="c", least_qos=1),),
@@ -185,7 +197,7 @@ def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
 
 
 def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> None:
-    """Naming it, or no longer naming it, is no change; nor is a layout that is no longer named."""
+    """Naming a setting that the database already has is no change. Nor is the removal of a layout's name."""
     named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
     for storage, changed, kept in (
         (named, ("layout.type", "layout.level"), ("n_shards", "durability")),
@@ -200,7 +212,7 @@ def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> Non
 
 
 def test_figures_of_sessions_change(embedded: Embedded) -> None:
-    """The shortest pause of all zones counts."""
+    """Intervals of sessions change at once. The shortest poll interval of all zones applies to all."""
     sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
     zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
     changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]
@@ -212,7 +224,10 @@ def test_figures_of_sessions_change(embedded: Embedded) -> None:
 
 
 def test_what_needs_a_restart_is_said(embedded: Embedded, tmp_path: Path) -> None:
-    """It stays as it is, also in the settings that the server shows; what else changed holds."""
+    """Settings that need a restart are reported and keep their values, also in the shown settings.
+
+    The other changes apply.
+    """
     changed, restart = reload(
         embedded,
         http=HttpSettings(),
@@ -239,7 +254,7 @@ def test_what_needs_a_restart_is_said(embedded: Embedded, tmp_path: Path) -> Non
 
 
 def test_a_server_that_has_ended_takes_no_settings(db: ts.Database) -> None:
-    """Nor does one that wasn't entered; one without a file has nothing to read again."""
+    """A server that isn't running refuses new settings. A server without a file can't reload."""
     with Embedded(db) as embedded:
         with pytest.raises(ts.InvalidArgumentError, match="has no settings to read again"):
             embedded.do(embedded.server.reread())

@@ -1,4 +1,4 @@
-"""Files that commands change while a server reads them: whoever changes one, the server can still read it."""
+"""Files that commands change while a server reads them: the server can still read a file after each change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topicstore_conformance.mqtt.embedded import ANY_PORT, Embedded
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 SOMEBODY = 4_321
-"""A user and a group that need not exist."""
+"""A number for a user and a group that need not exist."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to others")
 
 Change = Callable[[Path, str], None]
@@ -42,7 +42,7 @@ both = pytest.mark.parametrize("change", [change_users, change_tokens])
 
 @both
 def test_permissions_stay(tmp_path: Path, change: Change) -> None:
-    """A new file is for its owner only; a group may be let in afterwards."""
+    """A new file can be read by its owner only. Later changes keep the file's permissions."""
     path = tmp_path / "file"
     change(path, "ann")
     assert 0o600 == stat.S_IMODE(path.stat().st_mode)
@@ -55,7 +55,10 @@ def test_permissions_stay(tmp_path: Path, change: Change) -> None:
 @both
 @as_root
 def test_owner_and_group_stay_when_root_changes_a_file(tmp_path: Path, change: Change) -> None:
-    """A new one is made for the owner of the directory, whose server it is."""
+    """Changes by root keep the file's owner and group.
+
+    A new file gets those of the directory, so that the server can read it.
+    """
     os.chown(tmp_path, SOMEBODY, SOMEBODY + 1)
     path = tmp_path / "file"
     for name in ("ann", "bob"):
@@ -68,8 +71,11 @@ def test_owner_and_group_stay_when_root_changes_a_file(tmp_path: Path, change: C
 @both
 @as_root
 def test_whoever_can_not_keep_the_owner_changes_nothing(change: Change) -> None:
-    """Else a server could no longer read the file."""
-    with tempfile.TemporaryDirectory() as directory:  # which another user than root reaches
+    """A user who can't keep the file's owner gets an error, and the file is unchanged.
+
+    Otherwise the server could no longer read it.
+    """
+    with tempfile.TemporaryDirectory() as directory:  # which users other than root can reach
         path = Path(directory, "file")
         path.parent.chmod(0o777)
         change(path, "ann")
@@ -87,7 +93,10 @@ def test_whoever_can_not_keep_the_owner_changes_nothing(change: Change) -> None:
 
 @both
 def test_a_link_stays_and_leads_to_the_changed_file(tmp_path: Path, change: Change) -> None:
-    """Also to one that isn't there yet, and through further links; the draft is beside the file itself."""
+    """A change through symbolic links keeps the links, even if their target is missing.
+
+    The temporary file is next to the target.
+    """
     (tmp_path / "links").mkdir()
     (tmp_path / "files").mkdir()
     link, further, path = tmp_path / "links" / "link", tmp_path / "further", tmp_path / "files" / "file"
@@ -104,7 +113,7 @@ def test_a_link_stays_and_leads_to_the_changed_file(tmp_path: Path, change: Chan
 
 @pytest.mark.parametrize("file", ["users", "tokens"])
 def test_a_reload_says_what_it_cannot_read_and_changes_nothing(db: ts.Database, tmp_path: Path, file: str) -> None:
-    """Neither the other settings, nor who is let in."""
+    """A reload with an unreadable file names the file and line, and changes neither settings nor logins."""
     users, tokens = PasswordFile(tmp_path / "users", QUICK), Tokens(tmp_path / "tokens")
     users.put("ann", b"secret")
     token = tokens.add("reader", "read")

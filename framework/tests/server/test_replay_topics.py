@@ -1,4 +1,4 @@
-"""Any client may ask for the history: by a user property, and one of MQTT 3.1.1 by a form of filter."""
+"""Replays by MQTT clients: with a user property, and in MQTT 3.1.1 with a form of topic filter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HISTORY = [f"{number}" for number in range(10)]
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server whose database holds a history, and keeps what comes."""
+    """A server whose database has stored messages and stores new ones."""
     with Embedded(db) as embedded:
         db.persistence.add("#")
         for payload in HISTORY:
@@ -43,7 +43,7 @@ def test_a_filter_says_where_to_begin(text: str, expected: tuple[str, str | None
 
 @both
 def test_a_late_client_gets_the_history_then_what_comes(embedded: Embedded, version: int) -> None:
-    """With the topics that the messages have."""
+    """A client gets the stored messages and then the new ones, all under their own topics."""
     with PahoClient(embedded.port, version=version) as client:
         assert client.subscribe("$replay/beginning/log/#") == 1
         client.received(len(HISTORY))
@@ -121,7 +121,10 @@ def test_no_message_comes_as_a_retained_copy_and_from_the_history(embedded: Embe
 
 
 def test_a_replay_of_a_filter_that_the_client_has_begins_it_anew(embedded: Embedded) -> None:
-    """They are one subscription: what comes later comes once, and either name ends it."""
+    """A replay of a filter and the plain filter are one subscription.
+
+    New messages come once, and either form unsubscribes.
+    """
     with PahoClient(embedded.port) as client:
         assert client.subscribe("log/a") == 1
         embedded.db.publish([ts.Message("log/a", b"live", "program", 1)])

@@ -43,7 +43,7 @@ def program(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
-    """Run a command that ends by itself; return its exit code and what it has written."""
+    """Run a command to its end; return its exit code and output."""
     done = CliRunner().invoke(cli, arguments, input=given)
     return done.exit_code, done.stdout, done.stderr
 
@@ -51,9 +51,10 @@ def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
 def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM: DISCONNECT with 0x8B, exit code 0; a client that was away gets its message from the next run.
+    """SIGTERM sends clients a DISCONNECT with 0x8B and exits with 0.
 
-    A service manager is told, too, by the socket that it names; one that isn't there doesn't matter.
+    A disconnected client gets its message from the next run. The service manager is notified through the socket that it
+    names; a missing socket is ignored.
     """
     path = str(tmp_path / "notify")
     environment = {**os.environ, "NOTIFY_SOCKET": path}
@@ -80,7 +81,7 @@ def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(
 
 
 def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
-    """Without --print-ready plain words; Ctrl-C ends it in order too."""
+    """Without --print-ready the server prints plain text. Ctrl-C also shuts it down gracefully."""
     with program("serve", *HERE, cwd=tmp_path) as process:
         assert process.stdout is not None
         lines = []
@@ -101,7 +102,7 @@ def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--print-ready",)])
 def test_whether_anybody_reads_what_it_says_does_not_matter(tmp_path: Path, more: tuple[str, ...]) -> None:
-    """Clients are served; the log has it."""
+    """A server whose output nobody reads serves clients and writes its log."""
     with program("serve", str(tmp_path / "data"), *HERE, *more) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -113,14 +114,17 @@ def test_whether_anybody_reads_what_it_says_does_not_matter(tmp_path: Path, more
 
 
 def test_a_second_server_on_the_database_is_refused(tmp_path: Path) -> None:
-    """With exit code 4, and without disturbing the first."""
+    """A second server on a database exits with 4 and doesn't disturb the first."""
     with serving(tmp_path / "data"):
         code, out, err = run("serve", str(tmp_path / "data"), *HERE)
         assert (4, "", "error: ") == (code, out, err[:7])
 
 
 def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings, arguments, an address in use, something that is no database."""
+    """Each error prints one line and sets an exit code.
+
+    Tried are invalid settings and arguments, an address in use, and an invalid database.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("[limits]\npacket_sise = '1MB'\n")
     (tmp_path / "file").touch()
@@ -146,7 +150,7 @@ def test_what_is_wrong_is_one_line_and_a_code(tmp_path: Path, monkeypatch: pytes
 
 
 def test_http_is_served_on_several_addresses(tmp_path: Path) -> None:
-    """Those that the settings list, or the options."""
+    """HTTP is served on several addresses from the settings or the options."""
     (tmp_path / "server.toml").write_text('[http]\nlisten = ["127.0.0.1:0", "127.0.0.2:0"]\n')
     for more in (("--config", str(tmp_path / "server.toml")), ("--http", "127.0.0.1:0", "--http", "127.0.0.2:0")):
         with serving(tmp_path / "data", *more, listen="--http" in more, cwd=tmp_path) as server:
@@ -158,7 +162,7 @@ def test_http_is_served_on_several_addresses(tmp_path: Path) -> None:
 
 
 def test_users_and_rules(tmp_path: Path) -> None:
-    """A user that is added while the server runs is let in, and may do what the rules say."""
+    """A user who is added while the server runs can log in, with the permissions of the rules."""
     config = tmp_path / "server.toml"
     config.write_text(
         '[authentication]\nanonymous = "never"\npassword_file = "users"\n'
@@ -200,7 +204,7 @@ def test_users_and_rules(tmp_path: Path) -> None:
 
 
 def test_users_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    """Names and passwords that can't be are refused with code 2, and nothing is written."""
+    """Invalid user names and passwords exit with 2, and nothing is written."""
     for arguments, password in ((("add", ""), "x\n"), (("add", "ann"), ""), (("remove", "ann"), "")):
         code, _, err = run("users", *arguments, "--file", str(tmp_path / "users"), given=password)
         assert (2, "error: ") == (code, err[:7])
@@ -208,7 +212,10 @@ def test_users_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    """A client that comes after a kill, over WebSocket, can replay that, and nothing else."""
+    """Messages of a persistence rule, and no others, are stored without a subscriber.
+
+    After a kill a client replays them over WebSocket.
+    """
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\ndata_dir = "data"\n[[durable_sessions.persistence]]\ntopic_filter = "home/#"\n'
     )
@@ -228,7 +235,10 @@ def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: P
 
 
 def test_a_changed_layout_begins_a_generation_at_the_start(tmp_path: Path) -> None:
-    """The old ones stay; a further storage is made and held open, and other shards are refused."""
+    """A start with another layout begins a generation and keeps the old ones.
+
+    Additional storages are created and locked. Another number of shards is refused.
+    """
     config = tmp_path / "server.toml"
     config.write_text(
         '[durable_storage.messages]\ndata_dir = "data"\nn_shards = 2\n'
@@ -255,7 +265,7 @@ def test_a_changed_layout_begins_a_generation_at_the_start(tmp_path: Path) -> No
 
 @pytest.fixture
 def settings_to_come(tmp_path: Path) -> Path:
-    """A file of settings that a server waits for while it starts, and whenever it reads them again: a named pipe."""
+    """A settings file as a named pipe, so that the server waits for its content at the start and at each reload."""
     path = tmp_path / "settings"
     os.mkfifo(path)
     return path
@@ -265,10 +275,13 @@ SMALL = f'[listeners.m]\nlisten = "{HERE[1]}"\n[log]\nfile = "log"\n[limits]\nco
 
 
 def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, settings_to_come: Path) -> None:
-    """And one while it stops changes nothing: it ends in order, with 0."""
+    """A SIGHUP during the start reloads once the server serves.
+
+    A SIGHUP during the shutdown is ignored, and the exit code is 0.
+    """
     log = tmp_path / "log"
     with program("serve", "data", "--config", str(settings_to_come), "--print-ready", cwd=tmp_path) as process:
-        with settings_to_come.open("w") as settings:  # once the server reads
+        with settings_to_come.open("w") as settings:  # when the server reads
             process.send_signal(signal.SIGHUP)
             settings.write(SMALL % 5)
         assert process.stdout is not None
@@ -278,7 +291,7 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
         wait_until(lambda: "were read again" in log.read_text(), "the reload")
         with PahoClient(port, "first") as first, PahoClient(port, "second") as second:
             assert (0, 0x97) == (first.answer, second.answer)
-        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):  # two wait together
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):  # two signals wait together
             process.send_signal(number)
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
@@ -291,7 +304,7 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
 def test_a_server_that_is_ended_while_it_starts_ends_in_order(
     tmp_path: Path, settings_to_come: Path, number: signal.Signals
 ) -> None:
-    """It never serves, makes no database, and its exit code is 0."""
+    """A server that is terminated during its start never serves, creates no database, and exits with 0."""
     with program("serve", "data", "--config", str(settings_to_come), "--print-ready", cwd=tmp_path) as process:
         with settings_to_come.open("w") as settings:
             process.send_signal(number)
@@ -302,7 +315,7 @@ def test_a_server_that_is_ended_while_it_starts_ends_in_order(
 
 
 def test_a_pipe_that_nobody_reads_does_not_keep_it_from_ending(tmp_path: Path) -> None:
-    """Standard error is full, and a line of the log waits for it: clients are served, and SIGTERM ends it."""
+    """With standard error blocked by a full pipe, the server serves clients and ends on SIGTERM."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with contextlib.suppress(BlockingIOError):
@@ -323,7 +336,7 @@ def test_a_pipe_that_nobody_reads_does_not_keep_it_from_ending(tmp_path: Path) -
 
 
 def test_sighup_opens_the_log_anew(tmp_path: Path) -> None:
-    """As programs that rotate logs expect, though nothing is logged at this level."""
+    """SIGHUP reopens the log file, as log rotation expects, even if no line is logged at this level."""
     log = tmp_path / "log"
     (tmp_path / "server.toml").write_text('[log]\nfile = "log"\nlevel = "error"\n')
     with serving(tmp_path / "data", "--config", str(tmp_path / "server.toml")) as server:
@@ -333,7 +346,7 @@ def test_sighup_opens_the_log_anew(tmp_path: Path) -> None:
 
 
 def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
-    """What it changed is in the log; a bad file changes nothing, and is in the log too, as is an empty one."""
+    """SIGHUP reloads the settings and logs the changes. An invalid or empty file is logged and changes nothing."""
     config, log = tmp_path / "server.toml", tmp_path / "log"
     config.write_text('[log]\nfile = "log"\n')
     with serving(tmp_path / "data", "--config", str(config)) as server:
@@ -355,13 +368,16 @@ def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
 
 
 def test_the_line_for_scripts() -> None:
-    """Addresses by scheme; mqtt, ws and http are always there, so that scripts needn't ask."""
+    """The line for scripts has addresses by scheme. The keys mqtt, ws and http are always present."""
     line = json.loads(ready_line([("mqtt", ["a:1"]), ("mqtts", ["a:2"]), ("mqtt", ["a:3"])]))
     assert {"mqtt": ["a:1", "a:3"], "mqtts": ["a:2"], "ws": [], "http": [], "pid": os.getpid()} == line
 
 
 def test_who_may_is_said_plainly() -> None:
-    """What a server off this machine grants is not what one on it does."""
+    """The introduction says which clients have access.
+
+    It differs between a server on loopback and one on all addresses.
+    """
 
     def said(settings: ServerSettings) -> str:
         return introduction(
@@ -387,7 +403,10 @@ def test_who_may_is_said_plainly() -> None:
     shutil.which("mosquitto_sub") is None, reason="needs mosquitto_sub: apt-get install mosquitto-clients"
 )
 def test_the_guides_commands_of_mosquitto_are_true(tmp_path: Path) -> None:
-    """Each command of the guide, in its order, against one server; a subscriber ends when it has what it waits for."""
+    """The guide's mosquitto commands work in their order against one server.
+
+    Each subscriber ends after the messages that it waits for.
+    """
     commands = re.findall(r"^mosquitto_.*$", GUIDE.read_text(), re.MULTILINE)
     assert len(commands) >= 4
     with serving(tmp_path / "data") as server:

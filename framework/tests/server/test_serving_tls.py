@@ -1,4 +1,4 @@
-"""``topicstore serve`` over TLS: certificates that say who a client is, and new ones while it serves."""
+"""``topicstore serve`` over TLS: client certificates, and reloading the server's certificate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ topics = ["devices/%u"]
 def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """A client keeps its connection over that; a wrong file is logged, and changes nothing."""
+    """A client certificate's name is the user name, and SIGHUP reloads the server's certificate.
+
+    Connections stay. An invalid file is logged and changes nothing.
+    """
 
     def shown() -> str:
         return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE)

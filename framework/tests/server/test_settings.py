@@ -1,4 +1,4 @@
-"""A server's settings: what a file may say, and what is said about a file that says something else."""
+"""A server's settings: valid files, and the error messages of invalid ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read(text: str, folder: Path) -> ServerSettings:
 
 
 def test_a_whole_file_is_understood(tmp_path: Path) -> None:
-    """Paths are relative to the file's folder; quantities are numbers of seconds and bytes."""
+    """A complete file is parsed. Paths are relative to its directory; quantities become seconds and bytes."""
     found = read(WHOLE, tmp_path)
     storage = found.messages
     assert storage.data_dir == tmp_path / "data"
@@ -93,7 +93,7 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
-    """Loopback, port 1883, anonymous clients from this machine only."""
+    """The default is loopback, port 1883, and anonymous clients from loopback only."""
     found = read("", tmp_path)
     assert found == ServerSettings()
     assert [str(one.listen) for one in found.listeners.values()] == ["127.0.0.1:1883"]
@@ -132,7 +132,7 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(old: str, new: str, said: str, tmp_path: Path) -> None:
-    """The file, the key, what is expected; and the nearest name of a key that there is."""
+    """An error names the file, the key, the expected value, and the most similar existing key."""
     assert old in WHOLE
     with pytest.raises(SettingsError) as caught:
         read(WHOLE.replace(old, new, 1), tmp_path)
@@ -160,14 +160,14 @@ def test_what_is_wrong_is_said_with_its_place(old: str, new: str, said: str, tmp
     ],
 )
 def test_what_clients_could_not_be_served_with_is_refused(text: str, said: str, tmp_path: Path) -> None:
-    """A server that starts with it would refuse all of them, or leave them without an answer."""
+    """Settings are refused if a server with them would refuse all clients or never answer them."""
     with pytest.raises(SettingsError) as caught:
         read(text, tmp_path)
     assert said in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    """As is one that is no text."""
+    """A file that is missing or isn't text is an error."""
     with pytest.raises(SettingsError, match=r"there is no file .*nothing\.toml; 'topicstore config init'"):
         read_settings(tmp_path / "nothing.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -179,13 +179,16 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_mark_and_ends_of_lines_of_windows_mean_nothing(tmp_path: Path) -> None:
-    """As editors there write them."""
+    """A byte order mark and Windows line endings are ignored."""
     (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf[limits]\r\nconnections = 7\r\n")
     assert 7 == read_settings(tmp_path / "windows.toml").limits.connections
 
 
 def test_an_empty_file_means_defaults_only_where_that_is_said(tmp_path: Path) -> None:
-    """A server that runs refuses it, as an editor leaves it that was interrupted; a comment says that it is meant."""
+    """An empty file means the defaults only where that is permitted.
+
+    A running server refuses it, because an interrupted editor may leave one; a file with a comment is accepted.
+    """
     file = tmp_path / "server.toml"
     for text in ("", "\n \n", "\ufeff"):
         file.write_text(text, encoding="utf-8")
@@ -197,7 +200,7 @@ def test_an_empty_file_means_defaults_only_where_that_is_said(tmp_path: Path) ->
 
 
 def test_http_has_one_address_or_several(tmp_path: Path) -> None:
-    """A list is as good as a text; an empty one is none."""
+    """The HTTP address may be a string or a list; an empty list disables HTTP."""
     file = tmp_path / "server.toml"
     for value, listen in (
         ('"127.0.0.1:1"', ("127.0.0.1:1",)),
@@ -221,7 +224,7 @@ def test_http_has_one_address_or_several(tmp_path: Path) -> None:
     [("100ms", 0.1), ("2s", 2.0), ("5min", 300.0), ("1.5h", 5_400.0), ("1d", 86_400.0), (" 7 us ", 7e-6)],
 )
 def test_durations(text: str, seconds: float) -> None:
-    """They are seconds, whatever the unit."""
+    """Durations of any unit become seconds."""
     assert Duration.read(text) == pytest.approx(seconds)
 
 
@@ -229,7 +232,7 @@ def test_durations(text: str, seconds: float) -> None:
     ("text", "size"), [("1B", 1), ("8kB", 8_000), ("1.5MB", 1_500_000), ("2KiB", 2_048), ("1GiB", 1 << 30)]
 )
 def test_sizes(text: str, size: int) -> None:
-    """They are whole numbers of bytes, whatever the unit."""
+    """Sizes of any unit become whole numbers of bytes."""
     assert Size.read(text) == size
 
 
@@ -237,19 +240,19 @@ def test_sizes(text: str, size: int) -> None:
     "text", ["0.4B", "0kB", "9e9B", f"{'9' * 400}B", "9_000_000_000GB", "9000000000GiB", "5", "-1B", "8mb", 5]
 )
 def test_what_is_no_size_is_refused(text: object) -> None:
-    """Nothing, and what no file can have; a number without a unit."""
+    """A size of zero, one larger than any file, or a text without a unit is refused."""
     with pytest.raises(ValueError, match=r"byte|unit"):
         Size.read(text)
 
 
 @pytest.mark.parametrize("text", ["", ":1883", "a:", "a:65536", "::1:1883", "[::1]", "a b:1", "a:1\n", "a:٣", 1883])
 def test_what_is_no_address_is_refused(text: object) -> None:
-    """A host and a port are both needed, an address of IPv6 in brackets."""
+    """An address needs a host and a port, and an IPv6 address needs brackets."""
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         Address(text)  # type: ignore[arg-type]
 
 
 def test_which_addresses_are_of_this_machine() -> None:
-    """Those of IPv4 within IPv6 too; names are not looked up."""
+    """Loopback addresses include IPv4 ones mapped into IPv6. Host names are not resolved."""
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example", ""]))

@@ -1,4 +1,4 @@
-"""Settings of the environment count before those of the file, and are as strict."""
+"""Settings from environment variables, which take precedence over the file and are checked as strictly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_variable_counts_before_the_file(file: Path) -> None:
-    """Whatever the place: a section, a table with a name, a storage; what isn't named stays as the file has it."""
+    """A variable overrides the file in sections, named tables and storages. Other settings keep the file's values."""
     found = read_settings(
         file,
         {
@@ -49,7 +49,7 @@ def test_a_variable_counts_before_the_file(file: Path) -> None:
 
 
 def test_without_a_file_too() -> None:
-    """Then the rest is what a server without a file has, its HTTP interface too."""
+    """Without a file, settings that no variable names have their defaults, including the HTTP server's."""
     found = read_settings(None, {"TOPICSTORE__HTTP__LISTEN": "127.0.0.1:0"})
     assert found.http is not None
     assert found.http.listen.port == 0
@@ -59,7 +59,7 @@ def test_without_a_file_too() -> None:
 def test_paths_are_relative_to_the_current_directory(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the file are relative to the file."""
+    """Paths in variables are relative to the current directory, and paths in the file to the file's directory."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     found = read_settings(file, {"TOPICSTORE__LOG__FILE": "server.log"})
@@ -81,7 +81,7 @@ def test_paths_are_relative_to_the_current_directory(
     ],
 )
 def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: str, file: Path) -> None:
-    """An unknown one with the nearest that there is."""
+    """An error names the variable. For an unknown variable it suggests the most similar setting."""
     with pytest.raises(SettingsError) as caught:
         read_settings(file, {f"TOPICSTORE__{name}": value})
     assert f"TOPICSTORE__{name}: " in str(caught.value)[: len(name) + 14]
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: st
 
 
 def test_a_variable_within_what_is_no_table(tmp_path: Path) -> None:
-    """The file has a value where the variable wants a table."""
+    """A variable for a key of a table is an error if the file has a plain value there."""
     (tmp_path / "server.toml").write_text("limits = 3")
     with pytest.raises(SettingsError, match="the file has no table 'limits' but 3"):
         read_settings(tmp_path / "server.toml", {"TOPICSTORE__LIMITS__CONNECTIONS": "1"})
@@ -105,7 +105,7 @@ def test_a_variable_within_what_is_no_table(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_names_the_line(wrong: str, line: int, key: str, tmp_path: Path) -> None:
-    """Also within lists of tables, and within a table in one line, where it is the line of that."""
+    """An error names the line of the file, also within arrays of tables. In an inline table it is the table's line."""
     before = '[log]\nlevel = "info"\n\n'
     (tmp_path / "server.toml").write_text(f"{before}{wrong}\n[protocol]\n")
     with pytest.raises(SettingsError) as caught:

@@ -1,4 +1,4 @@
-"""The table of the standard's statements says where each is tested, and why some are not."""
+"""The README's table of the standard's statements: where each is tested, and why some are not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ HERE = Path(__file__).parent
 TABLE = Path(topicstore.__file__).parent / "server" / "README.md"
 ROW = re.compile(r"^\| \[MQTT-([\d.]+-\d+)\] \| (.*) \|$", re.MULTILINE)
 PACKETS = re.compile(r"^\| ([\d.]+-\d+) \| [\d.–-]+ \| [^|]+ \| `test", re.MULTILINE)
-"""The numbers in the table about packets, which `protocol/test_statements_about_packets.py` holds to its tests."""
+"""The statement numbers in the table about packets, which `protocol/test_statements_about_packets.py` compares with
+its tests.
+"""
 STATEMENTS = 251
-"""How many there are (MQTT 5, appendix B)."""
+"""The number of statements (MQTT 5, appendix B)."""
 TEST = re.compile(r"`(test_\w+)`")
 
 
@@ -45,7 +47,10 @@ def test_the_table_names_the_tests_of_each_statement() -> None:
 
 
 def test_a_statement_without_a_test_says_why() -> None:
-    """Of the server, each is tested, here or by a packet's bytes; what only a client must do is named as such."""
+    """Each statement about the server has a test, here or among the packet tests.
+
+    Statements that bind only clients are marked so.
+    """
     rows = ROW.findall(TABLE.read_text())
     assert len(rows) == len({number for number, _ in rows})
     assert len({number for number, _ in rows} | set(PACKETS.findall(TABLE.read_text()))) == STATEMENTS

@@ -1,4 +1,4 @@
-"""Statements of the standard about connecting, sessions, wills and keep-alive, over raw sockets."""
+"""Statements of the standard about connecting, sessions, wills and keep alive, over raw sockets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MALFORMED = {
     "a topic that isn't UTF-8": (lambda version: wire.frame("PUBLISH", 0, b"\0\2\xc3\x28", bytes(version == 5)), 0x81),
     "no filter": (lambda version: wire.subscribe(7, [], version=version), 0x82),
 }
-"""A fault at each step of reading a packet, and its reason code. Each fault of each packet is tested in `protocol`."""
+"""One error for each step of decoding a packet, and its reason code. `protocol` tests every error of every packet."""
 
 
 @both
 @statement("3.1.0-1")
 def test_the_first_packet_is_connect(stranger, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Whatever else comes first ends the connection, without an answer."""
+    """A first packet other than CONNECT ends the connection without an answer."""
     for first in (wire.PINGREQ, wire.publish("a", version=version), wire.disconnect(version=version)):
         client = stranger(version)
         client.send(first)
@@ -40,7 +40,7 @@ def test_a_second_connect_is_a_protocol_error(connect, name: str, version: int) 
 @both
 @statement("3.1.4-1", "3.2.2-6", "3.2.2-7")
 def test_a_connect_that_does_not_conform_is_refused(stranger, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """With a CONNACK where the version has a code for it. Each fault is tested in `protocol`."""
+    """An invalid CONNECT gets a CONNACK if the version has a code for the error. `protocol` tests each error."""
     malformed, unsupported = (None, 1) if version == 4 else (("CONNACK", 0x81), 0x84)
     for protocol, level, flags, answer in (
         ("MQTT", version, 3, malformed),
@@ -58,7 +58,7 @@ def test_a_connect_that_does_not_conform_is_refused(stranger, name: str, version
 @statement("3.1.2-4", "3.1.2-5", "3.1.2-6", "3.1.2-23", "3.1.3-2", "3.1.4-4", "3.1.4-5")
 @statement("3.2.0-1", "3.2.2-1", "3.2.2-2", "3.2.2-3")
 def test_a_session_is_new_resumed_or_discarded(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """And Session Present says which."""
+    """A CONNECT starts, resumes or discards a session, and Session Present says which."""
     first = connect(name, version=version, keep=True)
     assert not first.connack.present
     first.subscribe(name, options=1)
@@ -85,7 +85,7 @@ def test_clients_without_an_id_get_one_each(connect) -> None:  # type: ignore[no
     ids = [client.connack.properties["assigned_client_identifier"] for client in (first, second)]
     assert len(set(ids)) == 2
     assert all(ids)
-    named = connect(ids[0])  # which is really its id
+    named = connect(ids[0])  # which is the session's id
     assert "assigned_client_identifier" not in named.connack.properties
     assert first.farewell() == ("DISCONNECT", 0x8E)
 
@@ -112,7 +112,7 @@ def test_a_second_client_of_an_id_takes_over(connect, name: str, version: int) -
 
 @statement("3.1.4-2", "3.1.4-6", "4.12.0-1", "4.12.0-4", "3.14.0-1")
 def test_enhanced_authentication_is_refused(stranger, name: str, connect) -> None:  # type: ignore[no-untyped-def]
-    """And what was sent behind the CONNECT is not processed."""
+    """A CONNECT with enhanced authentication is refused, and packets sent after it aren't processed."""
     watcher = connect()
     watcher.subscribe(f"{name}/#")
     client = stranger()
@@ -139,7 +139,7 @@ def test_auth_without_a_method_is_a_protocol_error(connect) -> None:  # type: ig
 @statement("3.1.2-7", "3.1.2-8", "3.1.2-14", "3.1.2-15")
 @pytest.mark.parametrize("retain", [False, True])
 def test_a_will_is_published_when_the_network_fails(connect, name: str, version: int, retain: bool) -> None:  # type: ignore[no-untyped-def]
-    """And retained, if that is asked for."""
+    """A will is published when the network connection fails, and retained if requested."""
     watcher = connect(version=version)
     watcher.subscribe(name, options=2)
     connect(version=version, will=wire.Will(topic=name, payload=b"gone", qos=2, retain=retain)).close()
@@ -165,7 +165,7 @@ def test_no_will_after_an_orderly_end(connect, name: str, version: int) -> None:
 
 @statement("3.14.2-1", "3.1.2-8")
 def test_a_client_may_ask_for_its_will(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """By the reason code 0x04 of its DISCONNECT."""
+    """A DISCONNECT with reason code 0x04 publishes the will."""
     watcher = connect()
     watcher.subscribe(name)
     connect(will=wire.Will(topic=name, payload=b"x")).leave(0x04)
@@ -174,7 +174,10 @@ def test_a_client_may_ask_for_its_will(connect, name: str) -> None:  # type: ign
 
 @statement("3.1.3-9", "3.1.2-8")
 def test_a_delayed_will_is_not_sent_if_the_client_comes_back(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Not when its delay is over, which takes an hour here, and not at the end of the session, which would send it."""
+    """A client that reconnects before its will delay is over prevents the will.
+
+    The end of the resumed session doesn't send it either. The delay is an hour here.
+    """
     watcher = connect()
     watcher.subscribe(f"{name}/#")
     will = wire.Will(topic=f"{name}/will", payload=b"x", properties={"will_delay_interval": 3600})
@@ -189,7 +192,7 @@ def test_a_delayed_will_is_not_sent_if_the_client_comes_back(connect, name: str)
 
 @statement("3.1.2-8", "4.1.0-2")
 def test_a_session_ends_when_it_expires_and_with_it_comes_its_will(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Whatever delay the will has."""
+    """When a session expires, its will is published, whatever the will's delay."""
     watcher = connect()
     watcher.subscribe(f"{name}/#")
     will = wire.Will(topic=f"{name}/x", payload=b"x", properties={"will_delay_interval": 3600})
@@ -210,7 +213,10 @@ def test_a_will_keeps_its_properties(connect, name: str) -> None:  # type: ignor
 @both
 @statement("3.1.2-22", "3.2.2-22")
 def test_a_silent_client_is_disconnected(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """As if the network had failed: its will is published. One that has asked for no keep-alive stays."""
+    """A client that exceeds its keep alive is disconnected and its will published.
+
+    A client with a keep alive of 0 stays.
+    """
     watcher = connect(version=version)
     watcher.subscribe(name)
     client = connect(version=version, keep_alive=1, will=wire.Will(topic=name, payload=b"x"))
@@ -242,7 +248,7 @@ def test_after_disconnect_nothing_is_taken(connect, name: str, version: int) -> 
 
 @statement("3.1.2-23", "4.1.0-1")
 def test_an_expiry_can_be_changed_when_leaving(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """But a session that was to end with its connection can't be kept that way."""
+    """A DISCONNECT may change the session expiry, but not from 0."""
     connect(name, session_expiry_interval=NEVER).leave(session_expiry_interval=0)
     assert not connect(name, clean=False, session_expiry_interval=1000).connack.present
     client = connect(f"{name}-2")
@@ -265,7 +271,10 @@ def test_what_was_not_asked_for_is_not_sent(connect) -> None:  # type: ignore[no
 @statement("3.14.2-2", "4.13.1-1")
 @pytest.mark.parametrize("bad", MALFORMED)
 def test_what_must_not_be_ends_its_connection(connect, name: str, version: int, bad: str) -> None:  # type: ignore[no-untyped-def]
-    """With the reason in MQTT 5, and nothing processed that comes behind it; nobody else is ended."""
+    """A protocol error ends its connection, in MQTT 5 with the reason.
+
+    Later packets aren't processed, and other connections stay.
+    """
     good, client = connect(version=version), connect(version=version)
     good.subscribe(f"{name}/#")
     packet, reason = MALFORMED[bad]
@@ -280,7 +289,10 @@ def test_what_must_not_be_ends_its_connection(connect, name: str, version: int, 
 
 @statement("3.2.2-8")
 def test_what_the_server_announces(connect) -> None:  # type: ignore[no-untyped-def]
-    """All QoS, retained messages and all kinds of subscriptions: what isn't named is available."""
+    """The CONNACK announces no restriction.
+
+    Every QoS, retained messages and all kinds of subscriptions are available.
+    """
     values = connect().connack.properties
     for absent in ("maximum_qos", "authentication_method", "response_information"):
         assert absent not in values
@@ -292,7 +304,7 @@ def test_what_the_server_announces(connect) -> None:  # type: ignore[no-untyped-
 
 @statement("3.2.2-19", "3.2.2-20", "3.9.2-1", "3.9.2-2", "3.14.2-3", "3.14.2-4", "3.11.2-1", "3.11.2-2")
 def test_explanations_are_left_out_where_they_are_too_long(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
-    """The client takes packets of a few bytes only, so reason strings and user properties have no room."""
+    """Reason strings and user properties are omitted if they would exceed the client's Maximum Packet Size."""
     client = stranger()
     client.send(wire.connect(name, authentication_method="x", maximum_packet_size=8))
     assert client.ended().size <= 8
@@ -308,7 +320,7 @@ def test_explanations_are_left_out_where_they_are_too_long(connect, stranger, na
 
 @statement("3.1.2-24")
 def test_a_client_that_can_not_be_told_what_holds_is_refused(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Because the CONNACK would be larger than it allows. There is no session of it then, and no will."""
+    """A client is refused if the CONNACK would exceed its Maximum Packet Size. No session and no will exist then."""
     witness, client = connect(), stranger()
     witness.subscribe(f"{name}/#")
     will = wire.Will(topic=f"{name}/will", payload=b"will")

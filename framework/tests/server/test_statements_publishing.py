@@ -1,4 +1,4 @@
-"""Statements of the standard about messages: quality of service, retained messages, properties, flow control, order."""
+"""Statements of the standard about messages: QoS, retained messages, properties, flow control, order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ both = pytest.mark.parametrize("version", [4, 5])
 @both
 @statement("3.3.4-1", "4.3.2-4", "4.3.3-8", "4.3.3-11", "2.2.1-5", "3.4.2-1", "3.5.2-1", "3.7.2-1")
 def test_each_quality_has_its_answer(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Which says in MQTT 5, by the reason code 0x10, that nobody wants a message."""
+    """Each QoS has its acknowledgement. In MQTT 5 the reason code 0x10 says that there is no matching subscription."""
     reader, writer = connect(version=version), connect(version=version)
     unwanted = 0 if version == 4 else 0x10
     assert writer.publish(name, b"x", 1).reason == unwanted
@@ -47,7 +47,7 @@ def test_the_lesser_quality_counts(connect, name: str, version: int, published: 
 @both
 @statement("3.3.1-3", "3.3.1-2", "4.3.1-1", "4.3.2-2", "4.3.3-2", "4.3.2-5")
 def test_dup_of_a_publisher_goes_no_further(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """A message of QoS 1 that comes again under its packet id is a new one."""
+    """A publisher's DUP flag isn't forwarded. A QoS 1 message that is resent with its packet id is a new message."""
     reader, writer = connect(version=version), connect(version=version)
     reader.subscribe(name, options=1)
     for dup in (False, True):
@@ -60,7 +60,10 @@ def test_dup_of_a_publisher_goes_no_further(connect, name: str, version: int) ->
 @statement("4.3.3-10", "4.3.3-12", "3.1.2-5")
 @pytest.mark.parametrize("anew", [False, True])
 def test_quality_2_comes_once_until_it_is_released(connect, name: str, version: int, anew: bool) -> None:  # type: ignore[no-untyped-def]
-    """Also if the client connects anew each time: packet ids that were not released are a part of the session."""
+    """A message of QoS 2 is delivered once until it is released.
+
+    Unreleased packet ids belong to the session, so this holds over reconnections.
+    """
     reader, writer = connect(version=version), connect(name, version=version, keep=True)
     reader.subscribe(f"{name}/#", options=0)
     for _ in range(2):
@@ -79,7 +82,10 @@ def test_quality_2_comes_once_until_it_is_released(connect, name: str, version: 
 @both
 @statement("4.4.0-1", "3.3.1-1", "4.3.2-3", "4.3.3-3", "4.3.3-5", "4.3.3-6", "4.6.0-1", "3.6.2-1", "2.2.1-4")
 def test_what_was_not_acknowledged_is_sent_again(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """In its order, with the same packet ids, marked; a PUBREL instead of what was received already."""
+    """Unacknowledged messages are resent in order with their packet ids and the DUP flag.
+
+    A PUBREL replaces those that were received.
+    """
     reader, writer = connect(name, version=version, keep=True), connect(version=version)
     reader.subscribe(name, options=2)
     for number, qos in enumerate((1, 2, 2, 1)):
@@ -102,7 +108,7 @@ def test_what_was_not_acknowledged_is_sent_again(connect, name: str, version: in
         ]
     )
     assert [packet.payload for packet in again if packet.kind == "PUBLISH"] == [b"0", b"2"]
-    reader.ping()  # nothing more comes before the answer
+    reader.ping()  # no further packet comes before the acknowledgement
 
 
 @statement("4.4.0-2", "4.3.3-4")
@@ -123,7 +129,10 @@ def test_what_was_refused_is_not_sent_again(connect, name: str) -> None:  # type
 
 @statement("4.3.3-4")
 def test_a_pubrec_that_refuses_is_never_answered(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Neither that of an unknown packet id, nor that of an id whose PUBREL was sent: the id is free then."""
+    """A PUBREC with an error code gets no answer and frees the packet id.
+
+    This holds for unknown ids, and for ids whose PUBREL was sent.
+    """
     reader, writer = connect(name, keep=True), connect()
     reader.subscribe(name, options=2)
     writer.publish(name, b"1", 2)
@@ -145,7 +154,7 @@ def test_a_pubrec_that_refuses_is_never_answered(connect, name: str) -> None:  #
 @statement("4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_what_comes_together_with_a_disconnect_is_published(connect, name: str, version: int, qos: int) -> None:  # type: ignore[no-untyped-def]
-    """A client that publishes and leaves at once sends both with one segment."""
+    """A message is published even if it arrives in one segment with the DISCONNECT."""
     reader, writer = connect(version=version), connect(version=version)
     reader.subscribe(name)
     writer.send(
@@ -177,7 +186,7 @@ def test_what_is_acknowledged_together_with_a_disconnect_does_not_come_again(  #
 @statement("4.6.0-2", "4.6.0-3", "4.6.0-5", "4.6.0-6", "4.5.0-1", "4.3.2-1", "4.3.3-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_messages_keep_their_order(connect, name: str, version: int, qos: int) -> None:  # type: ignore[no-untyped-def]
-    """However many are under way; so do their acknowledgements."""
+    """Messages and acknowledgements keep their order, however many are in flight."""
     reader, writer = connect(version=version), connect(version=version)
     reader.subscribe(name, options=0)
     packets = [wire.publish(name, b"%d" % n, qos=qos, packet_id=n, version=version) for n in range(1, 101)]
@@ -196,7 +205,10 @@ def test_messages_keep_their_order(connect, name: str, version: int, qos: int) -
 @both
 @statement("4.6.0-4")
 def test_exchanges_go_on_in_the_order_of_their_receipts(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Whatever order the messages had; those that a client has received together are released together."""
+    """PUBRELs are sent in the order of the client's PUBRECs, whatever the messages' order.
+
+    The test also sends several PUBRECs at once.
+    """
     reader, writer = connect(version=version), connect(version=version)
     reader.subscribe(name, options=2)
     for number in range(6):
@@ -265,17 +277,20 @@ def test_properties_go_on_unaltered(connect, name: str, qos: int) -> None:  # ty
 
 @statement("3.3.2-5", "3.3.2-6", "4.3.3-7", "4.3.3-13")
 def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Longer expiries are sent on with what is left, also again, and QoS 2 that was begun in time is finished."""
+    """Expired messages aren't sent, and others carry their remaining expiry, also when resent.
+
+    A QoS 2 exchange that began in time is completed.
+    """
     away, here = connect(f"{name}-away", keep=True), connect(f"{name}-here", keep=True)
     away.subscribe(f"{name}/kept/#", options=1)
-    away.leave()  # what was sent doesn't expire
+    away.leave()  # a message that was already sent doesn't expire
     here.subscribe(f"{name}/kept/long", options=1)
     begun, writer = connect(), connect()
     begun.subscribe(f"{name}/begun", options=2)
     writer.publish(f"{name}/kept/short", b"x", 1, message_expiry_interval=1)
     writer.publish(f"{name}/kept/long", b"x", 1, message_expiry_interval=10_000)
     packet = None
-    while packet is None or packet.payload == b"too late":  # on a busy machine it may expire before it is sent
+    while packet is None or packet.payload == b"too late":  # on a busy machine the message may expire before it is sent
         writer.publish(f"{name}/begun", b"x", 2, message_expiry_interval=1)
         writer.publish(f"{name}/begun", b"too late", 0)
         packet = begun.expect("PUBLISH")
@@ -294,7 +309,7 @@ def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: igno
 
 @statement("3.3.2-12", "3.3.2-7", "3.3.2-9")
 def test_topic_aliases_of_a_publisher(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """All that the server allows are taken, may be set anew, and end with the connection."""
+    """A publisher may use all aliases up to the server's maximum and reassign them. They end with the connection."""
     reader, writer = connect(), connect()
     reader.subscribe(f"{name}/#")
     most = writer.connack.properties["topic_alias_maximum"]
@@ -322,7 +337,7 @@ def test_a_topic_alias_that_can_not_be(connect, name: str) -> None:  # type: ign
 @statement("3.1.2-26", "3.1.2-27", "3.3.2-10", "3.3.2-11", "3.3.2-3")
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  # type: ignore[no-untyped-def]
-    """There are no more than it allows, and each stands for the topic with which it came first."""
+    """The server uses at most as many aliases as the subscriber allows. Each stands for the topic of its first use."""
     reader, writer = connect(**({"topic_alias_maximum": most} if most else {})), connect()
     reader.subscribe(f"{name}/#")
     expected = [f"{name}/{n % 3}" for n in range(12)]
@@ -344,7 +359,7 @@ def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  
 
 @statement("3.1.2-24", "3.1.2-25")
 def test_what_is_too_large_for_a_client_is_as_if_it_was_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """It doesn't count against the Receive Maximum, which is one here."""
+    """A message too large for a client is skipped, and doesn't count towards the Receive Maximum, which is 1 here."""
     reader, writer = connect(maximum_packet_size=100, receive_maximum=1), connect()
     reader.subscribe(name, options=1)
     for payload in (b"x" * 200, b"1", b"x" * 200, b"2"):
@@ -358,7 +373,10 @@ def test_what_is_too_large_for_a_client_is_as_if_it_was_sent(connect, name: str)
 @statement("3.3.4-9", "3.3.4-10", "4.9.0-1", "4.9.0-2", "4.9.0-3")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_the_receive_maximum_of_a_subscriber(connect, name: str, qos: int) -> None:  # type: ignore[no-untyped-def]
-    """Messages of QoS 0 and answers come though it is reached; PUBREC doesn't end a message of QoS 2, PUBCOMP does."""
+    """The Receive Maximum limits neither QoS 0 nor acknowledgements.
+
+    A QoS 2 message counts until its PUBCOMP, not its PUBREC.
+    """
     reader, writer = connect(receive_maximum=2), connect()
     reader.subscribe(f"{name}/a", options=qos)
     reader.subscribe(f"{name}/b", options=0)
@@ -381,7 +399,7 @@ def test_the_receive_maximum_of_a_subscriber(connect, name: str, qos: int) -> No
 
 @statement("3.3.4-7", "3.3.4-8")
 def test_the_receive_maximum_of_the_server(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """More messages of QoS 2 at a time than it allows end the connection."""
+    """A client with more QoS 2 messages in flight than the server's Receive Maximum is disconnected."""
     client = connect()
     most = client.connack.properties.get("receive_maximum", 65_535)
     client.send(*[wire.publish(name, qos=2, packet_id=number) for number in range(1, min(most + 2, 65_536))])
@@ -392,7 +410,7 @@ def test_the_receive_maximum_of_the_server(connect, name: str) -> None:  # type:
 @both
 @statement("4.7.2-1", "4.7.3-4", "4.7.0-1")
 def test_what_a_wildcard_matches(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """No topic that begins with a dollar sign, and names as they are, not what looks the same."""
+    """Wildcards don't match topics that begin with a dollar sign. Topics match without Unicode normalization."""
     reader, writer = connect(version=version), connect(version=version)
     exact = connect(version=version)
     reader.subscribe(f"+/{name}")
@@ -406,7 +424,7 @@ def test_what_a_wildcard_matches(connect, name: str, version: int) -> None:  # t
 @both
 @statement("3.3.2-3", "1.5.4-3", "4.7.3-3")
 def test_topics_are_kept_as_they_are(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """With spaces, byte-order marks, empty levels, and as long as they may be."""
+    """Topics are delivered unchanged: with spaces, byte order marks and empty levels, up to the maximum length."""
     reader, writer = connect(version=version), connect(version=version)
     topics = ["\ufeffx", f"{name}//a/", f"/{name}", f"{name}/ a b ", f"{name}/" + "l" * (65_535 - len(name) - 1)]
     for topic in topics:
@@ -429,7 +447,10 @@ def test_a_pubrel_of_an_unknown_id_is_answered(connect) -> None:  # type: ignore
 
 @statement("4.3.3-9")
 def test_an_id_that_was_refused_is_free_again(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """The server's own figures can't be published, so that message is refused, and the next under its id is new."""
+    """The packet id of a refused message is free, and the next message with this id is new.
+
+    Here a publish to ``$SYS`` is refused.
+    """
     reader, writer = connect(), connect()
     reader.subscribe(name)
     writer.send(wire.publish("$SYS/broker/uptime", qos=2, packet_id=7))

@@ -1,4 +1,4 @@
-"""Statements of the standard about subscriptions: their answers, options, overlaps, and sharing."""
+"""Statements of the standard about subscriptions: acknowledgements, options, overlaps and sharing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD_SHARES = ["$share/", "$share//a", "$share/g", "$share/+/a"]
 
 
 def until(client: RawClient, payload: bytes) -> list[wire.Packet]:
-    """Return the messages that come before the one with this payload."""
+    """Return the messages before the one with this payload."""
     found = []
     while (packet := client.expect("PUBLISH")).payload != payload:
         found.append(packet)
@@ -35,7 +35,10 @@ def test_each_filter_is_answered_in_its_place(connect, name: str, version: int) 
 @statement("3.1.2-24")
 @pytest.mark.parametrize("make", [lambda rows: wire.subscribe(1, rows), lambda rows: wire.unsubscribe(1, dict(rows))])
 def test_an_answer_that_is_too_large_for_a_client_is_not_sent(connect, name: str, make: object) -> None:  # type: ignore[no-untyped-def]
-    """One that just fits is sent; with one filter more, the connection ends with the reason."""
+    """A SUBACK of exactly the client's Maximum Packet Size is sent.
+
+    With one filter more the connection ends with the reason.
+    """
     client = connect(name, maximum_packet_size=40)
     rows = [(f"{name}/{n}", 1) for n in range(36)]
     client.send(make(rows[:35]))  # type: ignore[operator]
@@ -49,7 +52,7 @@ def test_an_answer_that_is_too_large_for_a_client_is_not_sent(connect, name: str
 @statement("4.7.1-1", "4.7.1-2", "4.7.3-1", "4.7.3-2", "3.8.3-1")
 @pytest.mark.parametrize("text", BAD_FILTERS)
 def test_a_filter_that_can_not_be(connect, name: str, version: int, text: str) -> None:  # type: ignore[no-untyped-def]
-    """It is refused, by itself or with its connection, and others are not."""
+    """An invalid filter is refused, by itself or with its connection. Other filters are granted or end with it."""
     client = connect(version=version)
     client.send(wire.subscribe(1, [(f"{name}/a", 1), (text, 0), (f"{name}/b", 2)], version=version))
     packet = client.receive()
@@ -62,7 +65,7 @@ def test_a_filter_that_can_not_be(connect, name: str, version: int, text: str) -
 @statement("4.8.2-1", "4.8.2-2")
 @pytest.mark.parametrize("text", BAD_SHARES)
 def test_a_share_that_can_not_be(connect, text: str) -> None:  # type: ignore[no-untyped-def]
-    """A filter of a shared subscription must have a name and a filter."""
+    """A shared subscription must have a share name and a filter."""
     client = connect()
     client.send(wire.subscribe(1, [(text, 0)]))
     packet = client.receive()
@@ -106,7 +109,7 @@ def test_what_was_begun_is_delivered_after_unsubscribing(connect, name: str, ver
 @both
 @statement("3.8.4-3", "3.8.4-4")
 def test_a_subscription_is_replaced(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Its quality changes, and what is retained comes again."""
+    """Subscribing again replaces the QoS, and retained messages are sent again."""
     client, writer = connect(version=version), connect(version=version)
     writer.publish(name, b"kept", 1, retain=True)
     for qos in (0, 1, 0):
@@ -137,7 +140,7 @@ def test_when_retained_messages_come(connect, name: str) -> None:  # type: ignor
 
 @statement("3.8.3-3")
 def test_no_local(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """What a client publishes itself doesn't come back to it, but goes to others."""
+    """With No Local a client's own messages aren't delivered to it. Other clients get them."""
     client, other = connect(name), connect()
     client.subscribe(name, options=NO_LOCAL)
     other.subscribe(name)
@@ -149,7 +152,7 @@ def test_no_local(connect, name: str) -> None:  # type: ignore[no-untyped-def]
 
 @statement("3.3.4-3", "3.3.4-4", "3.3.4-5", "3.3.4-2")
 def test_overlapping_subscriptions(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """One packet with all identifiers, or one for each with its own; the highest quality is kept."""
+    """Overlapping subscriptions yield one packet with all identifiers, or one for each. The highest QoS is used."""
     client, writer = connect(), connect()
     client.subscribe(f"{name}/#", options=1, subscription_identifier=[268_435_455])
     client.subscribe(f"{name}/x", options=2, subscription_identifier=[1])
@@ -167,7 +170,7 @@ def test_overlapping_subscriptions(connect, name: str) -> None:  # type: ignore[
 @both
 @statement("4.8.2-3", "4.8.2-1")
 def test_a_group_shares_what_comes(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Each message goes to one member, in the quality that was granted to it; a lone subscriber gets all of them."""
+    """Each message goes to one member of the group, at its granted QoS. A plain subscriber gets all messages."""
     members = [connect(version=version) for _ in range(3)]
     alone, writer = connect(version=version), connect(version=version)
     for number, member in enumerate(members):
@@ -189,7 +192,7 @@ def test_a_group_shares_what_comes(connect, name: str, version: int) -> None:  #
 
 
 def _shared(member: RawClient, qos: int) -> list[int]:
-    """Return what a member of a group has got until the mark that each gets, acknowledged."""
+    """Return the acknowledged messages of a group's member, up to a marker that every member gets."""
     found = []
     while True:
         packet = member.receive()
@@ -208,7 +211,7 @@ def _shared(member: RawClient, qos: int) -> list[int]:
 @both
 @statement("4.8.2-4")
 def test_a_member_gets_the_rest_of_its_message(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """A message of QoS 2 that was begun for a member is finished for it, though others of its group are there."""
+    """A QoS 2 exchange is completed with the member that it began with, although the group has other members."""
     first, writer = connect(f"{name}-1", version=version, keep=True), connect(version=version)
     first.subscribe(f"$share/group/{name}", options=2)
     writer.publish(name, b"x", 2)
@@ -228,14 +231,14 @@ def test_a_member_gets_the_rest_of_its_message(connect, name: str, version: int)
 
 @statement("4.8.2-5")
 def test_a_message_that_was_begun_ends_with_its_session(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Nobody else of the group gets what was sent with QoS 2 to a member that never comes back."""
+    """A QoS 2 message sent to a member that never returns goes to no other member of the group."""
     first, writer = connect(f"{name}-1"), connect()
     first.subscribe(f"$share/group/{name}", options=2)
     writer.publish(name, b"x", 2)
     first.expect("PUBLISH")
     second = connect()
     second.subscribe(f"$share/group/{name}", f"{name}/end", options=2)
-    first.leave()  # its session ends with the connection
+    first.leave()  # the session ends with the connection
     writer.publish(f"{name}/end", b"end")
     assert until(second, b"end") == []
 
@@ -258,7 +261,7 @@ def test_what_a_member_refuses_goes_to_nobody_else(connect, name: str) -> None: 
 @both
 @statement("3.8.4-1", "4.7.2-1")
 def test_figures_of_the_server(connect, version: int) -> None:  # type: ignore[no-untyped-def]
-    """They come to who asks for them, and to nobody who asks for everything."""
+    """A client that names ``$SYS`` topics gets the server's metrics. A client that subscribes to everything doesn't."""
     everything, figures = connect(version=version), connect(version=version)
     everything.subscribe("#", "+/broker/#")
     figures.subscribe("$SYS/broker/clients/connected")

@@ -1,4 +1,4 @@
-"""Whatever fails in the store's thread, the server goes on, and nobody is told that something was done that wasn't."""
+"""After any failure in the store's thread the server keeps running, and never acknowledges work that wasn't done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topicstore_conformance.mqtt.embedded import Embedded
 
 
 class Failing:
-    """A method that fails as often as it is told, and does what it does otherwise."""
+    """A patch of a method that raises for a given number of calls, and then works normally."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception) -> None:
         self.times = 0
@@ -66,7 +66,10 @@ def test_a_fault_ends_only_the_client_whom_it_concerns(
     packet: bytes,
     logged: str,
 ) -> None:
-    """It is told so, and it is logged; its session can be had again, and others go on."""
+    """A failure disconnects only the affected client, with a reason, and is logged.
+
+    The session can be resumed, and other clients stay.
+    """
     failing = Failing(monkeypatch, owner, step, RuntimeError("a fault"))
     with embedded.client() as client, embedded.client("other") as other:
         if packet is not CONNECT:
@@ -83,7 +86,7 @@ def test_a_fault_ends_only_the_client_whom_it_concerns(
 
 
 def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session doesn't stay connected."""
+    """If disconnecting a session fails, the server retries. The session doesn't stay marked as connected."""
     failing = Failing(monkeypatch, StoreHop, "_disconnect", RuntimeError("a fault"))
     with embedded.client("me", session_expiry_interval=3600) as client:
         failing.times = 1
@@ -93,7 +96,7 @@ def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: py
 
 
 def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client is told that it isn't connected, and so it isn't."""
+    """If a CONNECT fails after its session was opened, the session is closed, as the CONNACK says."""
     failing = Failing(monkeypatch, StoreHop, "_deliver", RuntimeError("a fault"))
     with embedded.client("other"):
         failing.times = 1
@@ -115,7 +118,7 @@ def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monk
 def test_what_the_store_says_is_told_to_the_client(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, error: ts.TopicstoreError, code: int
 ) -> None:
-    """And logged once, however often it happens."""
+    """A store error is reported to the publisher as a reason code. It is logged once, however often it occurs."""
     failing = Failing(monkeypatch, Sessions, "publish", error)
     with embedded.client("me") as client:
         failing.times = 3
@@ -152,7 +155,7 @@ def test_a_client_that_can_not_be_opened_is_told_why(embedded: Embedded, monkeyp
 def test_clients_are_not_told_where_the_server_keeps_its_files(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    """The log says it."""
+    """File paths in errors are logged, and not sent to clients."""
     caplog.set_level(logging.INFO)
     opening = Failing(monkeypatch, Sessions, "open_many", error("/srv/db/shard-0000: no"))
     with embedded.client() as client:

@@ -1,4 +1,4 @@
-"""The server's own figures: whoever asks for them gets them; they are stored nowhere and match no wildcard."""
+"""The server's metrics under ``$SYS``: only clients that ask for them get them, and none is stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOTAL = "$SYS/broker/connections/total"
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server that tells its figures as often as it looks."""
+    """A server that publishes its metrics every millisecond."""
     settings = ServerSettings(protocol=ProtocolSettings(sys_interval=Duration(0.001), store_qos0=True))
     with Embedded(db, settings) as embedded:
         db.persistence.add("#")
@@ -35,14 +35,14 @@ def test_a_subscriber_gets_them_at_once_and_when_they_change(embedded: Embedded,
         assert (first.payload, first.retain, first.qos) == (b"1", True, 0)
         with PahoClient(embedded.port, "other"):
             watcher.wait(lambda: b"2" in [message.payload for message in watcher.messages], "the figure to change")
-        watcher.subscribe("$SYS/#")  # all of them
+        watcher.subscribe("$SYS/#")  # all metrics
         names = {"version", "uptime", "clients/connected", "subscriptions/count", "bytes/received"}
         wanted = {f"$SYS/broker/{name}" for name in names}
         watcher.wait(lambda: wanted <= {message.topic for message in watcher.messages}, "the figures")
 
 
 def test_they_are_stored_nowhere(embedded: Embedded) -> None:
-    """Although a session that outlives its connection asks for them with QoS 1, and messages of QoS 0 are stored."""
+    """Metrics are not stored, even with a QoS 1 subscription of a stored session and storing of QoS 0 enabled."""
     with PahoClient(embedded.port, "watcher", clean=False, expiry=3600) as watcher:
         assert watcher.subscribe("$SYS/#", 1) == 0
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Nobody waits for a stranger's requests: a turn of the store's thread serves a bounded part of them."""
+"""Fair scheduling: one batch of the store's thread serves a bounded part of the waiting requests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from topicstore_conformance.mqtt.raw_client import RawClient
 
 CLIENTS, FILTERS = 20, 300
 MOST = 250
-"""Filters that may change in one turn: what takes about 25 ms."""
+"""The maximum number of filters that one batch may change, which takes about 25 ms."""
 
 
 @attrs.frozen
 class Turn:
-    """What a turn was asked, and how many more filters the connected sessions have after it than before."""
+    """The requests of one batch, and by how many filters the connected sessions grew in it."""
 
     asked: Asked
     followed: int
@@ -32,7 +32,7 @@ class Turn:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
-    """The turns of the store's thread, in order."""
+    """The batches of the store's thread, in order."""
     found: list[Turn] = []
     serve = StoreHop.serve
 
@@ -52,7 +52,7 @@ def _followed(hop: StoreHop) -> int:
 
 @contextmanager
 def crowd(embedded: Embedded) -> Iterator[list[RawClient]]:
-    """Clients whose sessions stay, without any subscription."""
+    """Clients with stored sessions and no subscriptions."""
     with ExitStack() as stack:
         clients = [stack.enter_context(embedded.client()) for _ in range(CLIENTS)]
         for number, client in enumerate(clients):
@@ -65,7 +65,7 @@ def filters(number: int) -> list[str]:
 
 
 def storm(embedded: Embedded, clients: list[RawClient], packets: list[bytes]) -> None:
-    """Have all clients' packets wait for the same turn."""
+    """Send packets of all clients while the store's thread is blocked, so that they wait for the same batch."""
     broker, opened = embedded.server._broker, threading.Event()
     assert broker is not None
     broker._thread.submit(opened.wait, PATIENCE)
@@ -84,7 +84,10 @@ def _waiting(asked: Asked) -> int:
 
 
 def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database, turns: list[Turn]) -> None:
-    """Every client that waits has its part of each turn, and each packet one answer, also for its end."""
+    """Each batch changes a bounded number of filters, the same for every waiting client.
+
+    Each packet gets one acknowledgement, when it is done.
+    """
     with Embedded(db) as embedded, crowd(embedded) as clients:
         for make, kind in ((_subscribe, "SUBACK"), (_unsubscribe, "UNSUBACK")):
             turns.clear()
@@ -110,7 +113,10 @@ def _resubscribed(asked: Asked) -> list[tuple[object, object, list[object]]]:
 
 
 def test_a_turn_resumes_and_ends_a_bounded_part_of_the_sessions(db: ts.Database, turns: list[Turn]) -> None:
-    """A client's CONNACK comes when it has all of its subscriptions again, however many there are."""
+    """One batch resumes and ends a bounded number of sessions.
+
+    A CONNACK is sent when the session has all its subscriptions again.
+    """
     with Embedded(db) as embedded:
         with crowd(embedded) as clients:
             for number, client in enumerate(clients):

@@ -82,7 +82,7 @@ def test_a_body_without_an_end_is_not_read_without_an_end(strict: Server) -> Non
     with connected(strict) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server closes the connection
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server closes it
             for _ in range(10_000):
                 connection.sendall(chunk)
     assert alive(strict)

@@ -156,9 +156,9 @@ def test_a_request_that_runs_ends_before_the_server(db: ts.Database, monkeypatch
 
 @pytest.mark.slow
 def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Database) -> None:
-    """An exception from a callback at shutdown is raised after the shutdown is complete:
+    """An exception from a callback at shutdown is raised once the shutdown is complete.
 
-    MQTT clients got a DISCONNECT, and no thread is left.
+    MQTT clients got a DISCONNECT by then, and no thread is left.
     """
 
     def fail() -> None:

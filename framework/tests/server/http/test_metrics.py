@@ -1,4 +1,4 @@
-"""What Prometheus is told, compared with what was done."""
+"""Prometheus metrics, compared with the work that was done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Values = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class NotToldError(AssertionError):
-    """There is no sample of a name that has these labels."""
+    """Raised if no sample has this name and these labels."""
 
 
 class Scraper:
@@ -47,7 +47,7 @@ class Scraper:
         return self
 
     def __call__(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of a name that have these labels; raise `NotToldError` if there is none."""
+        """Return the sum of all samples with this name and these labels; raise `NotToldError` if there is none."""
         found = [v for (of, has), v in self.values.items() if of == name and labels.items() <= dict(has).items()]
         if not found:
             raise NotToldError(f"there is no {name} with {labels}")
@@ -63,7 +63,7 @@ class Watched:
     scraper: Scraper
 
     def until(self, holds: Callable[[Scraper], bool], what: str) -> None:
-        """Scrape until something is told that may be told a little late."""
+        """Scrape until the metrics, which may lag, meet a condition."""
 
         def told() -> bool:
             with suppress(NotToldError):
@@ -75,7 +75,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
-    """A database of two shards that nobody else uses, served."""
+    """A served database of two shards for one test."""
     with ts.open(tmp_path / "db", backend="memory", shards=2) as db, serving_http(db) as server:
         port = int(server.addresses[0].rpartition(":")[2])
         with client_of(server, "") as client:
@@ -87,7 +87,7 @@ def messages(thread: int, count: int) -> list[ts.Message]:
 
 
 def test_stores_and_reads_under_load(watched: Watched) -> None:
-    """Four threads store and one replays, while another one scrapes all the time and sees no counter fall."""
+    """While four threads store and one replays, a concurrent scraper sees no counter decrease."""
     over = threading.Event()
     replayed: list[int] = []
 
@@ -161,7 +161,7 @@ def test_a_batch_that_fails_is_counted(watched: Watched) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None:
-    """Every packet of three clients, also refused and malformed ones, counted once."""
+    """Each packet of three clients is counted once, including refused and malformed ones."""
     v5 = version == 5
     with ExitStack() as clients:
         reader, writer, bad = (clients.enter_context(RawClient(watched.port, version=version)) for _ in range(3))
@@ -177,7 +177,7 @@ def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None
         assert writer.publish("c/x", b"").reason == (0x10 if v5 else 0)
         writer.ping()
         reader.ping()
-        bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a reserved flag is wrong
+        bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a reserved flag is set
         assert bad.ended() is None or v5
         writer.leave()
     watched.until(lambda told: told("topicstore_mqtt_clients") == 0, "all clients are gone")
@@ -216,7 +216,10 @@ def _packets(told: Scraper, way: str) -> dict[tuple[str, int], float]:
 
 
 def test_acknowledgements_with_reason_codes(watched: Watched) -> None:
-    """PUBRECs that refuse, PUBACKs with a reason, and PUBRELs of unknown packet ids."""
+    """Acknowledgements are counted by type and reason code.
+
+    Among them are PUBRECs that refuse, PUBACKs with a reason, and PUBRELs of unknown packet ids.
+    """
     with RawClient(watched.port) as client:
         client.connect("client")
         client.subscribe("a/#", options=2)
@@ -240,7 +243,10 @@ def test_acknowledgements_with_reason_codes(watched: Watched) -> None:
 
 
 def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
-    """Of one session that is away with 30 messages to get, and one that is connected with two in flight."""
+    """Metrics have the lag and the in-flight messages of all sessions.
+
+    One session here is disconnected with 30 waiting messages; the other is connected with 2 in flight.
+    """
     with RawClient(watched.port) as away:
         away.connect("away", session_expiry_interval=3_600)
         away.subscribe("kept/#", options=1)
@@ -265,15 +271,15 @@ def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
 
 
 def test_messages_of_qos_0_that_were_dropped(watched: Watched) -> None:
-    """Also those of sessions that have ended."""
+    """Dropped messages of QoS 0 are counted, including those of sessions that have ended."""
     dropped = []
-    for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):  # the latter overlap
+    for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):  # the two filters overlap
         session = watched.db.sessions.open(client, expiry_interval=0)
         for one in filters:
             session.subscribe(one, qos=0)
         session.pause()
         watched.db.publish([ts.Message("live/x", b"", "writer") for _ in range(10_003)])
-        watched.db.sessions.lag(client)  # it takes what was published
+        watched.db.sessions.lag(client)  # the client reads the published messages
         dropped.append(session.status().missed)
         session.disconnect()
     assert dropped[0] == 3 <= dropped[1]
@@ -350,7 +356,7 @@ def test_figures(watched: Watched) -> None:
 
 
 def test_samples_are_taken_by_one_thread_until_they_are_stopped(tmp_path: Path) -> None:
-    """However often they are started; after the first `stop` there is none."""
+    """Repeated starts run one sampling thread, which the first `stop` ends."""
 
     def threads() -> int:
         return sum(thread.name == "topicstore-figures" for thread in threading.enumerate())

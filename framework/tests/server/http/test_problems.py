@@ -20,7 +20,7 @@ EXPECTED = {
     503: "DatabaseClosed DatabaseLocked NestedCall Recoverable ShardReadOnly TooManyOpenFiles",
     507: "QuotaExceeded StorageFull",
 }
-"""The names of errors by their status, without `Error`."""
+"""By status, the names of the error classes without the suffix `Error`."""
 
 
 def test_every_error_of_the_library_has_its_status() -> None:

@@ -1,4 +1,4 @@
-"""Packets as the server reads them."""
+"""Helpers that decode packets as the server does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topicstore_conformance.mqtt import wire
 
 
 def read(version: int, packet: bytes) -> Any:
-    """Return what the server reads: of a PUBLISH the message, its packet id and its alias."""
+    """Return a packet as the server decodes it: for a PUBLISH its message, packet identifier and topic alias."""
     reader = FrameReader(1 << 24)
     reader.version = version
     (frame,) = reader.feed(packet)
@@ -20,7 +20,7 @@ def read(version: int, packet: bytes) -> Any:
 
 
 def refused(version: int, packet: bytes, reason: ReasonCode) -> PacketError:
-    """Check that a packet is refused with this reason, and return the error."""
+    """Check that a packet is refused with this reason code, and return the error."""
     with pytest.raises(PacketError) as error:
         read(version, packet)
     assert error.value.reason is reason, error.value.text
@@ -28,7 +28,7 @@ def refused(version: int, packet: bytes, reason: ReasonCode) -> PacketError:
 
 
 def reason_of(version: int, packet: bytes) -> ReasonCode | None:
-    """Return why a packet is refused, or None if it isn't."""
+    """Return the reason code with which a packet is refused, or None if it is accepted."""
     try:
         read(version, packet)
     except PacketError as bad:
@@ -37,7 +37,7 @@ def reason_of(version: int, packet: bytes) -> ReasonCode | None:
 
 
 def sent(version: int, packet: bytes) -> wire.Packet:
-    """Return a packet of the server as a client reads it."""
+    """Return a packet of the server as a client decodes it."""
     first, begin, end = wire.split(packet) or (0, 0, 0)
     assert end == len(packet)
     return wire.parse(version, first, packet[begin:end])

@@ -1,4 +1,4 @@
-"""Packets that were changed at random, cut off, or are nothing but chance: they are read, or refused with a reason."""
+"""Mutated, truncated and random packets, which the server must decode or refuse with a reason code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.changed_packets import Changes, samples
 
 CHANGED = tries(40_000, 100_000)
-"""How many changed packets a test reads for each version."""
+"""The number of mutated packets that a test decodes for each version."""
 
 
 def read(version: int, frame: Frame) -> Packet | ts.Message:
-    """Read a packet as a server does. What comes of it must be good for what a server does with it."""
+    """Decode a packet as the server does, and check that the server can use the result."""
     if frame[0] >> 4 == 3:
         message, packet_id, alias = decode_publish(version, *frame, "me")
         assert (packet_id > 0) == (message.qos > 0)
@@ -43,13 +43,13 @@ def read(version: int, frame: Frame) -> Packet | ts.Message:
 
 
 def check_storable(messages: list[ts.Message]) -> None:
-    """Check messages as the store does. Raises what the store raises."""
+    """Check messages as the store does, and raise the store's errors."""
     for name, field in (("topics", "topic"), ("payloads", "payload"), ("qos", "qos"), ("properties", "properties")):
         CHECKS[name]([getattr(message, field) for message in messages])
 
 
 def attempt(version: int, frame: Frame) -> Packet | ts.Message | PacketError:
-    """Return what `read` returns, or the error by which it refuses the packet; no other error passes."""
+    """Return the result of `read`, or the error by which it refuses the packet. Other exceptions propagate."""
     try:
         return read(version, frame)
     except PacketError as bad:
@@ -57,7 +57,7 @@ def attempt(version: int, frame: Frame) -> Packet | ts.Message | PacketError:
 
 
 def cut(reader: FrameReader, data: bytes) -> tuple[list[Frame], FramingError | None]:
-    """Return the frames of these bytes, and the error that ends them if there is one."""
+    """Return the frames in these bytes, and the error that ends them, if any."""
     try:
         return reader.feed(data), None
     except FramingError as bad:
@@ -89,7 +89,7 @@ def test_a_changed_packet_is_read_or_refused(version: int, known: bool) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_packet_that_is_cut_off_is_refused(version: int) -> None:
-    """Its length is made to fit. What may be missing by the standard may be missing; the rest is malformed."""
+    """A truncated packet with a matching length is malformed, unless the standard lets the missing part be omitted."""
     for packet in samples(version):
         first, begin, end = wire.split(packet) or (0, 0, 0)
         for size in range(end - begin):
@@ -101,7 +101,7 @@ def test_a_packet_that_is_cut_off_is_refused(version: int) -> None:
 
 
 def check_may_be_short(version: int, packet: bytes, size: int, found: Packet | ts.Message) -> None:
-    """Check that the first ``size`` bytes of a packet's body are a packet too."""
+    """Check that the standard permits a packet that has only the first ``size`` bytes of this body."""
     kind = wire.KINDS[packet[0] >> 4]
     if isinstance(found, ts.Message):  # a payload may have any size
         whole = read(version, (packet[0], packet[2:]))
@@ -138,7 +138,7 @@ def test_any_bytes_are_cut_into_frames_or_refused(version: int) -> None:
                 assert error.reason in (ReasonCode.MALFORMED_PACKET, ReasonCode.PACKET_TOO_LARGE)
                 break
         at = 0
-        for frame in found:  # they stand in the stream one after the other
+        for frame in found:  # the stream has them one after the other
             first, begin, end = wire.split(stream[at:]) or (0, 0, 0)
             assert frame == (first, stream[at + begin : at + end])
             at += end

@@ -1,4 +1,4 @@
-"""One packet, however large it may be, has a bounded number of parts that are read one by one."""
+"""Bounds on the number of parts of one packet, which the server decodes one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def user_properties(count: int) -> bytes:
 @BOTH
 @pytest.mark.parametrize("first", [SUBSCRIBE, UNSUBSCRIBE])
 def test_the_filters_of_a_packet_are_bounded(version: int, first: int) -> None:
-    """In their number, and not in their length; where a long packet ends too early it is malformed."""
+    """The number of filters in a packet is bounded, and their total length isn't.
+
+    A long packet that ends too early is malformed.
+    """
     assert len(read(version, filters(version, first, bounds.MOST_FILTERS)).filters) == bounds.MOST_FILTERS
     refused(version, filters(version, first, bounds.MOST_FILTERS + 1), ReasonCode.QUOTA_EXCEEDED)
     assert len(read(version, filters(version, first, 50, b"a" * 65_535)).filters) == 50

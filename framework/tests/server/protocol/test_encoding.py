@@ -1,4 +1,4 @@
-"""What a server sends where the versions differ, and which reason codes it may send."""
+"""Packets that the server sends: differences between the versions, and permitted reason codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ RETURN_CODES = {
 
 @pytest.mark.parametrize("present", [False, True])
 def test_connack_of_mqtt_311_has_a_return_code(present: bool) -> None:
-    """A CONNECT that breaks its rules gets none, and there is no packet by which a server says why it ends."""
+    """A CONNACK of MQTT 3.1.1 has a return code.
+
+    That version has no CONNACK for a malformed CONNECT, and no DISCONNECT from the server.
+    """
     for code, names in RETURN_CODES.items():
         for reason in (ReasonCode[name] for name in names):
             packet = encoding.connack(4, reason, present, receive_maximum=5, reason_string="no")

@@ -1,4 +1,4 @@
-"""Cutting bytes into frames, however they arrive."""
+"""Splitting a stream into frames, however the bytes arrive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_frames_do_not_depend_on_how_bytes_arrive(expected: list[Frame], data: s
         if found:
             reader.version = 5
     assert found == [CONNECT_FRAME, *expected]
-    assert reader.feed(b"\xc0\0") == [(0xC0, b"")]  # nothing is left behind
+    assert reader.feed(b"\xc0\0") == [(0xC0, b"")]  # no bytes are left over
 
 
 @pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
@@ -44,7 +44,7 @@ def test_a_packet_may_have_any_length(size: int) -> None:
 
 
 def test_a_large_packet_is_kept_once() -> None:
-    """However small its pieces are, no more than its bytes are kept, with the room that a bytearray has to grow."""
+    """A packet that arrives in small pieces takes its size in memory, plus the spare capacity of a bytearray."""
     reader = FrameReader(LARGE)
     reader.version = 5
     body = bytes(1 << 20)
@@ -91,7 +91,7 @@ def test_mqtt_311_allows_a_length_with_more_bytes_than_it_needs(length: bytes) -
 
 
 def pieces_of_a_padded_connect(version: int) -> list[list[bytes]]:
-    """Return ways in which a CONNECT arrives whose length has a byte too many."""
+    """Return several splits into pieces of a CONNECT whose length is encoded with one byte too many."""
     connect = wire.connect("me", version=version)
     padded = bytes((connect[0], connect[1] | 128, 0)) + connect[2:]
     return [[padded], [padded[:2], padded[2:5], padded[5:]], [padded[at : at + 1] for at in range(len(padded))]]

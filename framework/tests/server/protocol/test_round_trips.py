@@ -1,4 +1,7 @@
-"""Valid packets of both versions, made by one codec and read by another: the tests' own, ohmqtt's and the server's."""
+"""Valid packets of both versions, encoded by one codec and decoded by another.
+
+The codecs are the tests' own, ohmqtt's and the server's.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ user_properties = st.lists(st.tuples(texts, texts), max_size=3)
 
 
 def some(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy for any of these properties; an empty list is none."""
+    """Return a strategy for any subset of these properties. A property whose list is empty is left out."""
     drawn = st.fixed_dictionaries({}, optional=values)
     return drawn.map(lambda found: {name: value for name, value in found.items() if value != []})
 
@@ -68,7 +71,7 @@ message_properties = some(**MESSAGE)
 
 
 def as_properties(values: dict[str, Any]) -> Properties | None:
-    """Return what a message has of the properties that a packet has."""
+    """Return the message properties among a packet's properties."""
     ours = {name: value for name, value in values.items() if name in MESSAGE}
     pairs = tuple(ours.pop("user_property", ()))
     return Properties(**ours, user_properties=pairs) if ours or pairs else None
@@ -95,7 +98,7 @@ connects = some(
 
 
 def fields(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy for all of these fields."""
+    """Return a strategy for dictionaries with all of these fields."""
     return st.fixed_dictionaries(values)
 
 
@@ -154,7 +157,7 @@ def test_publish_from_a_client(
     topic, payload, qos, retain = (given[name] for name in ("topic", "payload", "qos", "retain"))
     properties = as_properties(values) if version == 5 else None
     expected = ts.Message(topic, payload, "me", qos, retain, None, properties)
-    for _ in range(2):  # topics and properties are remembered
+    for _ in range(2):  # the codec caches topics and properties
         found = read(version, packet)
         assert found == (expected, given["packet_id"] if qos else 0, alias.get("topic_alias", 0))
 

@@ -1,4 +1,4 @@
-"""Rules of MQTT 5 about a packet's bytes that no numbered statement has: properties, and errors named in its text."""
+"""Rules of MQTT 5 about a packet's bytes that have no statement number: properties, and errors named in the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGE = {"WILL", "PUBLISH"}
 
 
 def with_properties(place: str, fields: bytes) -> bytes:
-    """Return a packet that has these properties; those of a will are in a CONNECT."""
+    """Return a packet of this type with these properties. The properties of a will are in a CONNECT."""
     block = wire.variable(len(fields)) + fields
     if place == "CONNECT":
         return wire.frame(place, 0, b"\0\4MQTT\5\2\0\0", block, TEXT)
@@ -69,8 +69,10 @@ PROPERTIES: dict[int, tuple[bytes, set[str]]] = {
     0x29: (b"\1", set()),
     0x2A: (b"\1", set()),
 }
-"""Table 2-4: by identifier a value, and the packets of a client that may have the property. Authentication data (0x16)
-need a method in a CONNECT, which `test_authentication_data_need_a_method` tries."""
+"""Table 2-4: by property identifier, a valid value and the client packets that may have the property.
+
+Authentication data (0x16) in a CONNECT need a method, which `test_authentication_data_need_a_method` tests.
+"""
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -87,7 +89,7 @@ def test_a_property_belongs_into_its_packets(place: str) -> None:
 
 @pytest.mark.parametrize("identifier", PROPERTIES)
 def test_a_property_is_there_once(identifier: int) -> None:
-    """Only user properties may be repeated (section 2.2.2.2)."""
+    """A property other than a user property may be in a packet once only (section 2.2.2.2)."""
     value, places = PROPERTIES[identifier]
     field = bytes((identifier,)) + value
     for place in places:
@@ -124,7 +126,10 @@ def test_a_value_out_of_its_range_is_a_protocol_error(place: str, field: bytes) 
 
 
 def test_authentication_data_need_a_method() -> None:
-    """Section 3.1.2.11.10; and an AUTH always names its method (section 3.15.2.2.2)."""
+    """A CONNECT with authentication data (section 3.1.2.11.10) must name the method.
+
+    An AUTH must always name the method (section 3.15.2.2.2).
+    """
     assert reason_of(5, with_properties("CONNECT", b"\x16" + TEXT)) == PROTOCOL_ERROR
     assert reason_of(5, with_properties("CONNECT", b"\x16" + TEXT + b"\x15" + TEXT)) is None
     assert reason_of(5, wire.frame("AUTH", 0, b"\x18\0")) == PROTOCOL_ERROR
@@ -132,7 +137,7 @@ def test_authentication_data_need_a_method() -> None:
 
 
 def test_a_subscribe_has_one_identifier() -> None:
-    """Section 3.8.2.1.2; also if it is the same one twice, and beside other properties."""
+    """A SUBSCRIBE with two subscription identifiers is refused, even if they are equal (section 3.8.2.1.2)."""
     for identifiers in ([5, 5], [5, 6], [300, 300], [1, 1, 1]):
         for pairs in ({}, {"user_property": [("水", "é")]}):
             packet = wire.subscribe(7, [("é/水", 1), ("b", 0)], subscription_identifier=identifiers, **pairs)  # type: ignore[arg-type]
@@ -155,7 +160,10 @@ def test_properties_that_are_longer_than_their_packet_are_malformed() -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_packet_has_nothing_behind_its_fields(version: int) -> None:
-    """What may follow in MQTT 5, a reason code and the length of properties, may not in MQTT 3.1.1."""
+    """A packet with bytes after its last field is malformed.
+
+    Only MQTT 5 permits a reason code and a property length after a packet identifier.
+    """
     short = [wire.acknowledgement(kind, 7) for kind in sorted(ACKS)]
     for packet, may_follow in [
         (wire.connect("me", version=version), b""),

@@ -1,7 +1,7 @@
 """The numbered statements of both standards about the bytes of one packet, each with a test that names it.
 
 A number such as ``"1.5.4-1"`` is [MQTT-1.5.4-1] of MQTT 5; ``"3.1.1: 1.5.3-1"`` is [MQTT-1.5.3-1] of MQTT 3.1.1. The
-table in the server's README lists them; a test below compares the two.
+table in the server's README lists the statements; a test below compares the two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .conftest import read, refused, sent
 MALFORMED, PROTOCOL_ERROR = ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR
 both = pytest.mark.parametrize("version", [4, 5], ids=["MQTT 3.1.1", "MQTT 5"])
 ID, NOTHING = b"\0\7", b"\0"
-"""A packet id, and properties of which there are none."""
+"""A packet id, and an empty set of properties."""
 
 
 def properties(version: int, **values: wire.Value) -> bytes:
@@ -33,13 +33,13 @@ def properties(version: int, **values: wire.Value) -> bytes:
 
 
 def connect(version: int, flags: int, *payload: bytes, keep_alive: int = 60, name: bytes = b"\0\4MQTT") -> bytes:
-    """Return a CONNECT with these flags and these fields of its payload, whether they fit together or not."""
+    """Return a CONNECT with these flags and these payload fields, even if the two contradict each other."""
     head = name + bytes((version, flags)) + keep_alive.to_bytes(2, "big")
     return wire.frame("CONNECT", 0, head, properties(version), *payload)
 
 
 def texts(version: int, text: bytes) -> dict[str, bytes]:
-    """Return packets that have this text, with its length, in each place where a client sends text."""
+    """Return packets that have this text, with its length, in each string field that a client sends."""
     some, end = wire.binary("some"), properties(version)
     found = {
         "client id": connect(version, 2, text),
@@ -162,7 +162,7 @@ def test_reserved_flags_have_their_values(version: int, kind: str) -> None:
 @both
 @statement("2.1.3-1", "3.1.1: 2.2.2-1")
 def test_types_that_a_client_does_not_send(version: int) -> None:
-    """Type 0 doesn't exist, nor does 15 in MQTT 3.1.1; the others are sent by servers."""
+    """A server refuses packet types that only servers send, type 0, and type 15 in MQTT 3.1.1."""
     refused(version, b"\0\0", MALFORMED)
     for kind in ("CONNACK", "SUBACK", "UNSUBACK", "PINGRESP"):
         refused(version, wire.frame(kind, 0, ID, b"\0"), PROTOCOL_ERROR)
@@ -206,7 +206,7 @@ def test_no_properties_are_a_length_of_0() -> None:
 )
 @statement("3.1.2-1", "3.1.1: 3.1.2-1")
 def test_the_protocol_has_its_name(version: int, name: bytes) -> None:
-    """It is not told that this is a server of MQTT, unless it is MQTT 3.1 that was asked for."""
+    """A CONNECT with another protocol name is refused without a CONNACK, unless the name is that of MQTT 3.1."""
     found = refused(version, connect(version, 2, wire.binary("me"), name=name), ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
     assert found.version == 0
 
@@ -216,7 +216,10 @@ def test_the_protocol_has_its_name(version: int, name: bytes) -> None:
 )
 @statement("3.1.2-2", "3.1.1: 3.1.2-2")
 def test_the_protocol_has_a_version_that_is_served(level: int, answer: int) -> None:
-    """Bridges of mosquitto set a bit of it, and connect without it once they are told in the form of their version."""
+    """An unsupported protocol version is refused in the form of that version.
+
+    Bridges of mosquitto set a bit of the version, and connect without the bit after such a CONNACK.
+    """
     found = refused(0, connect(level, 2, wire.binary("me")), ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
     assert found.version == answer
     expected = b"\x20\2\0\1" if answer == 4 else b"\x20\3\0\x84\0"
@@ -308,7 +311,7 @@ def test_client_ids_that_every_server_allows(version: int) -> None:
 @both
 @statement("3.1.3-6", "3.1.1: 3.1.3-6", "3.1.1: 3.1.3-8")
 def test_a_client_id_may_be_empty(version: int) -> None:
-    """In MQTT 3.1.1 only with a clean session; otherwise the return code 2 says it."""
+    """A client id may be empty, in MQTT 3.1.1 only with a clean session. Otherwise the return code is 2."""
     assert read(version, wire.connect("", version=version)).client_id == ""
     if version == 5:
         assert read(5, wire.connect("", clean=False)).client_id == ""
@@ -319,7 +322,7 @@ def test_a_client_id_may_be_empty(version: int) -> None:
 
 @statement("3.1.4-1", "3.1.1: 3.1.4-1", "3.1.1: 3.2.2-6")
 def test_a_connect_that_breaks_the_rules_is_answered_as_its_version_says() -> None:
-    """With a CONNACK in MQTT 5, and with nothing in MQTT 3.1.1."""
+    """A malformed CONNECT gets a CONNACK with a reason code in MQTT 5, and no answer in MQTT 3.1.1."""
     for version, answer in ((5, b"\x20\3\0\x81\0"), (4, b"")):
         bad = [connect(version, 3, wire.binary("me")), connect(version, 2), connect(version, 2, b"\0\1\xff")]
         bad += [connect(version, 2, wire.binary("me"), b"x")]
@@ -362,7 +365,7 @@ REASONS: dict[str, tuple[Callable[[int], bytes], set[int]]] = {
         {0, *range(0x80, 0x84), 0x87, 0x89, 0x8B, *range(0x8D, 0x91), *range(0x93, 0xA3)},
     ),
 }
-"""By statement, how a packet with a reason code is made, and the codes that its table in the standard has for it."""
+"""By statement, a function that makes a packet with a reason code, and the codes in the standard's table for it."""
 
 
 @pytest.mark.parametrize("number", REASONS)
@@ -475,7 +478,10 @@ def test_a_shared_subscription_is_not_without_own_messages() -> None:
 @both
 @statement("3.8.3-5", "3.1.1: 3-8.3-4")
 def test_options_of_a_subscription_have_no_reserved_bits(version: int) -> None:
-    """In MQTT 3.1.1 they are a QoS and nothing else; in MQTT 5 two of its values are no QoS and no retain handling."""
+    """Subscription options with reserved bits or values are malformed.
+
+    In MQTT 3.1.1 they are a QoS only; MQTT 5 reserves QoS 3 and retain handling 3.
+    """
     for options in range(256):
         packet = wire.subscribe(7, [("a", options)], version=version)
         if options & 0xC0 or (version == 4 and options > 2):
@@ -487,7 +493,7 @@ def test_options_of_a_subscription_have_no_reserved_bits(version: int) -> None:
 
 
 def test_the_table_names_these_statements_and_tests() -> None:
-    """Each row of the table has a statement of MQTT 5, one of MQTT 3.1.1, or both, and the tests for them."""
+    """Each row of the README's table has a statement of MQTT 5, one of MQTT 3.1.1, or both, and their tests."""
     text = (Path(topicstore.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
     section = text.split("\n## Statements about packets\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([\d.-]+|–) \| ([\d.-]+|–) \| [^|]+ \| ([^|]+) \|$", section, re.MULTILINE)
