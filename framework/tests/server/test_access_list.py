@@ -57,10 +57,7 @@ def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
         for other, theirs in matched.items():
             if pattern.covers(TopicFilter(other)):
                 assert theirs <= mine, (text, other)
-            elif other not in (
-                "#",
-                "/#",
-            ):  # these would match a topic without levels or an empty one, which don't exist
+            elif other not in ("#", "/#"):  # these would also match a topic without levels, or an empty one
                 assert not theirs <= mine, (text, other)
 
 
@@ -205,6 +202,9 @@ def test_topics_of_the_server_need_a_rule_of_their_own() -> None:
 
 
 def test_a_rule_with_a_bad_filter_is_refused() -> None:
-    """A rule with an invalid filter is an error when the server starts, which names the rule's place."""
+    """A rule with an invalid filter is an error when the server starts.
+
+    The error names the rule's place in the settings.
+    """
     with pytest.raises(SettingsError, match=r"authorization\.rules\[1\]\.topics: filter 'a#'"):
         rules(allow("a"), deny("a#"))

@@ -103,7 +103,10 @@ def test_a_client_id_is_of_one_user_at_most() -> None:
     "texts", [["%u*"], ["*%u"], ["*-%u"], ["%u-%u"], ["%u-*", "x%u"], ["a-%u", "a-b-%u"], ["ok", "%u*"]]
 )
 def test_patterns_by_which_two_users_have_the_same_client_id_are_refused(texts: list[str]) -> None:
-    """Patterns that give two users the same client id are an error when the server starts, which names the setting."""
+    """Patterns that give two users the same client id are an error when the server starts.
+
+    The error names the setting.
+    """
     for make, place in (
         (lambda: Access(AuthenticationSettings(client_id=tuple(texts)), AuthorizationSettings()), "authentication"),
         (

@@ -313,7 +313,10 @@ def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """Of many connections with the same client id, the last one keeps the session."""
+    """Of many connections with the same client id, the last one keeps the session.
+
+    The others get a DISCONNECT with 0x8E.
+    """
     with ExitStack() as clients:
         many = [clients.enter_context(mqtt.client()) for _ in range(100)]
         for client in many:

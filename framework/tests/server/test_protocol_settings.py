@@ -47,11 +47,7 @@ def test_a_client_of_mqtt_5_is_told_to_speak_every_minute(embedded: Embedded) ->
 
 @pytest.mark.parametrize(
     ("client_id", "asked", "told"),
-    [
-        ("a%u", 1, "answers/a%u/%a%u"),
-        ("me", 0, None),
-        ("x" * 65_535, 1, None),
-    ],  # the last one is longer than any string
+    [("a%u", 1, "answers/a%u/%a%u"), ("me", 0, None), ("x" * 65_535, 1, None)],  # the last is longer than any string
     ids=["asked", "not asked", "too long"],
 )
 def test_a_client_that_asks_for_its_answers_is_told_where_they_go(

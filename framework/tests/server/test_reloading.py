@@ -197,7 +197,10 @@ def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
 
 
 def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> None:
-    """Naming a setting that the database already has is no change. Nor is the removal of a layout's name."""
+    """Naming a setting that the database already has is no change.
+
+    Removing a layout's name from the file isn't one either.
+    """
     named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
     for storage, changed, kept in (
         (named, ("layout.type", "layout.level"), ("n_shards", "durability")),

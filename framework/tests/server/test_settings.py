@@ -200,7 +200,7 @@ def test_an_empty_file_means_defaults_only_where_that_is_said(tmp_path: Path) ->
 
 
 def test_http_has_one_address_or_several(tmp_path: Path) -> None:
-    """The HTTP address may be a string or a list; an empty list disables HTTP."""
+    """The HTTP address may be a string or a list of strings. An empty list is an error."""
     file = tmp_path / "server.toml"
     for value, listen in (
         ('"127.0.0.1:1"', ("127.0.0.1:1",)),

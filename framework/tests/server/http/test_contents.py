@@ -153,9 +153,9 @@ def _check_estimates(db: ts.Database, times: np.ndarray[Any, Any]) -> None:
 def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A histogram of many messages is an estimate; after a deletion one that covers a small rest is exact.
+    """A histogram of many messages is an estimate, and the count of a single span is exact.
 
-    Each tally table is read at most once, and a histogram of all messages reads no table.
+    Each tally table is read at most once; a histogram of all messages reads no table.
     """
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift", auto_compact=False) as db:
         times = _stored(db, 400_000, 20)

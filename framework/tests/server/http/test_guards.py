@@ -197,9 +197,9 @@ def test_the_first_token_ends_what_this_machine_may_without_one(tmp_path: Path) 
 def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
     tmp_path: Path, authority: Authority, what: str
 ) -> None:
-    """Loopback clients need a token once users or access rules are configured, at the start or by a reload.
+    """Loopback clients need a token once MQTT clients are authenticated or authorized by settings.
 
-    After their removal no token is needed.
+    This applies at the start and after a reload. When those settings are removed, no token is needed again.
     """
     users = tmp_path / "users"
     users.touch()

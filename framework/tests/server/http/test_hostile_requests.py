@@ -249,7 +249,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
     ],
 )
 def test_what_is_no_request_is_refused(impatient: Server, said: bytes) -> None:
-    """Bytes that are no HTTP request get an error status that fits, and the connection is closed."""
+    """Bytes that aren't an HTTP request get an error status other than 500, or no answer. The connection is closed."""
     with connected(impatient) as connection:
         connection.sendall(said)
         answer = read_all(connection)

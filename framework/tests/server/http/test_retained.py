@@ -42,6 +42,6 @@ def test_a_retained_message_is_set_and_cleared(http: httpx.Client, db: ts.Databa
 
 @pytest.mark.parametrize("body", [{"topic": "x", "payload": ""}, {"topic": "x/#", "payload": "1"}, {"topic": "x"}, []])
 def test_what_can_t_be_retained_is_refused(http: httpx.Client, db: ts.Database, body: object) -> None:
-    """An invalid retained message is refused and not published."""
+    """An invalid retained message is refused and not stored."""
     assert http.put("/retained", json=body).status_code == 400
     assert db.retained("x") == []
