@@ -1,4 +1,4 @@
-"""A server that runs out of file descriptors keeps serving, and accepts writes again afterwards."""
+"""A server that runs out of file descriptors keeps serving, and accepts writes when there are descriptors again."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_client_that_was_away_for_too_long_is_told(
                 assert {one.dropped for one in session.status().subscriptions} == {(1,)}
                 client.acknowledge(packet)
                 client.leave()
-            with embedded.client(version=version) as client:  # the client is notified once
+            with embedded.client(version=version) as client:  # the client is notified only once
                 assert "reason_string" not in client.connect(name, keep=True).properties
     assert sum("was away for too long" in one.message for one in caplog.records) == 2
 

@@ -15,7 +15,7 @@ from topicstore.server.access.password_check import PasswordCheck
 from topicstore.server.access.passwords import PasswordFile, PasswordFileError
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-"""Hash parameters that take no time; these tests don't need costly hashes."""
+"""A hasher that takes almost no time; these tests don't need costly hashes."""
 
 
 @pytest.fixture

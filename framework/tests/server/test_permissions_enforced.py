@@ -371,7 +371,7 @@ def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, p
 def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Plugin, version: int, qos: int) -> None:
     """A plugin is asked before messages are delivered.
 
-    Allowed ones arrive in order, refused ones don't, and other clients don't wait.
+    Allowed messages arrive in order, and refused ones aren't delivered. Other clients don't wait.
     """
     plugin.may_answer.set()
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:

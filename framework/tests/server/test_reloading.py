@@ -215,7 +215,7 @@ def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> Non
 
 
 def test_figures_of_sessions_change(embedded: Embedded) -> None:
-    """Intervals of sessions change at once. The shortest poll interval of all zones applies to all."""
+    """Changed intervals of sessions apply at once. The shortest poll interval of all zones applies to all."""
     sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
     zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
     changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]

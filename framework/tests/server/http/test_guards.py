@@ -1,4 +1,4 @@
-"""Authentication over HTTP: which clients need no token, and that all others reach no route without one."""
+"""Authentication over HTTP: the clients that need no token, and the refusal of all others on every route."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
         for settings, answer in ((before, 200), (after, 401), (before, 200)):
             embedded.do(embedded.server.reload(settings))
             assert answer == status(embedded.server)
-    if what != "certificate":  # its listener isn't the one that this test starts the server with
+    if what != "certificate":  # the certificate's listener isn't the one that the server starts with
         with ts.open(tmp_path / "other", backend="memory") as db, Embedded(db, after) as embedded:
             assert 401 == status(embedded.server)
 

@@ -76,7 +76,10 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
 
 @attrs.frozen
 class Opened:
-    """The page in a window, with ``said``: its console output, errors and requests to other servers."""
+    """The page in a window.
+
+    ``said`` has its console output, its errors, failed responses and requests to other servers.
+    """
 
     page: Page
     url: str

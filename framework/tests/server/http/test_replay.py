@@ -220,7 +220,7 @@ def test_deleting_needs_a_filter_and_says_how_many_went(http: httpx.Client, db: 
     assert {message.topic for message in db.replay("gone/#")} == {"gone/1"}
 
 
-# --- the pages together equal the replay ---------------------------------------------------------------
+# --- the pages together equal the replay ----------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["reference", "wildcard_optimized", "block"])

@@ -60,7 +60,7 @@ def test_a_session_shows_subscriptions_window_and_lag(
 def test_a_kicked_client_is_told_so_and_keeps_its_session(
     http: httpx.Client, served: tuple[ts.Database, Server]
 ) -> None:
-    """A disconnected client gets a DISCONNECT with 0x98.
+    """A client that an administrator disconnects gets a DISCONNECT with 0x98.
 
     Its next connection resumes the session with its subscription.
     """

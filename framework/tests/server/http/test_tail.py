@@ -52,7 +52,7 @@ def test_what_is_stored_comes_first_and_then_what_is_new(client: httpx.Client, d
     with client.stream("GET", "/messages/tail", params={"filter": "tail/#", "start": "-1h"}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = _events(answer)
-        assert "data" not in next(events)  # the position at which it begins
+        assert "data" not in next(events)  # the position at which the stream begins
         old = next(events)
         assert _payload(old) == "old"
         db.store([ts.Message("tail/a", b"new")])
