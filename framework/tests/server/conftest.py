@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database in memory, for a server within the test's own process."""
+    """An in-memory database for a server in the test's own process."""
     need("memory")
     with ts.open(tmp_path / "db", backend="memory") as db:
         yield db
@@ -65,7 +65,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def connect(mqtt: Serving) -> Iterator[Connect]:
-    """Connect a raw client, which must be accepted; the options are those of `RawClient.connect`."""
+    """Connect a raw client, which the server must accept. The options are those of `RawClient.connect`."""
     with ExitStack() as clients:
 
         def connected(client_id: str = "", *, version: int = 5, **options: object) -> RawClient:

@@ -53,7 +53,7 @@ def short_of_files(tmp_path: Path, backend: str = "rocksdb") -> Iterator[Serving
 
 
 def crowd(server: Serving, stack: contextlib.ExitStack) -> list[socket.socket]:
-    """Open as many sockets as the server may have descriptors, and send nothing on them."""
+    """Open as many sockets as the server has descriptors, and send nothing on them."""
     return [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(FILES)]
 
 

@@ -98,7 +98,7 @@ def sockets(server: Serving) -> int:
     """Return the number of sockets of the server's process."""
     found = 0
     for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the descriptor was closed meanwhile
             found += str(descriptor.readlink()).startswith("socket:")
     return found
 

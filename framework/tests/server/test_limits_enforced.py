@@ -248,7 +248,7 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 6)])
         assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 3)])
-        client.ping()  # they have arrived, and wait
+        client.ping()  # these messages have arrived, and wait
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(3, 6)])
         assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
         client.send(wire.disconnect())

@@ -88,7 +88,7 @@ class Echoes:
         limits: Limits | None = None,
         **more: Any,
     ) -> int:
-        """Open a listener on this machine, and return its port."""
+        """Open a listener on loopback, and return its port."""
         settings = ListenerSettings(listen=Address("127.0.0.1:0"), protocol=protocol, tls=tls, **more)  # type: ignore[arg-type]
         listener = await listen(name, settings, limits if limits is not None else Limits(), self.connect, 1 << 20)
         self.listeners.append(listener)
@@ -97,7 +97,7 @@ class Echoes:
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """The event loop that a test runs in."""
+    """The event loop that a test runs on."""
     if request.param:
         pytest.importorskip("uvloop", reason='needs uvloop: pip install "topicstore[server]"')
     return "asyncio", {"use_uvloop": request.param}
@@ -105,7 +105,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 @pytest.fixture
 async def echoes() -> AsyncIterator[Echoes]:
-    """Listeners of a test, which are stopped at its end."""
+    """The listeners of a test, which are stopped at its end."""
     found = Echoes()
     yield found
     for listener in found.listeners:

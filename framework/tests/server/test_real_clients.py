@@ -36,7 +36,7 @@ def tool(name: str, package: str = "mosquitto-clients") -> str:
 
 
 def run(*command: object, expected: int = 0, cwd: Path | None = None) -> str:
-    """Run a program; return what it prints."""
+    """Run a program and return its output."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=PATIENCE, cwd=cwd)
     assert done.returncode == expected, done.stdout + done.stderr
     return done.stdout

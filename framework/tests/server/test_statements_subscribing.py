@@ -241,7 +241,7 @@ def test_a_message_that_was_begun_ends_with_its_session(connect, name: str) -> N
     first.expect("PUBLISH")
     second = connect()
     second.subscribe(f"$share/group/{name}", f"{name}/end", options=2)
-    first.leave()  # its session ends with the connection
+    first.leave()  # the session ends with the connection
     writer.publish(f"{name}/end", b"end")
     assert until(second, b"end") == []
 

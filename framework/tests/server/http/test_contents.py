@@ -99,7 +99,7 @@ def test_an_explanation_says_what_was_read(http: httpx.Client, db: ts.Database) 
     assert sum(slab["reads"]["rows"] for slab in answer["slabs"]) >= answer["messages"]
 
 
-# --- counts by time ---------------------------------------------------------------------
+# --- histograms ---------------------------------------------------------------------
 
 _START = 1_700_000_000_000_000
 

@@ -94,14 +94,14 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         ({"Host": "127.0.0.1.evil.example"}, 401),
         ({"Host": "[::1"}, 200),
         ({"Host": ""}, 401),
-        # a page of another site, or of another server on this machine
+        # a page of another site or of another local server
         ({"Origin": "https://evil.example"}, 401),
         ({"Origin": "null"}, 401),
         ({"Origin": "http://127.0.0.1:1"}, 401),
         ({"Host": "localhost:5", "Origin": "https://localhost:5"}, 401),
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Sec-Fetch-Site": "same-site"}, 401),
-        # a proxy on this machine
+        # a proxy on this host
         ({"X-Forwarded-For": "203.0.113.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-Host": "store.example"}, 401),

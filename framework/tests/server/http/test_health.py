@@ -1,4 +1,4 @@
-"""Health over HTTP: whether the server answers, and whether it can store."""
+"""Health over HTTP: whether the server responds, and whether it can store messages."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def put(server: Server, **options: object) -> httpx.Response:
-    """Send a body to a route that takes one."""
+    """Send a body to a route that accepts one."""
     with client_of(server) as http:
         return http.put("/ds/storages/messages/replicas", **options)  # type: ignore[arg-type]
 

@@ -33,7 +33,7 @@ LOOPBACK = Address("127.0.0.1:0")
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database of the test's own."""
+    """A database for one test."""
     with ts.open(tmp_path / "own", backend="memory") as db:
         yield db
 
@@ -45,7 +45,7 @@ def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
 
 @contextlib.contextmanager
 def running(db: ts.Database, tls: HttpTlsSettings | None = None) -> Iterator[HttpServer]:
-    """Run an interface."""
+    """Run an HTTP server in a context."""
     server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
     server.start()
     yield server
@@ -234,7 +234,7 @@ def test_while_it_stops_it_says_so_and_begins_nothing(db: ts.Database) -> None:
 
 
 def issue(authority: Authority) -> HttpTlsSettings:
-    """Write a new certificate of this machine, and its key."""
+    """Write a new certificate for this host, and its key."""
     certificate, key = authority.sign("server")
     return HttpTlsSettings(certificate=certificate, key=key)
 

@@ -14,7 +14,7 @@ MSGPACK = {"Content-Type": "application/vnd.msgpack"}
 
 
 def rows(*messages: ts.Message) -> bytes:
-    """Return messages as a stream of Arrow's IPC format."""
+    """Return messages as an Arrow IPC stream."""
     batch = ts.MessageBatch.of(messages).to_arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

@@ -165,7 +165,7 @@ def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Datab
         got += piece
         if got.count(b"data: ") == len(sizes):
             break
-    assert max(pieces) < 6 * 600_000 + 1_000  # one message alone, whose zeros take six bytes of JSON each
+    assert max(pieces) < 6 * 600_000 + 1_000  # a single message, whose zeros take six bytes of JSON each
     assert len(pieces) > 8
     found = [json.loads(line.removeprefix(b"data: ")) for line in got.splitlines() if line.startswith(b"data: ")]
     assert [len(message["payload"]) for message in found] == sizes

@@ -98,7 +98,7 @@ connects = some(
 
 
 def fields(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy for all of these fields."""
+    """Return a strategy for dictionaries with all of these fields."""
     return st.fixed_dictionaries(values)
 
 
