@@ -24,7 +24,7 @@ def settings(**values: Any) -> ServerSettings:
 def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, version: int) -> None:
     """With durable sessions disabled, a session ends with its connection and isn't stored.
 
-    An MQTT 5 client is told so in the CONNACK.
+    The CONNACK says so to an MQTT 5 client.
     """
     with Embedded(db, settings(enable=False)) as embedded:
         with embedded.client(version=version) as client:

@@ -62,7 +62,7 @@ def test_a_client_that_asks_for_its_answers_is_told_where_they_go(
 
 
 def test_the_server_may_settle_keep_alive_and_expiry(db: ts.Database) -> None:
-    """The server may limit keep alive and session expiry; an MQTT 5 client is told every changed value."""
+    """The server may limit keep alive and session expiry; its CONNACK has every changed value."""
     protocol = ProtocolSettings(max_keep_alive=Duration(30), max_session_expiry=Duration(100))
     with Embedded(db, ServerSettings(protocol=protocol)) as embedded:
         for version, keep_alive, asked, told in (

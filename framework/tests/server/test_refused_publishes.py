@@ -28,7 +28,7 @@ def full(db: ts.Database) -> Iterator[Embedded]:
 
 
 def test_a_client_is_told_that_there_is_no_room(full: Embedded) -> None:
-    """A client is told with 0x97 that there is no room, stays connected, and can publish when there is room."""
+    """A client that gets 0x97, quota exceeded, stays connected, and can publish when there is room again."""
     with full.client("me", receive_maximum=10) as client:
         for qos in (1, 2) * 3:
             answer = client.publish("kept/3", b"3", qos)

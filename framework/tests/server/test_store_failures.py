@@ -1,4 +1,4 @@
-"""Errors in the store's thread: the server continues, and no client is told that a failed request succeeded."""
+"""Errors in the store's thread: the server continues, and no response says that a failed request succeeded."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: py
 
 
 def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session whose CONNACK failed is closed, as its client is told."""
+    """A session whose CONNACK reports a failure is closed."""
     failing = Failing(monkeypatch, StoreHop, "_deliver", RuntimeError("a fault"))
     with embedded.client("other"):
         failing.times = 1
@@ -118,7 +118,7 @@ def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monk
 def test_what_the_store_says_is_told_to_the_client(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, error: ts.TopicstoreError, code: int
 ) -> None:
-    """The client is told each error of the store by a reason code."""
+    """The client gets a reason code for each error of the store."""
     failing = Failing(monkeypatch, Sessions, "publish", error)
     with embedded.client("me") as client:
         failing.times = 3
@@ -155,7 +155,7 @@ def test_a_client_that_can_not_be_opened_is_told_why(embedded: Embedded, monkeyp
 def test_clients_are_not_told_where_the_server_keeps_its_files(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    """Clients aren't told paths of the server's files; the log has them."""
+    """Responses have no paths of the server's files; the log has them."""
     caplog.set_level(logging.INFO)
     opening = Failing(monkeypatch, Sessions, "open_many", error("/srv/db/shard-0000: no"))
     with embedded.client() as client:
