@@ -33,7 +33,7 @@ def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_publishers_in_threads(db: ts.Database) -> None:
-    """Concurrent publishers don't deadlock whatever shards a batch touches, and the last commit is retained."""
+    """Concurrent publishers don't deadlock whatever shards a batch touches; each topic retains its last message."""
     db.persistence.add("#")
     topics = [f"t/{number}" for number in range(7)]
 
