@@ -11,7 +11,7 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 def test_a_ring_before_the_wait_counts_once() -> None:
     """Rings after a listener registered end one wait, however many there are; earlier rings end none."""
     bell = Bell()
-    bell.ring()  # nobody listens yet
+    bell.ring()  # before any listener
     with ListeningThread(bell, 0) as listening:
         assert not listening.wait()
         bell.ring()

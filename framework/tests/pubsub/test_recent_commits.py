@@ -202,7 +202,7 @@ def test_followers_that_have_caught_up_scan_nothing(tmp_path: Path) -> None:
             session.subscribe(f"c/{number}")
         db.sessions.deliver()
         before = _reads(db)
-        for payload in (b"1", b"2"):  # one commit for each message, then one for all
+        for payload in (b"1", b"2"):  # a commit for each message, then a single commit for all
             messages = [ts.Message(f"c/{number}", payload, "p", 1) for number in range(20)]
             for message in messages:
                 db.publish([message])

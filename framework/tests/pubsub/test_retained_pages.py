@@ -55,7 +55,7 @@ def test_leaps_pass_over_no_match(topics: set[str], text: str) -> None:
     examine=st.integers(1, 5),
 )
 def test_pages_together_are_the_whole(topics: set[str], text: str, shards: int, limit: int, examine: int) -> None:
-    """All pages together are the whole result, however few messages a page may return or examine."""
+    """All pages together hold the whole result in order, however few messages a page may return or examine."""
     with ts.open("nowhere", backend="memory", shards=shards) as db:
         retain(db, sorted(topics))
         expected = sorted(topic for topic in topics if ts.matches(text, topic))

@@ -395,7 +395,7 @@ def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None
 
 
 def test_in_asyncio(db: ts.Database) -> None:
-    """An asyncio task follows a subscription while others run; stored messages are read in a thread."""
+    """An asyncio task receives messages while other tasks run; stored messages are read in a thread."""
 
     async def follow() -> list[int]:
         with db.subscribe("a/+", 0, window=50) as subscription:
@@ -547,7 +547,7 @@ def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window:
             try:
                 pool.submit(gate.wait)
                 fetching = asyncio.create_task(subscription.fetch_async(executor=pool))
-                await asyncio.sleep(0)  # the fetch has begun, and waits for the thread
+                await asyncio.sleep(0)  # the fetch has begun, and waits for a pool thread
                 fetching.cancel()
             finally:
                 gate.set()

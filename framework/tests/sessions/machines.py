@@ -25,7 +25,7 @@ __all__ = ["SessionsMachine", "World", "case", "stored_keys"]
 
 
 class World:
-    """A database in a directory of its own, with a clock, that can be reopened, crashed or killed, or fail to write."""
+    """A database in a directory of its own, with a clock, that can be reopened, crash, be killed, or fail to write."""
 
     def __init__(self, **how: Any) -> None:
         self._temporary = quick_directory()

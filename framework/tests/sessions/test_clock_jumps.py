@@ -49,7 +49,7 @@ def published(db: ts.Database) -> set[str]:
 
 @attrs.define
 class Client:
-    """A client in a plain model."""
+    """A client in the model: its intervals, elapsed time, and the clock changes that no process saw."""
 
     interval: int
     delay: int

@@ -188,7 +188,7 @@ def test_messages_that_wait_for_bytes_expire(
 
 
 def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts.Database) -> None:
-    """A delivery limited in bytes reads few more messages than fit, so that only a few become in-flight."""
+    """A delivery limited in bytes reads few more messages than fit, so that few unsent messages occupy the window."""
     session = subscribed(sessions)
     db.publish([ts.Message("a", bytes(10_000), "publisher", 1) for _ in range(500)])
     assert 2 == len(session.deliver(max_bytes=25_000))

@@ -1,4 +1,4 @@
-"""Ends of sessions are reported without any lock held, and ended sessions leave nothing behind."""
+"""Ends of sessions are reported to ``on_end`` with no lock held, and ended sessions leave nothing in memory."""
 
 from __future__ import annotations
 

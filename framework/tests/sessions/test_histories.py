@@ -419,7 +419,7 @@ def filters() -> st.SearchStrategy[list[Asked]]:
 
 
 class Histories(SessionsMachine):
-    """A state machine: every delivery must be due, and at the end nothing that is due may be missing."""
+    """A state machine: each delivered message must be due, and at the end no message that is due may be missing."""
 
     @initialize(
         wanted=st.lists(st.tuples(st.sampled_from(FILTERS), st.sampled_from([1, 2])), min_size=3, max_size=3),
@@ -677,7 +677,7 @@ class Histories(SessionsMachine):
         clean=st.sampled_from([None] * 7 + CLIENTS),
     )
     def connect_together(self, names: list[str], most: int, clean: str | None) -> None:
-        """Open many sessions at once, one of them perhaps with a clean start; connected ones are taken over."""
+        """Open many sessions in one call, at most one with a clean start; connected sessions are taken over."""
         clients = [self.clients[name] for name in names]
         before = [self.before_opening(client, clean=client.name == clean) for client in clients]
         how = {"expiry_interval": None, "receive_maximum": most}
@@ -862,7 +862,7 @@ class Histories(SessionsMachine):
         client = self.one_of(which)
         known = client.subscriptions.get(text)
         as_published = as_published and (known is None or known.kept is None)
-        # with as_published, the RETAIN flag doesn't tell retained messages from others
+        # with as_published, the RETAIN flag doesn't distinguish retained messages
         handling = 2 if as_published else handling
         options = SubscribeOptions(qos, no_local, as_published, handling, next(self.numbers))
         if same and known is not None:
@@ -888,7 +888,7 @@ class Histories(SessionsMachine):
 
     @staticmethod
     def subscribed(client: Client, text: str, options: SubscribeOptions) -> Subscription:
-        """Record a subscription with these options."""
+        """Record a subscription with these options, and return it."""
         subscription = client.subscriptions.get(text) or Subscription(ts.TopicFilter(text), options)
         subscription.options = options
         client.subscriptions[text] = subscription
@@ -993,7 +993,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2))
     def pause(self, which: int) -> None:
-        """Pause a client; it must be sent nothing until it is resumed."""
+        """Pause a client, which must be sent nothing until it is resumed."""
         client = self.one_of(which)
         self.call(client.name, "pause")
         client.paused = True
@@ -1124,7 +1124,7 @@ class Histories(SessionsMachine):
 
     @staticmethod
     def take_kept(subscription: Subscription, message: ts.Message) -> None:
-        """Check that a retained message arrives before all newer ones of its topic."""
+        """Check that a retained message arrives before all newer messages of its topic."""
         assert subscription.kept is not None
         assert not subscription.kept or subscription.kept[-1] < message.topic
         assert subscription.after_kept.get(message.topic, 0) <= int(message.payload)
@@ -1282,9 +1282,9 @@ class Histories(SessionsMachine):
 
     @rule()
     def settle(self) -> None:
-        """Reconnect all clients and let them answer: then nothing that is due is missing, and few records remain.
+        """Reconnect all clients and let them answer; check that no due message is missing and few records remain.
 
-        Only the packet ids of QoS 2 messages that vanished in flight may remain.
+        Only records of QoS 2 messages that were removed while in flight may remain.
         """
         for client in list(self.clients.values()):
             if client.exists and not client.connected:
@@ -1362,7 +1362,7 @@ class Histories(SessionsMachine):
 
 
 class KilledHistories(Histories):
-    """The same histories with processes that are killed between calls and during them."""
+    """`Histories` on disk, in which the process is also killed between and during calls."""
 
     backend = "rocksdb"
 
@@ -1512,7 +1512,7 @@ class SkipstreamHistories(Histories):
 
 
 class ReopenedHistories(Histories):
-    """The same histories on disk, where the database can be closed and reopened."""
+    """`Histories` on disk, so that the database can be closed and reopened."""
 
     layout, backend, shards = "reference", "rocksdb", 1
 

@@ -61,7 +61,7 @@ def test_nothing_is_ever_written_for_them(db: ts.Database, sessions: Sessions, p
 
 
 def test_their_messages_are_stored(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Messages for a session in memory are stored until it ends, so that a slow client fills no memory."""
+    """Messages for a session in memory are stored until it ends, so that a slow client doesn't fill memory."""
     session = opened(sessions, receive_maximum=1)
     session.subscribe("a/#", 1)
     publish(*map(str, range(5)))

@@ -18,7 +18,7 @@ FILTERS = ("a/#", "+/1", "a/1", "#", "$own/#", "b/+", "none/#", "$share/group/a/
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database whose sessions have all kinds of filters, connected or away, opened at different times."""
+    """A database with connected and absent sessions, opened at different times, with all kinds of filters."""
     with ts.open(tmp_path / "db", backend="memory", shards=3) as db:
         for number in range(24):
             session = db.sessions.open(f"c{number:02}", expiry_interval=None)

@@ -58,7 +58,7 @@ class Published:
 
 
 class Overlaps(SessionsMachine):
-    """A state machine: every delivery serves all waiting subscriptions, and at the end none waits."""
+    """A state machine: each delivery of a message serves all subscriptions that wait for it; at the end none waits."""
 
     @initialize(
         pool=st.sampled_from([[0], [0, 0, 1], [0, 1, 2], [1, 2], [1]]),
@@ -141,7 +141,7 @@ class Overlaps(SessionsMachine):
         start=st.sampled_from([None, None, None, "beginning"]),
     )
     def subscribe(self, text: str, qos: int, no_local: bool, as_published: bool, start: str | None) -> None:
-        """Subscribe, or change a subscription; perhaps replay from the beginning."""
+        """Create or change a subscription, with or without a start from which messages are replayed."""
         assert self.session
         identifier, qos = next(self.identifiers), self.pool[qos % len(self.pool)]
         options = SubscribeOptions(qos, no_local, as_published, 2, identifier)

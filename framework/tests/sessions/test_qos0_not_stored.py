@@ -87,7 +87,7 @@ def test_shared_subscriptions_are_served_from_the_store(
 
 
 def test_what_comes_while_a_window_is_full_waits_in_order(sessions: Sessions, publish: Publishing) -> None:
-    """A QoS 0 message that arrives while the window is full doesn't overtake a stored one published before it."""
+    """A QoS 0 message that arrives while the window is full doesn't overtake a stored message published before."""
     sessions.store_qos0 = False
     session = sessions.open("client", expiry_interval=None, receive_maximum=1)
     session.subscribe("a/#", 1)

@@ -1,4 +1,4 @@
-"""Messages that clients publish through their sessions: QoS 2 is exactly once."""
+"""Messages that clients publish through their sessions: QoS 2 messages are stored exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lag of sessions by filter, connected or not."""
+"""The lag of connected and disconnected sessions, by filter: the messages and seconds they are behind."""
 
 from __future__ import annotations
 

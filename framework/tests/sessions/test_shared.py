@@ -1,4 +1,7 @@
-"""Shared subscriptions: assignment to members, returned messages, and the state after failing engine writes."""
+"""Shared subscriptions: assignment to members, returned messages, and the state after failing engine writes.
+
+The messages of each shard are divided by a hash of their topic into 64 slices, each assigned to one member.
+"""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Histories(SessionsMachine):
 
     def crashed(self) -> None:
         self.start_over()
-        list(self.sessions.groups)  # load all groups
+        list(self.sessions.groups)  # loads all groups from committed state
         for sent in self.sent.values():
             if sent.state == "acknowledged":
                 sent.state = "forgotten"
@@ -361,7 +361,7 @@ class Histories(SessionsMachine):
 
 
 class KilledHistories(Histories):
-    """The same histories with processes that are killed between calls and during them."""
+    """`Histories` on disk, in which the process is also killed between and during calls."""
 
     backend = "rocksdb"
 
