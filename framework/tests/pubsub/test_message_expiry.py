@@ -44,7 +44,7 @@ def test_what_is_left_is_within_the_published_interval(interval: int, since: int
 def test_nobody_is_told_more_than_was_published(tmp_path: Path, stamp: int | None, asked_at: int) -> None:
     """No subscriber receives a larger interval than was published [MQTT-3.3.2-6].
 
-    That holds for stored, unstored and retained messages, and for overlapping subscriptions.
+    The rule applies to stored, unstored and retained messages, and with overlapping subscriptions.
     """
     clock, timestamps = Clock(), "commit" if stamp is None else "message"
     with ts.open(tmp_path / "db", backend="memory", clock=clock, timestamps=timestamps) as db:

@@ -1,4 +1,4 @@
-"""`Database.subscribe`: stored messages, then live ones, with nothing lost or repeated."""
+"""`Database.subscribe`: a subscription receives stored messages, then new messages, each exactly once."""
 
 from __future__ import annotations
 

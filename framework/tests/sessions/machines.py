@@ -83,7 +83,7 @@ class SessionsMachine(RuleBasedStateMachine):
     ordered = True
     """Whether messages of one publisher arrive in order across all topics, not only within each topic."""
     at_once = True
-    """Whether readers can see stored messages at once."""
+    """Whether readers can see messages as soon as they are stored."""
 
     @property
     def how(self) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def test_columns_have_a_value_for_each_row(sessions: Sessions) -> None:
 def test_a_session_that_was_overtaken_is_found_and_ended(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """Only the rows of sessions that were taken over are refused, although each shard commits all rows at once."""
+    """Only the rows of sessions that were taken over are refused, although each shard commits all rows together."""
     told: list[tuple[str, Ended]] = []
     clients = sessions.open_many(
         [Connect(client_id=client, expiry_interval=None) for client in CLIENTS],
@@ -463,7 +463,7 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
 
 
 def test_one_that_cannot_be_opened_holds_up_no_others(sessions: Sessions) -> None:
-    """With ``partial``, a session that can't be opened leaves the others open; without ``partial`` none is opened."""
+    """With ``partial``, all sessions are opened except those that can't be; without ``partial`` none is opened."""
     will = Will(ts.Message("+", b""))
     bad = [
         Connect(client_id=""),

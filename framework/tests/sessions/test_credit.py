@@ -173,7 +173,7 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
 def test_messages_that_wait_for_bytes_expire(
     sessions: Sessions, db: ts.Database, clock: Clock, qos: int, *, together: bool
 ) -> None:
-    """Messages that wait for bytes aren't sent after their expiry; the others carry the seconds that remain."""
+    """Messages that wait for bytes aren't sent after their expiry; other messages carry the seconds that remain."""
     session = subscribed(sessions, qos=qos)
     for name, seconds in (("1", 10), ("2", 10), ("3", 100), ("4", None)):
         properties = ts.Properties(message_expiry_interval=seconds)

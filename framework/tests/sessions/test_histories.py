@@ -100,7 +100,7 @@ class Store(World):
         return self.db.sessions.pubrel([(self._open(name), packet_id) for name, packet_id in rows]).known
 
     def subscribe_rows(self, rows: Sequence[tuple[str, str, SubscribeOptions]]) -> list[bool | None]:
-        """Subscribe for many clients; return which subscriptions are new, or None for refused ones."""
+        """Subscribe for many clients; return for each row whether the subscription is new, or None if refused."""
         asked = [(self._open(name), text, options) for name, text, options in rows]
         results = self.db.sessions.subscribe(asked, partial=True)
         return [result.created if isinstance(result, SubscribeResult) else None for result in results]
@@ -290,7 +290,7 @@ class Subscription:
     """Whether the request was made at QoS 1 or 2, so that it continues on the next connection."""
 
     def begin_anew(self, client: Client) -> None:
-        """Forget all due messages, except those that may have been read already."""
+        """Forget all due messages, except messages that may have been read already."""
         self.before = self.before | self.due if client.bounded or client.unsure else {}
         self.due = {}
 
@@ -542,7 +542,7 @@ class Histories(SessionsMachine):
         bad=st.lists(st.sampled_from([False, False, False, False, True]), min_size=12, max_size=12),
     )
     def publish_together(self, drawn: list[Drawn], which: list[int], ids: list[int], bad: list[bool]) -> None:
-        """Publish for many clients at once: repetitions are skipped, and a bad message is refused alone."""
+        """Publish for many clients in one call: repetitions are skipped, and only bad messages are refused."""
         sent: list[Row] = []
         repeated: set[int] = set()
         wrong: list[int] = []
@@ -576,7 +576,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(drawn=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=12))
     def release_together(self, drawn: list[tuple[int, int]]) -> None:
-        """Release packet ids of many clients at once; each row reports whether its id was in use."""
+        """Release packet ids of many clients in one call; each row reports whether its id was in use."""
         sent = [(self.one_of(which).name, packet_id) for which, packet_id in drawn]
         known = self.call("store", "release_rows", sent)
         assert known == [self.clients[name].unreleased.pop(packet_id, None) is not None for name, packet_id in sent]
@@ -691,7 +691,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.lists(st.integers(0, 2), min_size=1, max_size=3), how=st.sampled_from(["disconnect", "lost"]))
     def end_together(self, which: list[int], how: str) -> None:
-        """End many connections at once."""
+        """End many connections in one call."""
         clients = list(dict.fromkeys(self.one_of(one) for one in which))
         for client in clients:
             client.commit()
@@ -898,7 +898,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(drawn=filters())
     def subscribe_together(self, drawn: list[Asked]) -> None:
-        """Subscribe many clients to many filters at once; a bad filter is refused alone."""
+        """Subscribe many clients to many filters in one call; only bad filters are refused."""
         sent = self.asked(drawn)
         found = self.call("store", "subscribe_rows", sent)
         for (name, text, options), created in zip(sent, found, strict=True):
@@ -1228,7 +1228,7 @@ class Histories(SessionsMachine):
         refused=st.sampled_from([False, False, False, True]),
     )
     def answer(self, which: int, picked: list[int], refused: bool) -> None:
-        """Let a client send some of its answers, in any order; the others are lost or follow later."""
+        """Let a client send some of its answers, in any order; other answers are lost or follow later."""
         client = self.one_of(which)
         for number in picked:
             waiting = [exchange for exchange in client.exchanges.values() if exchange.answer]
@@ -1539,7 +1539,7 @@ def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
 
 
 def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Retained messages expire while they wait for delivery; the others carry the seconds that remain at delivery."""
+    """Retained messages expire while they wait for delivery; others carry the seconds that remain at delivery."""
     retain(db, "a/1", 10)
     retain(db, "a/2", 100)
     session = sessions.open("client", expiry_interval=None)

@@ -254,7 +254,7 @@ def test_it_stays_in_memory_if_it_can_not_be_stored(
 def test_a_commit_that_fails_concerns_stored_sessions_only(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failing commit delays only stored sessions; sessions in memory are delivered at once."""
+    """A failing commit delays only stored sessions; sessions in memory are delivered their messages without delay."""
     session, other = opened(sessions), sessions.open("other", expiry_interval=None)
     for one in (session, other):
         one.subscribe("a/#", 1)

@@ -54,7 +54,7 @@ def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions:
 
 @contextmanager
 def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function in the storing thread after the first filter was notified and before the others are."""
+    """Call a function in the storing thread after the first filter was notified and before other filters are."""
     original = getattr(Feed, name)
     acted = []
 

@@ -148,7 +148,7 @@ def test_an_end_is_stored_before_what_comes_after_it(
 def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
     db: ts.Database, sessions: Sessions, *, together: bool
 ) -> None:
-    """When all messages due for redelivery have vanished, the same call delivers newer ones."""
+    """When all messages due for redelivery have vanished, the same call delivers newer messages."""
     session = opened(sessions, 1, receive_maximum=1)
     live(db, "a/1", b"old")
     assert [b"old"] == payloads(session.deliver())

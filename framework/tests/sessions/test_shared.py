@@ -270,7 +270,7 @@ def odd(messages: Sequence[ts.Message]) -> list[bool]:
 
 
 def settle(sessions: Sessions) -> dict[str, list[bytes]]:
-    """Return the payloads that are delivered to each client until no session has anything to do."""
+    """Return the payloads that are delivered to each client until no session is ready."""
     got: dict[str, list[bytes]] = {}
     while sessions.wait(0):
         for client, some in drain(sessions).items():

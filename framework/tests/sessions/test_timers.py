@@ -97,7 +97,7 @@ def test_a_session_whose_end_fails_is_not_waited_for(
 def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
     sessions: Sessions, clock: Clock, crash: Crash, kept: str
 ) -> None:
-    """A session that can't be read delays no other one that a crash left open or that expires.
+    """A session that can't be read delays no other session that a crash left open or that expires.
 
     The damage is reported, and the session is retried later.
     """

@@ -63,7 +63,7 @@ def waiting(sessions: Sessions) -> Future[bool]:
 
 
 def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Publishing) -> None:
-    """A waiting thread is woken by another thread's message, whatever its timeout."""
+    """A thread that waits without a timeout is woken by a message that another thread publishes."""
     session = subscribed(sessions)
     found = waiting(sessions)
     publish("1")
@@ -277,7 +277,7 @@ def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
 ) -> None:
     """While returned messages of a shared subscription can't be read, its sessions aren't ready before the next tick.
 
-    Once they can be read, they are delivered before newer ones.
+    Once the messages can be read, they are delivered before newer messages.
     """
     first, other = (failing.sessions.open(client, expiry_interval=None) for client in ("first", "other"))
     first.subscribe("$share/group/a/#", 1)
