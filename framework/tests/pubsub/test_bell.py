@@ -1,4 +1,4 @@
-"""A bell wakes all listening threads and event loops, and no ring between a check and a wait is missed."""
+"""`topicstore.pubsub.bell` notifies all listening threads and event loops, also between a check and a wait."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
 def test_a_ring_before_the_wait_counts_once() -> None:
+    """Rings after a listener registered end one wait, however many there are; earlier rings end none."""
     bell = Bell()
-    bell.ring()  # nobody listens yet
+    bell.ring()  # before any listener
     with ListeningThread(bell, 0) as listening:
         assert not listening.wait()
         bell.ring()

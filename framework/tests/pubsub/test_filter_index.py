@@ -20,9 +20,9 @@ FILTERS = st.builds(
 
 @given(st.lists(st.tuples(FILTERS, st.integers(0, 3))), st.lists(st.integers(0, 30)), st.lists(TOPICS, min_size=1))
 def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: list[int], topics: list[str]) -> None:
-    """A topic matches exactly the values that were added and not removed, each once.
+    """Matching a topic returns each present value whose filter matches the topic, once.
 
-    When all are removed, the index is empty.
+    When all values are removed, the index is empty.
     """
     routes: FilterIndex[int] = FilterIndex()
     held: set[tuple[str, int]] = set()
@@ -49,7 +49,7 @@ def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: li
 
 
 def _walks(routes: FilterIndex[int], topics: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return for how many topics the filter tree was searched."""
+    """Match each topic; return the number of topics that weren't cached, so that the filter tree was searched."""
     walked: list[str] = []
     match = filter_index._match
     with monkeypatch.context() as patched:
@@ -61,7 +61,7 @@ def _walks(routes: FilterIndex[int], topics: list[str], monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_routes_of_a_hundred_thousand_topics_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The routes of 100,000 topics are all remembered; after 300,000 more, their number stays limited."""
+    """The matches of 100,000 topics are all cached; after 300,000 more topics, the cache is still limited in number."""
     routes: FilterIndex[int] = FilterIndex()
     routes.add(TopicFilter("#"), 1)
     topics = [f"t/{number}" for number in range(100_000)]
@@ -72,9 +72,9 @@ def test_routes_of_a_hundred_thousand_topics_are_kept(monkeypatch: pytest.Monkey
 
 
 def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remembered routes are limited in bytes: long topics and those that many filters match are forgotten sooner.
+    """Cached matches are limited in bytes: long topics and topics that many filters match are evicted sooner.
 
-    Their matches stay correct.
+    Evicted topics are still matched correctly.
     """
     monkeypatch.setattr("topicstore.pubsub.route_memo._BYTES", 1 << 20)
     routes: FilterIndex[int] = FilterIndex()
@@ -90,7 +90,7 @@ def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}/#", "{}/+/x"])
 def test_a_filter_that_comes_or_goes_costs_other_topics_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a filter for few topics is added or removed, the routes of other topics stay remembered."""
+    """Adding or removing a filter for few topics evicts only these topics from the cache."""
     routes: FilterIndex[int] = FilterIndex()
     routes.add(TopicFilter("#"), -1)
     topics = [f"t/{number}/{end}" for number in range(1_000) for end in ("a", "b/x")]
@@ -104,7 +104,7 @@ def test_a_filter_that_comes_or_goes_costs_other_topics_nothing(form: str, monke
 
 
 def test_a_filter_over_many_topics_is_found_at_once() -> None:
-    """A filter that may match more topics than are removed one by one makes all remembered routes stale."""
+    """Adding or removing a filter that may match many topics invalidates all cached matches at once."""
     routes: FilterIndex[int] = FilterIndex()
     topics = [f"t/{number}/a" for number in range(1_000)]
     assert not any(map(routes.match, topics))
@@ -117,7 +117,7 @@ def test_a_filter_over_many_topics_is_found_at_once() -> None:
 
 
 def test_long_topics_are_matched_and_not_kept() -> None:
-    """Long topics are matched and not remembered, because hundreds of thousands of them would take gigabytes."""
+    """Long topics are matched but not cached, because hundreds of thousands of them would take gigabytes."""
     routes: FilterIndex[int] = FilterIndex()
     long = "a/" + "x" * 60_000
     for text in ("a/#", "+/+", long):

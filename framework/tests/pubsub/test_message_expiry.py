@@ -1,4 +1,4 @@
-"""Message expiry: the interval that subscribers receive, whatever the clocks say."""
+"""Message expiry: the remaining interval that subscribers receive, also after the wall clock was set."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ times = st.integers(0, MAX_TIME)
 
 @given(interval=st.integers(0, MOST), since=times, now=times)
 def test_what_is_left_is_within_the_published_interval(interval: int, since: int, now: int) -> None:
-    """The remaining interval is rounded up, at most the published one, and the same by column as for one message.
+    """The remaining interval is rounded up to seconds, and at most the published interval.
 
-    Messages without an interval have no remaining one, and never expire.
+    Columns yield the same values as single messages. Messages without an interval never expire.
     """
     expected = min(max(-((now - since - interval * SECOND) // SECOND), 0), interval)
     properties = [ts.Properties(message_expiry_interval=interval), None]
@@ -44,7 +44,7 @@ def test_what_is_left_is_within_the_published_interval(interval: int, since: int
 def test_nobody_is_told_more_than_was_published(tmp_path: Path, stamp: int | None, asked_at: int) -> None:
     """No subscriber receives a larger interval than was published [MQTT-3.3.2-6].
 
-    That holds for stored messages, overlapping subscriptions, unstored messages and retained ones.
+    The rule applies to stored, unstored and retained messages, and with overlapping subscriptions.
     """
     clock, timestamps = Clock(), "commit" if stamp is None else "message"
     with ts.open(tmp_path / "db", backend="memory", clock=clock, timestamps=timestamps) as db:

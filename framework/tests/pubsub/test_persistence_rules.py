@@ -25,7 +25,7 @@ TOPICS = ["a", "b", "a/b", "c/b", "a/b/c", "$s", "$s/x"]
 @settings(COSTLY, max_examples=tries(40, 100))
 @given(changes=st.lists(st.tuples(st.booleans(), RULES), max_size=8))
 def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None:
-    """A message matches if some present rule matches it, in batches and alone, after every change."""
+    """A message is selected if at least one present rule matches it, in a batch or alone, after every change."""
     rows = [
         ts.Message(topic, b"", client_id, qos)
         for topic, client_id, qos in itertools.product(TOPICS, ["", "me", "you", "other"], range(3))
@@ -57,6 +57,7 @@ def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None
 
 
 def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
+    """Rules and their removal survive a restart, and a rule that is added twice is stored once."""
     with ts.open(tmp_path / "db", shards=2) as db:
         long = db.persistence.add("x" * 65_535, client_id="y" * 65_535)
         rule = db.persistence.add("a/#", least_qos=1)
@@ -73,12 +74,13 @@ def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
     "arguments", [{"topic_filter": "a/#/b"}, {"client_id": "\0"}, {"least_qos": 3}, {"least_qos": True}]
 )
 def test_a_rule_that_is_none_is_refused(arguments: dict[str, object]) -> None:
+    """A rule with an invalid filter, client id or QoS raises `InvalidArgumentError`."""
     with ts.open("nowhere", backend="memory") as db, pytest.raises(ts.InvalidArgumentError):
         db.persistence.add(**arguments)  # type: ignore[arg-type]
 
 
 def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remembered decisions about topics are limited in number, and stay correct."""
+    """Cached decisions about topics are limited in number, and decisions stay correct."""
     monkeypatch.setattr("topicstore.pubsub.persistence_rules._REMEMBERED", 10)
     with ts.open("nowhere", backend="memory") as db:
         db.persistence.add("even/#")
@@ -90,6 +92,7 @@ def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_damaged_rule_is_an_error(tmp_path: Path) -> None:
+    """A damaged stored rule raises `CorruptionError` when rules are listed."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.state(0).write([FrameworkWrite(b"\1prx", b"damaged")])
         with pytest.raises(ts.CorruptionError, match="persistence rule"):

@@ -23,7 +23,7 @@ def stored(db: ts.Database) -> list[bytes]:
 
 
 def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
-    """A closed database refuses to publish any message, including one that would not be stored."""
+    """A closed database refuses to publish any message, including a message that would not be stored."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.publish([ts.Message("l", b"1")])
     with pytest.raises(ts.DatabaseClosedError):
@@ -33,7 +33,7 @@ def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_publishers_in_threads(db: ts.Database) -> None:
-    """Concurrent publishers don't deadlock whatever shards a batch touches, and the last commit is retained."""
+    """Publishers whose batches span several shards don't deadlock; each topic retains its last message."""
     db.persistence.add("#")
     topics = [f"t/{number}" for number in range(7)]
 

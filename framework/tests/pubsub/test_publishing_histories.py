@@ -1,4 +1,4 @@
-"""Publishing against a plain model: stored, retained and unstored messages, with faults and clock jumps."""
+"""Publishing compared with a plain model: stored, retained and unstored messages, with faults and clock jumps."""
 
 from __future__ import annotations
 
@@ -89,9 +89,10 @@ class Wants:
 
 @attrs.define
 class Shard:
-    """A shard in the model: stored messages, retained ones by topic with their expiry, newest time, and state.
+    """A shard in the model: stored messages, retained messages by topic with their expiry, newest time, and state.
 
-    The expiry of a stored message counts from its position, which never goes back; that of others from the clock.
+    The expiry of a stored message counts from its position's time, which never decreases within a shard. The expiry of
+    other messages counts from the wall clock.
     """
 
     stored: list[ts.Message] = attrs.field(factory=list)
@@ -120,9 +121,9 @@ class Shard:
 
 
 class PublishingMachine(RuleBasedStateMachine):
-    """A state machine: each message is either stored or routed, once, and may also set or clear a retained message.
+    """A state machine: each published message is either stored or only routed to listeners, exactly once.
 
-    A shard writes all of its part at once.
+    A message may also set or clear a retained message. Each shard commits its part of a batch atomically.
     """
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ class PublishingMachine(RuleBasedStateMachine):
         self.rules: set[PersistenceRule] = set()
         self.patches = [
             patch.object(ts.Database, "sessions", Wants()),
-            # only explicit retention runs may remove expired ones
+            # only explicit retention runs may remove expired retained messages
             patch.object(RetainedExpiry, "_work", lambda *_: None),
         ]
         for each in self.patches:
@@ -174,7 +175,7 @@ class PublishingMachine(RuleBasedStateMachine):
         fault=faults(3),
     )
     def publish(self, rows: list[ts.Message], arrow: bool, value: int | None, step: int, fault: Fault | None) -> None:
-        """Publish, perhaps with a state write, which commits also if no message is stored."""
+        """Publish, in some calls with a state write, which is committed even if no message is stored."""
         self.clock.now += step
         if not self.persistent:
             fault = None
@@ -222,7 +223,7 @@ class PublishingMachine(RuleBasedStateMachine):
         )
 
     def _take(self, shards: list[Shard], rows: list[ts.Message]) -> None:
-        """Apply published messages to the shards of a model."""
+        """Apply published messages to these shards of the model."""
         for row in rows:
             if self._is_stored(row):
                 shard = shards[self.db.shard_of(row.client_id)]
@@ -237,7 +238,7 @@ class PublishingMachine(RuleBasedStateMachine):
                 retained[topic] = row, None if seconds is None else since + seconds * SECOND
 
     def _follow(self, fault: Fault | None, after: list[Shard]) -> None:
-        """Apply the result of a call; after a fault each shard has all of its part or nothing."""
+        """Update the model after a call; after a fault, each shard must have committed all of its part or nothing."""
         if fault is None or not (fault.kills or fault.struck):
             self.shards = after
             return
@@ -252,7 +253,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule(rows=st.lists(ROWS, max_size=3), bad=st.booleans(), shard=st.integers(0, 2))
     def publish_in_vain(self, rows: list[ts.Message], bad: bool, shard: int) -> None:
-        """Publish a batch with a bad message or a failing condition; nothing of it may take effect."""
+        """Publish a batch with an invalid message or a failing compare-and-set; no part of it may take effect."""
         for ear in self.ears.values():
             ear.heard.clear()
         if bad:
@@ -267,7 +268,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule(rule=RULES, adding=st.booleans())
     def change_rules(self, rule: PersistenceRule, adding: bool) -> None:
-        """Add or remove a rule, which holds from the next call on, and is stored."""
+        """Add or remove a rule; the change applies from the next call on, and is stored."""
         if adding:
             self.db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
         else:
@@ -335,7 +336,7 @@ class PublishingMachine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(FILTERS), limit=st.none() | st.integers(1, 3), after=st.none() | st.sampled_from(TOPICS))
     def look_up(self, text: str, limit: int | None, after: str | None) -> None:
-        """Look up retained messages by filter: all that match, in the order of topics, in pages."""
+        """Look up a page of retained messages: the first matches after a topic, in the order of topics."""
         found = sorted((m for shard in self.shards for m in shard.found(self.clock.now)), key=lambda m: m.topic)
         expected = [m for m in found if match(text, m.topic) and m.topic > (after or "")]
         assert expected[:limit] == self.db.retained(text, after=after, limit=limit)

@@ -37,7 +37,7 @@ ROWS = st.tuples(
 
 
 class Listener:
-    """A follower that only counts as present; the test reads the feeds itself."""
+    """A listener that makes its feed active and ignores notifications; the test reads the feed itself."""
 
     def __init__(self) -> None:
         self.bell = Bell()
@@ -50,7 +50,7 @@ class Listener:
 
 
 class Histories(RuleBasedStateMachine):
-    """A state machine: feeds with followers at all places, and any history of storing, failing and deleting."""
+    """A state machine that stores, fails and deletes in any order, and reads feeds from earlier positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=st.lists(ROWS, min_size=1, max_size=3), after=st.integers(0, 2))
     def fail_to_store(self, rows: list[Row], after: int) -> None:
-        """Interrupt a call while it announces a batch: some feeds know the batch, and it is never committed."""
+        """Interrupt a call while it announces a batch: some feeds know of the batch, which is never committed."""
         announce, calls = Feed.announce, 0
 
         def interrupted(feed: Feed, *arguments: object) -> None:
@@ -195,14 +195,14 @@ def _reads(db: ts.Database) -> int:
 
 
 def test_followers_that_have_caught_up_scan_nothing(tmp_path: Path) -> None:
-    """Sessions that have caught up are delivered new commits without an engine read, however many there are."""
+    """New commits are delivered to sessions that have caught up without any engine read, even for many sessions."""
     with ts.open(tmp_path / "db", backend="memory", layout="block") as db:
         sessions = [db.sessions.open(f"c{number}") for number in range(20)]
         for number, session in enumerate(sessions):
             session.subscribe(f"c/{number}")
         db.sessions.deliver()
         before = _reads(db)
-        for payload in (b"1", b"2"):  # one commit for each message, then one for all
+        for payload in (b"1", b"2"):  # a commit for each message, then a single commit for all
             messages = [ts.Message(f"c/{number}", payload, "p", 1) for number in range(20)]
             for message in messages:
                 db.publish([message])
@@ -266,7 +266,7 @@ def test_a_plugin_that_wraps_reading_sees_what_followers_read(tmp_path: Path, mo
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """Recent commits in memory are limited: the oldest are dropped, and followers further behind scan the engine."""
+    """Recent commits in memory are limited in bytes: the oldest are dropped, and slower followers scan the engine."""
     with ts.open(tmp_path / "db", backend="memory") as db, patch.object(recent_commits, "_BYTES", 1_000):
         feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
         db._hub.listen(feed, listener)
@@ -278,7 +278,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
-    """The lists of matching messages that each filter keeps count towards the memory limit, too."""
+    """The lists of matching messages that are kept for each filter count towards the memory limit, too."""
     with ts.open(tmp_path / "db", backend="memory") as db, patch.object(recent_commits, "_LISTED", 20_000):
         followed = [db._hub.feed(ts.TopicFilter(f"{number}/#")) for number in range(20)]
         for feed in (wide := db._hub.feed(ts.TopicFilter("#")), *followed):
@@ -299,7 +299,7 @@ def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("heard", [1, 2])
 def test_what_was_announced_and_never_committed_is_not_there(tmp_path: Path, heard: int) -> None:
-    """A batch that was announced and never committed is not read; its feeds continue with the next batch."""
+    """A batch that was announced and never committed is not read; the notified feeds continue with the next batch."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         followed = [db._hub.feed(ts.TopicFilter(text)) for text in ("#", "a/#", "+/b")]
         for feed in followed:

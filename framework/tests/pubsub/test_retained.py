@@ -1,6 +1,6 @@
-"""Retained messages: the keys that a look-up reads, and the automatic removal of expired ones.
+"""Retained messages: the keys that a look-up reads, and the automatic removal of expired messages.
 
-`test_publishing_histories` covers the rest.
+`test_publishing_histories` covers setting, replacing and clearing them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
 
 
 def test_a_bad_filter_is_refused(db: ts.Database) -> None:
+    """Looking up retained messages by an invalid filter raises `InvalidFilterError`."""
     with pytest.raises(ts.InvalidFilterError):
         db.retained("a/#/b")
 
@@ -70,9 +71,9 @@ def kept(db: ts.Database) -> list[bytes]:
 
 @pytest.mark.parametrize("reopened", [False, True])
 def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock: Clock, *, reopened: bool) -> None:
-    """Expired retained messages are removed when something is stored, without a limit on age, also after a restart.
+    """Storing any message removes expired retained messages, also after a restart.
 
-    They are not removed before their time has really passed.
+    Only elapsed time counts: while the wall clock is set forward, none is removed.
     """
     db = ts.open(tmp_path / "db", shards=3, clock=clock, monotonic=clock.monotonic)
     db.publish([retain(f"short/{number}", expiry=60) for number in range(3_000)])
@@ -106,7 +107,7 @@ def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock
 def test_expired_ones_are_removed_when_nothing_is_stored(tmp_path: Path, backend: str, *, reopened: bool) -> None:
     """Expired retained messages are removed soon after they expire even if nothing is stored.
 
-    The time is known from storing the message, or from a scan after opening.
+    The expiry time is known from the publish call, or from a scan after the database was opened.
     """
     need(backend)
     db = ts.open(tmp_path / "db", backend=backend, shards=3)
@@ -121,7 +122,7 @@ def test_expired_ones_are_removed_when_nothing_is_stored(tmp_path: Path, backend
 def test_removing_expired_ones_is_tried_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removing expired messages is retried after an error, which is reported until the retry succeeds.
 
-    Stores don't fail meanwhile.
+    Meanwhile `store` succeeds.
     """
 
     def fail(*_: object) -> None:

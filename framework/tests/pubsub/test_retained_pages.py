@@ -1,4 +1,4 @@
-"""Retained messages are looked up in pages and by topic level; topics that can't match are skipped."""
+"""Retained messages are looked up in pages, and the look-up seeks past topics that can't match."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def retain(db: ts.Database, topics: Iterator[str] | list[str]) -> None:
 @settings(max_examples=tries(500, 5_000))
 @given(topics=st.sets(TOPICS, max_size=40), text=FILTERS)
 def test_leaps_pass_over_no_match(topics: set[str], text: str) -> None:
-    """A leap leads forward, and never past the next topic that matches."""
+    """`TopicLeaps` seeks forward, and never past the next topic that matches."""
     leaps, topic_filter = TopicLeaps(TopicFilter(text)), TopicFilter(text)
     within = [t for t in sorted(topics) for first, end in leaps.ranges if first <= t and (end is None or t < end)]
     matching = [topic for topic in sorted(topics) if topic_filter.matches(topic)]
@@ -55,7 +55,7 @@ def test_leaps_pass_over_no_match(topics: set[str], text: str) -> None:
     examine=st.integers(1, 5),
 )
 def test_pages_together_are_the_whole(topics: set[str], text: str, shards: int, limit: int, examine: int) -> None:
-    """All pages together are the whole result, however few messages a page may return or examine."""
+    """All pages together hold the whole result in order, however few messages a page may return or examine."""
     with ts.open("nowhere", backend="memory", shards=shards) as db:
         retain(db, sorted(topics))
         expected = sorted(topic for topic in topics if ts.matches(text, topic))
@@ -98,6 +98,7 @@ def examined(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_page_reads_no_more_than_it_has(db: ts.Database, examined: list[int]) -> None:
+    """A page examines no more messages than it returns if all match, in at most two engine reads."""
     retain(db, [f"a/{number}" for number in range(3_000)])
     assert 50 == len(db.retained("a/#", limit=50))
     assert 50 == sum(examined)
@@ -105,7 +106,7 @@ def test_a_page_reads_no_more_than_it_has(db: ts.Database, examined: list[int]) 
 
 
 def test_levels_that_cannot_match_are_leapt_over(db: ts.Database, examined: list[int]) -> None:
-    """In a wide topic tree, a wildcard look-up reads few of the topics below each level."""
+    """A wildcard look-up in a wide topic tree seeks past topics that can't match, and reads less than a tenth."""
     retain(db, [f"{device}/{sensor}" for device in range(10) for sensor in range(500)])
     assert [f"{device}/7" for device in range(10)] == [message.topic for message in db.retained("+/7")]
     assert sum(examined) < 500
@@ -115,6 +116,7 @@ def test_levels_that_cannot_match_are_leapt_over(db: ts.Database, examined: list
 
 
 def test_where_leaps_lead_nowhere_many_are_read_at_a_time(db: ts.Database, examined: list[int]) -> None:
+    """If seeking can skip no topic, a look-up reads many topics in each of few engine reads."""
     retain(db, [f"{device}/1" for device in range(4_000)])
     assert [] == db.retained("+/7")
     assert sum(examined) <= 4_000
@@ -131,6 +133,7 @@ def test_what_a_client_waits_for_is_bounded(db: ts.Database, examined: list[int]
 
 
 def test_a_bad_page_is_refused(db: ts.Database) -> None:
+    """An invalid `limit` or `after` raises `InvalidArgumentError`."""
     for limit in (0, -1, True, 1.5):
         with pytest.raises(ts.InvalidArgumentError):
             db.retained("#", limit=limit)  # type: ignore[arg-type]
@@ -139,7 +142,7 @@ def test_a_bad_page_is_refused(db: ts.Database) -> None:
 
 
 def test_what_changes_between_pages_is_found_as_it_is_then(db: ts.Database) -> None:
-    """Each page shows the present messages; topics before its start are not examined again."""
+    """Each page returns the messages that exist when it is read; topics before its start are not examined again."""
     retain(db, ["a", "c", "e"])
     assert ["a", "c"] == [message.topic for message in db.retained("#", limit=2)]
     retain(db, ["b", "d"])

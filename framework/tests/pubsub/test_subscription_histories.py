@@ -1,4 +1,4 @@
-"""Subscriptions against a plain model: any history of storing, reading, removing and reopening."""
+"""Subscriptions compared with a plain model, in random histories of storing, reading, removing and reopening."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Follower:
     subscription: Subscription
     place: list[int]
     missed: set[int] = attrs.field(factory=set)
-    """Dropped generations with unread matching messages that have not been reported to it."""
+    """Dropped generations with unread matching messages that the subscription has not reported yet."""
     may: set[int] = attrs.field(factory=set)
-    """Dropped generations that may be reported to it, whether or not they had unread matches."""
+    """Dropped generations that the subscription may report, whether or not they had unread matches."""
     live: list[ts.Message] = attrs.field(factory=list)
-    """Unstored messages that were routed to it and not fetched yet."""
+    """Unstored messages that were routed to the subscription and not fetched yet."""
     window: int | None = None
     delivered: int = 0
     acknowledged: int = 0
@@ -50,7 +50,7 @@ class Follower:
 
 
 class Histories(RuleBasedStateMachine):
-    """A state machine: a subscription fetches what the model holds after its place, in order."""
+    """A state machine: each subscription fetches the model's matching messages after its place, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=_rows, fault=faults())
     def store_and_be_killed(self, rows: list[tuple[str, int]], fault: Fault | None) -> None:
-        """Kill the process while it stores a batch; followers continue in the next one from what they acknowledged.
+        """Kill the process while it stores a batch; in the next process, subscriptions resume where they acknowledged.
 
         Any part of the batch may be stored.
         """
@@ -238,11 +238,11 @@ class Histories(RuleBasedStateMachine):
         self._go_on(places, None)
 
     def _go_on(self, places: list[ts.Place], killed: Path | None) -> None:
-        """Reopen the database, or its copy at the kill, with all followers at these places."""
+        """Reopen the database, or its copy made at the kill, and subscribe all followers again from these places."""
         for follower in self.followers:
             follower.subscription.close()
             follower.live.clear()
-            follower.may = {*range(1, self.generations[-1])}  # a place doesn't say since when its reader has read
+            follower.may = {*range(1, self.generations[-1])}  # a place doesn't record when its subscription began
         self.db.close()
         if killed is not None:
             shutil.rmtree(self.path / "db")
@@ -262,7 +262,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_more_than_the_window_is_unacknowledged(self) -> None:
-        """Unacknowledged messages are redelivered from the place up to which all were acknowledged."""
+        """At most a window of messages is unacknowledged, and the acknowledged place lies before all of them."""
         for follower in self.followers:
             waiting = follower.delivered - follower.acknowledged
             status = follower.subscription.status()
@@ -285,7 +285,7 @@ class Histories(RuleBasedStateMachine):
 
 
 def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
-    """Compare topics, payloads and client ids; the store fills in the time."""
+    """Compare topics, payloads and client ids, but not times, which the store sets."""
     messages = batch.messages  # type: ignore[attr-defined]
     return [(m.topic, m.payload, m.client_id) for m in messages] == [
         (m.topic, m.payload, m.client_id) for _, _, m in expected[: len(messages)]

@@ -1,4 +1,4 @@
-"""`Database.subscribe`: stored messages, then live ones, with nothing lost or repeated."""
+"""`Database.subscribe`: a subscription receives stored messages, then new messages, each exactly once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
 
 
 def blocked(bell: Bell) -> int:
-    """Return the number of threads that wait for a bell at this moment."""
+    """Return the number of threads that are waiting for this bell."""
     return sum(one._bell is bell for one in running(ListeningThread.wait))
 
 
@@ -79,7 +79,7 @@ def reads(db: ts.Database) -> int:
 
 
 def test_catches_up_then_follows_beside_writers(db: ts.Database) -> None:
-    """A subscription beside a writer loses and repeats nothing, and keeps each publisher's order."""
+    """A subscription that reads while a writer stores receives each message once, in each publisher's order."""
     db.store(numbered(0, 3_000))
     with db.subscribe("a/+", 0, window=500) as subscription:
         writing = begin(lambda: [db.store(numbered(3_000 + 5 * n, 5)) for n in range(200)])
@@ -103,7 +103,7 @@ def test_from_now_on(tmp_path: Path, durability: str) -> None:
 
 
 def test_from_a_time(db: ts.Database) -> None:
-    """A start time is inclusive, as in a replay."""
+    """A subscription with a start time receives all messages from this time on, inclusive, as a replay does."""
     db.store(numbered(0, 10))
     batch = db.store(numbered(10, 10)).batch
     start = min(int(position) for position in batch.positions) >> 11
@@ -113,7 +113,7 @@ def test_from_a_time(db: ts.Database) -> None:
 
 
 def test_new_topics_and_generations_come(db: ts.Database) -> None:
-    """New streams, generations and layouts are followed as they appear, in order."""
+    """A subscription also receives messages of streams, generations and layouts that are created later, in order."""
     with db.subscribe("#") as subscription:
         for number in range(40):
             if number in (10, 30):
@@ -164,9 +164,10 @@ def test_what_was_not_delivered_cannot_be_acknowledged(plain: ts.Database, seque
 
 
 def test_a_place_of_another_database_is_refused(tmp_path: Path) -> None:
-    """A place of another database is refused, by subscriptions and sessions, as an object and as text.
+    """Subscriptions and sessions refuse a place of another database, as an object and as text.
 
-    A database that was created anew is another one. With older messages, nothing would ever be delivered there.
+    A database that was deleted and created again is another database. If its messages were older than the place, none
+    would ever be delivered.
     """
     stored = [[ts.Message("a", b"", "c", timestamp=day * 86_400_000_000) for _ in range(10)] for day in (30, 0)]
     places: list[ts.Place] = []
@@ -228,9 +229,9 @@ def test_a_place_or_cursor_in_what_was_lost_is_refused(layout: str, tmp_path: Pa
 
 
 def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
-    """A start in the future means from now on, and the resulting place can be used as a start again.
+    """A start in the future acts as no start, and the resulting place can be used as a start again.
 
-    Where positions follow the messages' own times, the next message may be older than the start.
+    With ``timestamps="message"`` the next message may be older than the start.
     """
     with ts.open(tmp_path / "db", timestamps="message", allow_ancient=True) as db:
         db.store([ts.Message("a", b"old", "c", timestamp=1_000_000)])
@@ -266,7 +267,7 @@ def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
 def test_idle_subscribers_read_nothing(plain: ts.Database) -> None:
     """Messages that don't match wake no subscriber and cause no read.
 
-    A later match is read without passing the others.
+    A later match is read without visiting the messages that don't match.
     """
     crowd = [plain.subscribe(f"device/{n}/#") for n in range(1_000)]
     for subscription in crowd:
@@ -320,6 +321,7 @@ def test_who_iterates_is_told_of_dropped_generations(plain: ts.Database, wanted:
 
 
 def test_what_is_no_way_to_tell_of_dropped_generations_is_refused(plain: ts.Database) -> None:
+    """An unknown `on_dropped` action raises `InvalidArgumentError`."""
     with pytest.raises(ts.InvalidArgumentError, match="on_dropped"):
         plain.subscribe("#", on_dropped="ignore")  # type: ignore[arg-type]
 
@@ -369,7 +371,7 @@ def test_closing_the_database_is_told(tmp_path: Path) -> None:
 
 
 def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> None:
-    """A subscription that is garbage-collected unclosed warns, and the database doesn't keep it alive."""
+    """A subscription that is garbage-collected unclosed emits a `ResourceWarning`; the database keeps none alive."""
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):
         held.clear()
@@ -393,7 +395,7 @@ def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None
 
 
 def test_in_asyncio(db: ts.Database) -> None:
-    """An asyncio task follows a subscription while others run; stored messages are read in a thread."""
+    """An asyncio task receives messages while other tasks run; stored messages are read in a thread."""
 
     async def follow() -> list[int]:
         with db.subscribe("a/+", 0, window=50) as subscription:
@@ -454,7 +456,7 @@ def test_threads_share_one_subscription(plain: ts.Database) -> None:
 
 
 def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
-    """Unstored messages are delivered to subscribers; if one doesn't fetch, the oldest are dropped."""
+    """Unstored messages are delivered to subscriptions; while one doesn't fetch, its oldest messages are dropped."""
     with plain.subscribe("a/+") as subscription:
         plain._hub.route(numbered(0, 3))
         assert take(subscription, 3) == [0, 1, 2]
@@ -483,16 +485,16 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
 
 
 def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is consistent: an acknowledgement while a batch fills the window means that it is not stuck.
+    """The status is consistent although an acknowledgement arrives while `fetch` fills the window.
 
-    It never was then.
+    Afterwards nothing is unacknowledged, and the subscription isn't stuck.
     """
     plain.store([ts.Message("a", b"1"), ts.Message("a", b"2")])
     with plain.subscribe("a", start=0, window=1) as subscription:
         lock, acknowledging = subscription._inbox.lock, []
 
         def monotonic() -> float:
-            """Acknowledge at the moment when `fetch` records that the window is full."""
+            """Acknowledge while `fetch` records that the window is full."""
             if not acknowledging:
                 acknowledging.append(begin(lambda: subscription.acknowledge(1)))
                 if not owned(lock):  # the acknowledgement doesn't have to wait for the lock
@@ -507,7 +509,7 @@ def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.Mon
 
 
 def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> None:
-    """If two threads remove an abandoned listener, the second one finds nothing, and its store succeeds."""
+    """If two threads remove an abandoned listener, the second thread finds nothing, and its store succeeds."""
     hub = plain._hub
     feed, inbox = hub.feed(ts.TopicFilter("a")), _Inbox(1)
     hub.listen(feed, inbox)
@@ -527,6 +529,7 @@ def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> Non
 
 
 def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
+    """`fetch` and `fetch_async` accept a timedelta as their timeout."""
     with plain.subscribe("a") as subscription:
         assert not len(subscription.fetch(timeout=timedelta(0)))
         assert not len(asyncio.run(subscription.fetch_async(timeout=timedelta(milliseconds=1))))
@@ -544,7 +547,7 @@ def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window:
             try:
                 pool.submit(gate.wait)
                 fetching = asyncio.create_task(subscription.fetch_async(executor=pool))
-                await asyncio.sleep(0)  # the fetch has begun, and waits for the thread
+                await asyncio.sleep(0)  # the fetch has begun, and waits for a pool thread
                 fetching.cancel()
             finally:
                 gate.set()

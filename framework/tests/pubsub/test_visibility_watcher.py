@@ -1,4 +1,4 @@
-"""Waiting for stored messages that readers can't see yet."""
+"""`VisibilityWatcher` wakes waiters when stored messages become visible to readers."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Fails:
 def test_who_waits_is_woken_though_waiting_failed(
     db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """A waiter is woken although waiting failed once: the failure is reported and retried.
+    """A waiter is woken even if waiting for its shard fails once: the failure is reported, and the wait is retried.
 
-    It delays no other shard.
+    Waiters of other shards are woken meanwhile.
     """
     shard, woken = db.storage.shards[0], []
     fails = Fails(watcher, error, shard.reader.await_visible)
@@ -77,7 +77,7 @@ def test_who_waits_is_woken_though_waiting_failed(
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
-    """If waking one waiter fails, the others are woken once and at once, and the failed one is retried."""
+    """If waking one waiter fails, the others are woken without delay, once each, and that waiter is woken later."""
     woken: list[str] = []
     fails = Fails(watcher, error, lambda _: woken.append("fails"))
     names = [str(number) for number in range(8)]

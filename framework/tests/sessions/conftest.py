@@ -1,7 +1,7 @@
-"""Databases for the tests of sessions, in memory and on disk, with a clock that moves only when a test moves it.
+"""Fixtures for the tests of sessions: databases in memory and on disk, and a clock that only tests advance.
 
-Sessions reach an engine only through the state of shards. So `make test` uses the disk only in the histories that kill
-the process, reopen the database, or let writes fail.
+Sessions use an engine only through the state of shards. So `make test` uses the disk only in histories that kill the
+process, reopen the database, or make writes fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sessions(db: ts.Database) -> Sessions:
 
 @pytest.fixture
 def crash(db: ts.Database) -> Callable[[], Sessions]:
-    """Return a function that returns the sessions as the next process would load them: from committed state alone."""
+    """Return a function that loads the sessions from committed state alone, as the next process would after a crash."""
 
     def crash() -> Sessions:
         former, db._sessions = db.sessions, None

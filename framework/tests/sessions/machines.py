@@ -1,4 +1,4 @@
-"""Parts that the state machines of sessions share: a database with a clock, and processes that crash or die."""
+"""Parts that the state machines of sessions share: a database with a clock, crashes, and kills at engine writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["SessionsMachine", "World", "case", "stored_keys"]
 
 
 class World:
-    """A database in a directory of its own, with a clock and the faults that can strike its process."""
+    """A database in a directory of its own, with a clock, that can be reopened, crash, be killed, or fail to write."""
 
     def __init__(self, **how: Any) -> None:
         self._temporary = quick_directory()
@@ -43,12 +43,12 @@ class World:
         self.open()
 
     def crash(self) -> None:
-        """Continue from committed state alone, as the next process would."""
+        """Discard the sessions' state in memory, and load committed state as the next process would."""
         self.db._sessions, self.db.storage.steady = None, SteadyClock(self.db.storage.clocks)
 
     @contextmanager
     def failing(self, failing: int) -> Iterator[None]:
-        """Make one write of sessions within the block fail: the write with this number, counted from 0."""
+        """Make one write of session state within the block fail: the write with this number, counted from 0."""
         write, writes = SessionState.write, count()
 
         def fail(*arguments: Any) -> None:
@@ -83,7 +83,7 @@ class SessionsMachine(RuleBasedStateMachine):
     ordered = True
     """Whether messages of one publisher arrive in order across all topics, not only within each topic."""
     at_once = True
-    """Whether readers can see stored messages at once."""
+    """Whether readers can see messages as soon as they are stored."""
 
     @property
     def how(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 def stored_keys(db: ts.Database) -> list[bytes]:
-    """Return the keys of the framework's own state."""
+    """Return the keys of all stored framework state, of sessions and others."""
     return [key for shard in range(len(db.storage.shards)) for key, _ in db.state(shard).scan(b"\1")]
 
 

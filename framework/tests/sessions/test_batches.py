@@ -92,9 +92,9 @@ def listener(sessions: Sessions) -> Session:
 def test_messages_of_many_sessions_are_one_write_a_shard(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """Messages that many sessions publish take one write for each shard, packet ids included.
+    """Publishing for many sessions takes one write for each shard, which includes the packet ids.
 
-    The same rows are repetitions until their packet ids are released. The release is one write for each shard, too.
+    The same rows count as repetitions until their packet ids are released, which also takes one write for each shard.
     """
     clients = opened(sessions)
     rows = [(client, message(client.client_id, client.client_id), 7) for client in clients]
@@ -114,7 +114,7 @@ def test_messages_of_many_sessions_are_one_write_a_shard(
 
 @pytest.mark.usefixtures("listener")
 def test_each_row_tells_whether_somebody_wants_it(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Each row reports a match if a stored or connected session or a database follower wants its topic."""
+    """Each row reports a match if a stored or connected session or a database subscription matches its topic."""
     sessions["listener"]
     away = sessions.open("away", expiry_interval=None)
     away.subscribe("b/+", 1)
@@ -170,9 +170,9 @@ def test_only_the_rows_that_cannot_be_done_are_refused(
 
 @pytest.mark.usefixtures("listener")
 def test_without_partial_the_index_is_the_callers(db: ts.Database, sessions: Sessions) -> None:
-    """Without ``partial``, the error's index counts the caller's rows, repetitions included.
+    """Without ``partial``, the error's index is that of the caller's row, so repetitions count.
 
-    That holds for a call for one session and for a call for many.
+    The same index is reported by a call for one session and by a call for many.
     """
     (one,) = opened(sessions, "one")
     one.publish([message("one", "1")], [1])
@@ -203,9 +203,9 @@ def test_what_is_no_message_is_refused(sessions: Sessions, wrong: object) -> Non
 
 
 def test_columns_have_a_value_for_each_row(sessions: Sessions) -> None:
-    """Columns must be as long as the lists of sessions and packet ids; otherwise the call raises.
+    """The call raises if columns aren't as long as the lists of sessions and packet ids.
 
-    Nothing is published then, even with ``partial``.
+    In this case nothing is published, even with ``partial``.
     """
     (one,) = opened(sessions, "one")
     columns: list[list[Any]] = [["a"], [b""], ["one"], [1], [False], [None], [None]]
@@ -221,7 +221,7 @@ def test_columns_have_a_value_for_each_row(sessions: Sessions) -> None:
 def test_a_session_that_was_overtaken_is_found_and_ended(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """Only the rows of sessions that were taken over are refused, although a shard checks all guards in one commit."""
+    """Only the rows of sessions that were taken over are refused, although each shard commits all rows together."""
     told: list[tuple[str, Ended]] = []
     clients = sessions.open_many(
         [Connect(client_id=client, expiry_interval=None) for client in CLIENTS],
@@ -312,7 +312,7 @@ def test_pubrecs_of_many_sessions_tell_which_ids_are_known(db: ts.Database, sess
 def test_a_pubrel_of_what_is_no_packet_id_frees_nothing(sessions: Sessions, wrong: Any) -> None:
     """A PUBREL whose packet id isn't an integer releases nothing, even if the value equals an id in use.
 
-    With ``partial`` the other rows are done.
+    With ``partial``, the packet ids of the other rows are released.
     """
     one, two = opened(sessions, "one", "two")
     rows = [(one, message("one", "1"), 1), (two, message("two", "1"), 1)]
@@ -375,9 +375,9 @@ def test_retained_messages_are_looked_for_by_filter_only_if_there_are_some(
 
 
 def test_shared_retained_and_replayed_subscriptions_come_together(db: ts.Database, sessions: Sessions) -> None:
-    """One call can make shared subscriptions, subscriptions with retained messages, and replays.
+    """One call can create shared subscriptions, subscriptions with retained messages, and replays.
 
-    Each of them delivers its own messages.
+    Each subscription delivers its own messages.
     """
     db.publish([ts.Message("r/1", b"kept", "publisher", 1, True), message("publisher", "old", 1, "r/1")])
     db.store([message("publisher", "stored", 1, "s")])
@@ -407,9 +407,9 @@ def test_a_subscription_that_cannot_be_committed_is_none(sessions: Sessions, cra
 
 
 def test_many_open_and_are_lost_in_one_write_a_shard(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Opening many sessions takes one write for each shard, and so does losing their connections.
+    """Opening many sessions takes one write for each shard, and so does ending their connections without a DISCONNECT.
 
-    Sessions are new at first and present later, with their subscriptions. The wills of lost clients become pending.
+    Sessions opened again are present, with their subscriptions. The wills of lost clients become pending.
     """
     will = Will(ts.Message("a/will", b"gone"), delay=5)
     connects = [
@@ -439,7 +439,7 @@ def test_many_open_and_are_lost_in_one_write_a_shard(db: ts.Database, sessions: 
 def test_those_that_are_present_are_taken_over_together(db: ts.Database, sessions: Sessions) -> None:
     """Opening many present sessions takes all of them over, after their acknowledgements are committed.
 
-    A client id that occurs twice in the call takes over from itself.
+    If a client id occurs twice in the call, the later row takes over the session of the earlier row.
     """
     told: list[tuple[str, Ended]] = []
     connects = [Connect(client_id=client, expiry_interval=None) for client in CLIENTS]
@@ -463,7 +463,7 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
 
 
 def test_one_that_cannot_be_opened_holds_up_no_others(sessions: Sessions) -> None:
-    """With ``partial``, a session that can't be opened leaves the others open; without ``partial`` none is opened."""
+    """With ``partial``, all sessions are opened except those that can't be; without ``partial`` none is opened."""
     will = Will(ts.Message("+", b""))
     bad = [
         Connect(client_id=""),
@@ -496,9 +496,9 @@ def test_a_damaged_one_holds_up_no_others(db: ts.Database, sessions: Sessions) -
 
 
 def test_many_disconnect_by_the_same_rules(db: ts.Database, sessions: Sessions) -> None:
-    """With ``partial``, a DISCONNECT that must not raise the expiry interval is refused alone.
+    """With ``partial``, only a DISCONNECT that raises the expiry interval from 0 is refused (MQTT 5, 3.14.2.2.2).
 
-    A session that ended before gets `SessionEndedError`.
+    The row of a session that had already ended reports `SessionEndedError`.
     """
     will = Will(ts.Message("a/will", b"gone", properties=ts.Properties(user_properties=(("topicstore-persist", "1"),))))
     found = sessions.open_many(

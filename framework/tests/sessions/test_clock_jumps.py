@@ -1,4 +1,4 @@
-"""Wall clocks that are set while sessions and wills wait: only elapsed time counts, also across restarts."""
+"""Setting the wall clock doesn't change when sessions expire and wills are published, also across restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(path: Path, clock: Clock) -> ts.Database:
 
 
 def will(client_id: str, delay: int) -> Will:
-    """Return a will with the client id as its topic; tests store it by a persistence rule, without a subscriber."""
+    """Return a will with the client id as its topic; a persistence rule stores such wills without a subscriber."""
     return Will(ts.Message(client_id, b"gone", client_id, 1), delay)
 
 
@@ -49,7 +49,7 @@ def published(db: ts.Database) -> set[str]:
 
 @attrs.define
 class Client:
-    """A lost client in a plain model."""
+    """A client in the model: its intervals, elapsed time, and the clock changes that no process saw."""
 
     interval: int
     delay: int
@@ -61,20 +61,20 @@ class Client:
     """Seconds by which the clock was set back while no process ran to see it."""
 
     def over(self, after: int) -> bool | None:
-        """Return whether so many seconds have elapsed; None if the clock can't be trusted to decide."""
+        """Return whether so many seconds have elapsed; None if both answers are allowed after unseen clock changes."""
         surely = self.passed - self.less >= after
         return surely if surely or self.passed + self.more < after else None
 
 
 class History:
-    """A database with successive processes, its sessions, and the time since each lost its connection."""
+    """A database in successive processes, and a model of its clients with the time since each lost its connection."""
 
     def __init__(self, db: ts.Database, clock: Clock) -> None:
         self.db = db
         self.clock = clock
         self.clients: dict[str, Client] = {}
         self.unseen = 0
-        """Seconds by which the clock was set since the last tick."""
+        """Seconds by which the clock was set forward (negative: back) since the last tick."""
 
     def connect(self, interval: int, delay: int) -> None:
         """Connect a client that stays connected while this process lives."""
@@ -106,7 +106,7 @@ class History:
         self._begin(down, jump)
 
     def crash(self, down: int, jump: int) -> None:
-        """Kill the process, and open the database in another one."""
+        """Kill the process and open the database in another process; no process saw the jumps since the last tick."""
         self._begin(down, jump + self.unseen)
         self._lose_connected()
 
@@ -168,9 +168,9 @@ def history() -> Iterator[History]:
 @settings(max_examples=tries(200, 2_000))
 @given(steps=st.lists(STEPS, max_size=20))
 def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-    """Sessions and wills last for their interval of elapsed time.
+    """Sessions expire and wills are published after their interval of elapsed time.
 
-    Deviations are allowed only if the clock was set while no process ran to see it.
+    A deviation is allowed only by as much as the clock was set while no process observed it.
     """
     with history() as run:
         for name, arguments in steps:
@@ -187,7 +187,7 @@ def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int
 def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: str) -> None:
     """Setting the clock while a process runs changes no expiry interval or will delay, also after a restart.
 
-    A device sets its clock when it learns the time.
+    Devices without a battery-backed clock set their clock in this way after each boot.
     """
     clock = Clock()
     with opened(tmp_path / "db", clock) as db:
@@ -216,7 +216,7 @@ def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: 
 def test_a_clock_that_is_wrong_at_a_restart_and_then_set_right_keeps_nothing_for_ever(tmp_path: Path) -> None:
     """A device whose clock starts in 1970 at each boot keeps no expired session for ever.
 
-    Only time that the device couldn't measure is added to the expiry interval.
+    Sessions last longer than their expiry interval only by time that the device couldn't measure.
     """
     clock = Clock()
     for _ in range(3):
@@ -240,7 +240,7 @@ def test_a_clock_that_is_wrong_at_a_restart_and_then_set_right_keeps_nothing_for
 
 
 def test_times_are_shown_by_the_clock_as_it_is_set(sessions: Sessions, clock: Clock) -> None:
-    """After a tick has noticed that the clock was set, all shown times are those of the new clock."""
+    """After a tick has noticed that the clock was set, all reported times are those of the new clock."""
     sessions.open("client", expiry_interval=60, will=will("client", 40)).lost()
     clock.jump(DAY * SECOND)
     sessions.tick()
@@ -251,7 +251,7 @@ def test_times_are_shown_by_the_clock_as_it_is_set(sessions: Sessions, clock: Cl
 def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
     sessions: Sessions, clock: Clock, crash: Callable[[], Sessions]
 ) -> None:
-    """A jump of the clock whose write fails is written by the next tick, and delays nothing else that is due."""
+    """If recording a clock jump fails, the next tick records it, and other due work isn't delayed."""
     sessions.tick()
     sessions.open("client", expiry_interval=60).disconnect()
     sessions.open("gone", expiry_interval=1).disconnect()
@@ -274,7 +274,7 @@ def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
 
 
 def test_the_clocks_are_written_when_one_was_set_and_once_an_hour(sessions: Sessions, clock: Clock) -> None:
-    """Ticks write the clocks only after a jump of at least a second, and once an hour."""
+    """Ticks store the clocks' readings only after a jump of at least a second, and once an hour."""
     with patch.object(ShardState, "write") as write:
         for passed in (0, 1, 3_598):
             clock.now += passed * SECOND

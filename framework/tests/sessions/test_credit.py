@@ -1,4 +1,4 @@
-"""Limits of what a client receives: paused sessions, deliveries limited in bytes, and permissions."""
+"""Limits on deliveries to a client: pausing, limits in bytes, and permissions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_paused_session_gets_nothing_until_it_is_resumed(sessions: Sessions, p
 
 
 def test_resuming_wakes_only_for_something(sessions: Sessions) -> None:
-    """Resuming a session for which nothing arrived wakes no waiting thread."""
+    """Resuming a session wakes no waiting thread if no message arrived for it during the pause."""
     session = subscribed(sessions)
     session.pause()
     session.resume()
@@ -126,7 +126,7 @@ def test_every_message_that_is_dropped_is_counted(
 
 @pytest.mark.parametrize("overlapping", ["each", "once"])
 def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, overlapping: Overlapping) -> None:
-    """The bytes of waiting unstored messages are limited, too; a message larger than the limit waits alone."""
+    """The bytes of waiting unstored messages are limited; a message larger than the limit replaces all others."""
     session = sessions.open("client", expiry_interval=None, overlapping=overlapping)
     session.subscribe("a/#", 0)
     if overlapping == "once":
@@ -173,7 +173,7 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
 def test_messages_that_wait_for_bytes_expire(
     sessions: Sessions, db: ts.Database, clock: Clock, qos: int, *, together: bool
 ) -> None:
-    """Messages that wait for bytes aren't sent after their expiry; the others carry the seconds that remain."""
+    """Messages that wait for bytes aren't sent after their expiry; other messages carry the seconds that remain."""
     session = subscribed(sessions, qos=qos)
     for name, seconds in (("1", 10), ("2", 10), ("3", 100), ("4", None)):
         properties = ts.Properties(message_expiry_interval=seconds)
@@ -188,7 +188,7 @@ def test_messages_that_wait_for_bytes_expire(
 
 
 def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts.Database) -> None:
-    """A delivery limited in bytes reads few more messages than fit, so that only a few become in-flight."""
+    """A delivery limited in bytes reads few more messages than fit, so that few unsent messages occupy the window."""
     session = subscribed(sessions)
     db.publish([ts.Message("a", bytes(10_000), "publisher", 1) for _ in range(500)])
     assert 2 == len(session.deliver(max_bytes=25_000))
@@ -222,7 +222,7 @@ def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish:
 
 @pytest.mark.parametrize("qos", [0, 2])
 def test_refusals_at_any_qos(sessions: Sessions, publish: Publishing, qos: int) -> None:
-    """``allow`` is also asked about retained and unstored messages, at QoS 0 and 2."""
+    """``allow`` is also called for retained and unstored messages, at QoS 0 and 2."""
     publish("1", topic="a/1", qos=2)
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", qos)
@@ -243,9 +243,9 @@ def test_retained_messages_are_refused_too(sessions: Sessions, db: ts.Database) 
 
 
 def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishing) -> None:
-    """``allow`` of the new connection decides on redelivered messages; the exchange of a refused one ends.
+    """``allow`` of the new connection decides on redelivered messages; a refused message leaves the in-flight window.
 
-    At QoS 2 only its packet id stays in use.
+    Only at QoS 2 does its packet id stay in use.
     """
     session = subscribed(sessions, qos=2)
     publish("1", "large")
@@ -262,9 +262,9 @@ def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishi
 def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
     sessions: Sessions, publish: Publishing, wrong: str
 ) -> None:
-    """A session whose ``allow`` raises or answers too little delays no other session, and loses nothing.
+    """A session whose ``allow`` raises or returns too few answers delays no other session, and loses no message.
 
-    It reports the error as its failure, and continues after the next tick.
+    The session reports the error as its failure, and is delivered its messages after the next tick.
     """
     failing = [True]
 
@@ -305,7 +305,7 @@ class Deciding:
         return [len(text) < 3 if text in self.known else None for text in texts]
 
     def learn(self, session: Session) -> bool:
-        """Learn all messages that were asked about; return whether any of them was new."""
+        """Mark all messages that were asked about as known, and call `ask_again`; return whether any was new."""
         new = set(self.asked) - self.known
         self.known |= new
         session.ask_again()
@@ -318,9 +318,9 @@ class Deciding:
 def test_messages_wait_until_it_is_known_whether_they_may_be_sent(
     sessions: Sessions, publish: Publishing, db: ts.Database, qos: int, in_memory: bool, overlapping: Overlapping
 ) -> None:
-    """Messages wait until ``allow`` has an answer, and then arrive once and in order.
+    """Messages wait while ``allow`` answers None, and arrive once and in order after an answer.
 
-    Meanwhile other sessions continue. That holds for stored, retained and unstored messages.
+    Stored, retained and unstored messages wait alike. Meanwhile other sessions receive theirs.
     """
     decide = Deciding()
     expiry = 0 if in_memory else None
@@ -351,7 +351,7 @@ def test_messages_wait_until_it_is_known_whether_they_may_be_sent(
 
 
 def test_an_answer_that_comes_while_it_is_asked_is_not_missed(sessions: Sessions, publish: Publishing) -> None:
-    """A call of `ask_again` while ``allow`` runs is not missed, although the session wasn't waiting yet."""
+    """A call of `ask_again` while ``allow`` runs has an effect, although the session wasn't waiting yet."""
     asked: list[int] = []
 
     def allow(messages: Sequence[ts.Message]) -> list[bool | None]:
@@ -368,6 +368,7 @@ def test_an_answer_that_comes_while_it_is_asked_is_not_missed(sessions: Sessions
 
 
 def test_a_paused_session_stays_so_when_answers_come(sessions: Sessions, publish: Publishing) -> None:
+    """A paused session stays paused when ``allow`` can answer, and is delivered its messages after it was resumed."""
     decide = Deciding()
     session = sessions.open("client", expiry_interval=None, allow=decide)
     session.subscribe("a/#", 1)
@@ -401,7 +402,7 @@ def test_what_is_resent_waits_until_it_is_known_whether_it_may_be(sessions: Sess
 def test_other_rights_hold_for_all_that_was_not_handed_out(sessions: Sessions, publish: Publishing) -> None:
     """New rights apply to all messages that weren't handed out yet, even if they have packet ids.
 
-    Those packet ids become free. Broader rights later bring none of the refused messages back.
+    Those packet ids become free. Broader rights later don't bring the refused messages back.
     """
     session = subscribed(sessions)
     publish("1", "large", "2", "large")

@@ -1,4 +1,4 @@
-"""The messages that a connected session is delivered, and its subscription options."""
+"""Deliveries to a connected session: stored messages, subscription options, and the in-flight window."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(sessions: Sessions, topic_filter: str = "a/#", qos: int = 1, **option
 def test_all_are_delivered_the_same_object(sessions: Sessions, publish: Publishing) -> None:
     """All sessions are delivered the same message object whatever their filters.
 
-    So a server can encode the message once for all of them.
+    So a server can encode the message once for all sessions.
     """
     for number, (topic_filter, qos) in enumerate([("a/#", 1), ("a/#", 2), ("#", 1), ("a/+", 0)]):
         sessions.open(f"client-{number}").subscribe(topic_filter, qos, retain_as_published=bool(number % 2))
@@ -59,7 +59,7 @@ def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: 
 
 
 def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -> None:
-    """A topic is wanted until its last subscription above QoS 0 is gone; sessions that are away count."""
+    """`Sessions.wants` is true for a topic while a subscription above QoS 0 matches, also of an absent session."""
     session = sessions.open("a", expiry_interval=None)
     other = sessions.open("b", expiry_interval=None)
     assert not sessions.wants("t/1")
@@ -76,7 +76,7 @@ def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -
 
 @pytest.mark.parametrize("changing", ["unsubscribe", "expire"])
 def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessions, changing: str) -> None:
-    """A subscription makes its topic wanted although filters were first loaded during another one's end."""
+    """`Sessions.wants` sees a new subscription even if filters were first loaded while another subscription ended."""
     session = opened(sessions)
     if changing == "expire":
         session.disconnect()
@@ -104,7 +104,7 @@ def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessio
 def test_a_subscription_that_turned_to_qos_0_is_wanted_until_its_last_stored_message(
     sessions: Sessions, publish: Publish
 ) -> None:
-    """A subscription changed to QoS 0 keeps its topic wanted until its last stored message is delivered."""
+    """`Sessions.wants` stays true for a subscription changed to QoS 0 until its last stored message is delivered."""
     session = opened(sessions, "a/#", 1)
     publish("1")
     session.subscribe("a/#", 0)

@@ -1,4 +1,4 @@
-"""Deliveries as columns: `Sessions.deliver_batches`."""
+"""`Sessions.deliver_batches`: deliveries as columns, which sessions with equal messages share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_those_who_get_the_same_share_all_but_the_packet_ids(sessions: Sessions,
         opened(sessions, f"client-{number}")
     first = opened(sessions, "other", subscription_identifier=7)
     publish("1")
-    # from here on its packet ids differ from the others' ones
+    # the next packet ids of this session differ from those of the other sessions
     first.puback(*[packet.packet_id for packet in first.deliver()])
     for session, _ in sessions.deliver():
         session.puback(1)
@@ -47,7 +47,7 @@ def test_those_who_get_the_same_share_all_but_the_packet_ids(sessions: Sessions,
 
 
 def test_columns_have_one_value_or_one_for_each(db: ts.Database, sessions: Sessions) -> None:
-    """A column is a single value if all messages agree, and a list otherwise; the packets as objects say the same."""
+    """A column is a single value if it is equal for all messages, else a list; `deliver` returns equal packets."""
     session = sessions.open("client", expiry_interval=None, overlapping="once")
     sessions.subscribe([(session, "a/#", SubscribeOptions(2, retain_as_published=True, identifier=1))])
     sessions.subscribe([(session, "a/2", SubscribeOptions(1, identifier=2))])
@@ -89,6 +89,7 @@ def message_of(message: ts.Message) -> ts.Message:
 
 @pytest.mark.parametrize("limits", [{"limit_each": 0}, {"limit": 0}, {"max_bytes": 0}, {"limit": "many"}])
 def test_limits_are_checked(sessions: Sessions, limits: dict[str, object]) -> None:
+    """A limit that isn't an integer of at least 1 raises `InvalidArgumentError`."""
     for deliver in (sessions.deliver, sessions.deliver_batches):
         with pytest.raises(ts.InvalidArgumentError):
             deliver(**limits)  # type: ignore[arg-type]
@@ -99,7 +100,7 @@ PACKETS = st.lists(st.one_of(st.just(-1), st.integers(0, 3), st.lists(st.integer
 
 @given(PACKETS, st.integers(1, 12), st.none() | st.integers(1, 12))
 def test_packets_are_cut_where_they_no_longer_fit(sizes: list[int | list[int]], limit: int, most: int | None) -> None:
-    """A delivery cut at a limit has as many packets as fit, at least one, in order; the rest stays for later."""
+    """A delivery that is split at a limit has as many packets as fit, at least one, in order; the rest is returned."""
     packets = [_packet(size) for size in sizes]
     all_ = single(packets)
     count, left = 0, most

@@ -1,4 +1,4 @@
-"""Ends of sessions are reported without any lock held, and ended sessions leave nothing behind."""
+"""Ends of sessions are reported to ``on_end`` with no lock held, and ended sessions leave nothing in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Cloc
 
 @pytest.mark.parametrize("end", ENDS)
 def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Clock, end: End) -> None:
-    """An error that ``on_end`` raises is reported as a warning, and all other sessions are notified.
+    """An error that ``on_end`` raises is reported as a warning, and ``on_end`` is still called for other sessions.
 
     The call that ended the session completes.
     """
@@ -114,7 +114,7 @@ def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
 
 
 def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessions: Sessions, clock: Clock) -> None:
-    """A KeyboardInterrupt in ``on_end`` is raised from the ending call after all others were notified."""
+    """A KeyboardInterrupt in ``on_end`` is raised by the call that ended the sessions, after all ``on_end`` calls."""
     told = []
 
     def on_end(session: Session, _: Ended) -> None:
@@ -141,7 +141,7 @@ def test_who_is_told_may_open_the_session_again(sessions: Sessions) -> None:
 def test_sessions_with_a_keep_alive_leave_nothing_behind(sessions: Sessions, clock: Clock) -> None:
     """Ended sessions with a keep alive leave nothing in memory however often clients reconnect.
 
-    The connected clients are still watched.
+    The keep alive of connected clients is still enforced.
     """
     reconnects = tries(2_000, 20_000)
     kept = sessions.open("kept", keep_alive=3_600)
@@ -171,7 +171,7 @@ def test_sessions_with_a_keep_alive_leave_nothing_behind(sessions: Sessions, clo
 
 
 def test_counts(db: ts.Database, sessions: Sessions) -> None:
-    """`Sessions.counts` counts what the connected sessions have: subscriptions, messages in flight, pauses."""
+    """`Sessions.counts` totals connected and paused sessions, their subscriptions, and unfinished exchanges."""
     one, two = sessions.open("one", expiry_interval=None), sessions.open("two", expiry_interval=None)
     for topic_filter in ("a", "b"):
         one.subscribe(topic_filter)

@@ -1,10 +1,10 @@
-"""Histories of whole sessions against a plain model: publishing, subscribing, acknowledging, disconnecting, crashing.
+"""Random histories of sessions compared with a plain model: publishing, subscribing, acknowledging, crashing, ....
 
-The model knows which messages each subscription must deliver, by its options when they were published. It also knows
-what each client holds by the rules of MQTT. Every delivery is checked. At the end of a history all clients reconnect
-and acknowledge, and no required message may be missing.
+The model records which messages each subscription must deliver, with the options at the time of publication. It also
+records the state that MQTT requires each client to keep. Every delivery is checked. At the end of a history all
+clients reconnect and acknowledge, and no required message may be missing.
 
-Plain calls drive the store (`Store`). A call may fail to write, or be the last one before the process is killed.
+The database is driven by plain calls (`Store`). A call may fail to write, or be the last before the process is killed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Store(World):
         super().__init__(**how)
         self.outcomes: list[Outcome] = []
         self.older: list[Session] = []
-        """Session objects whose process crashed."""
+        """Session objects of processes that crashed."""
         database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
 
     def publish(self, storage: Storage, batch: ts.MessageBatch, state: Any, **how: Any) -> Any:
@@ -100,7 +100,7 @@ class Store(World):
         return self.db.sessions.pubrel([(self._open(name), packet_id) for name, packet_id in rows]).known
 
     def subscribe_rows(self, rows: Sequence[tuple[str, str, SubscribeOptions]]) -> list[bool | None]:
-        """Subscribe for many clients; return which subscriptions are new, or None for refused ones."""
+        """Subscribe for many clients; return for each row whether the subscription is new, or None if refused."""
         asked = [(self._open(name), text, options) for name, text, options in rows]
         results = self.db.sessions.subscribe(asked, partial=True)
         return [result.created if isinstance(result, SubscribeResult) else None for result in results]
@@ -215,19 +215,19 @@ class Published:
     stored: bool
     generation: int
     gone: bool = False
-    """Whether it was deleted, or dropped with its generation."""
+    """Whether the message was deleted, or dropped with its generation."""
     least: int | None = None
-    """The fewest seconds until its expiry at a moment when the clock was set back; None if that never happened."""
+    """The fewest seconds until expiry at any time when the clock was set back; None if the clock never was."""
     lowest: int = 0
-    """The lowest clock value since a retained message was published, in microseconds.
+    """The lowest clock value since the publication, in microseconds, recorded for retained messages.
 
-    A reader may have read the message then, and counts its expiry down from there.
+    A reader may have read the message at that time, and counts its expiry down from then.
     """
 
     def left(self, now: int) -> int | None:
-        """Return the seconds until it expires, rounded up.
+        """Return the seconds until the message expires, rounded up; None without an interval.
 
-        They are never more than the published interval, even after the clock was set back.
+        The result is at most the published interval, even after the clock was set back.
         """
         properties = self.message.properties
         interval = None if properties is None else properties.message_expiry_interval
@@ -235,11 +235,11 @@ class Published:
 
     @property
     def lapsed(self) -> bool:
-        """Whether it expired before the clock was set back, so that it may have been removed."""
+        """Whether the message expired before the clock was set back, so that it may have been removed."""
         return self.least is not None and self.least <= 0
 
     def surely_lasts(self, now: int) -> bool:
-        """Return whether it has time left at any moment when a reader may have read it."""
+        """Return whether the message is unexpired even if its interval counts from the lowest clock value."""
         properties = self.message.properties
         interval = None if properties is None else properties.message_expiry_interval
         return interval is None or now - self.lowest < interval * SECOND
@@ -257,10 +257,10 @@ class Due:
     options: SubscribeOptions
     required: bool
     lapsed: bool = False
-    """Whether it had expired during a delivery to the session, which may therefore have skipped it."""
+    """Whether the message was unreadable during a delivery to the session, which may therefore have skipped it."""
     delivered: bool = False
     received: int = 0
-    """The number of times that the client processed it, without those it refused or recognised as repetitions."""
+    """The number of times that the client processed the message, without refusals and recognised repetitions."""
 
     @property
     def qos(self) -> int:
@@ -273,52 +273,52 @@ class Subscription:
     options: SubscribeOptions
     due: dict[bytes, Due] = attrs.field(factory=dict)
     before: dict[bytes, Due] = attrs.field(factory=dict)
-    """Messages that were due before the subscription ended or began again, and may have been read already."""
+    """Messages that were due before the subscription was made again, and may have been read already."""
     newest: dict[tuple[str, str], int] = attrs.field(factory=dict)
     """The number of the newest message delivered, by publisher and topic."""
     kept: list[str] | None = None
-    """Topics of the retained messages that were sent; None if none are to be sent."""
+    """Topics of the retained messages that were sent for this request; None if no retained messages are requested."""
     kept_due: list[Published] = attrs.field(factory=list)
     """Retained messages that existed when they were requested."""
     after_kept: dict[str, int] = attrs.field(factory=dict)
-    """The newest payload that was delivered since then, by topic."""
+    """The newest payload delivered since the retained messages were requested, by topic."""
     kept_again: set[str] = attrs.field(factory=set)
-    """Topics whose retained messages were redelivered; the first delivery may have been lost."""
+    """Topics of retained messages that were redelivered, and whose first delivery may have been lost."""
     kept_before: set[str] = attrs.field(factory=set)
-    """Topics whose retained messages may have been read for an earlier request, and still wait to be sent."""
+    """Topics of retained messages that may have been read for an earlier request and not sent yet."""
     kept_stored: bool = False
     """Whether the request was made at QoS 1 or 2, so that it continues on the next connection."""
 
     def begin_anew(self, client: Client) -> None:
-        """Forget all due messages, except those that may have been read already."""
+        """Forget all due messages, except messages that may have been read already."""
         self.before = self.before | self.due if client.bounded or client.unsure else {}
         self.due = {}
 
 
 @attrs.define(eq=False, repr=False)
 class Exchange:
-    """A packet id that was sent to a client, and the state of its exchange."""
+    """A packet id that was sent to a client, and the state of its QoS 1 or QoS 2 exchange."""
 
     packet_id: int
     qos: int
     message: ts.Message
     due: Due | None
-    """The due message, or None for a retained one."""
+    """The due message, or None for a retained message."""
     order: int
     expiry: int | None
-    """Seconds until its expiry when it was last sent."""
+    """Seconds until the message's expiry when the message was last sent."""
     sent: int
-    """The time when it was last sent, in microseconds."""
+    """The time when the message was last sent, in microseconds."""
     state: str = "sent"
     """"sent", then "acknowledged", "received", "released" or "completed", as the client answers."""
     committed: bool = False
-    """Whether its PUBREC is committed."""
+    """Whether the client's PUBREC is committed."""
     answer: str = ""
     """The packet that the client must send on this connection."""
     again: str = ""
     """The packet that must be sent to the client again: ``message``, ``release`` or ``either``."""
     vanished: bool = False
-    """Whether its message could not be read when it was perhaps due again. At QoS 1 the exchange may have ended."""
+    """Whether the message couldn't be read at a possible redelivery. At QoS 1 the exchange may then have ended."""
 
     @property
     def over(self) -> bool:
@@ -349,7 +349,7 @@ class Client:
     outstanding: set[int] = attrs.field(factory=set)
     """Packet ids of messages sent on this connection whose exchange is not complete."""
     paused: bool = False
-    """Whether its session is paused."""
+    """Whether the client's session is paused."""
     bounded: bool = False
     """Whether a delivery on this connection was limited in bytes: messages may have been read and not sent."""
     resent: int = 0
@@ -357,17 +357,18 @@ class Client:
     unsure: bool = False
     """Whether packet ids may be committed that were never sent.
 
-    The process died during a delivery, or bytes were limited on an earlier connection and packets waited in memory.
+    Either the process was killed during a delivery, or deliveries on an earlier connection were limited in bytes, so
+    that packets waited in memory.
     """
     unreleased: dict[int, ts.Message] = attrs.field(factory=dict)
-    """QoS 2 messages that it published and has not released, by packet id."""
+    """QoS 2 messages that the client published and has not released, by packet id."""
 
     def forget(self) -> None:
-        """Forget everything about the session."""
+        """Reset everything except the name."""
         self.__init__(self.name)  # type: ignore[misc]
 
     def commit(self) -> None:
-        """Mark this connection's acknowledgements as committed; those of an earlier process that crashed stay open."""
+        """Mark this connection's acknowledgements as committed; acknowledgements before a crash stay uncommitted."""
         self.exchanges = {i: exchange for i, exchange in self.exchanges.items() if exchange.again or not exchange.over}
         for exchange in self.exchanges.values():
             exchange.committed |= exchange.state == "received" and not exchange.again
@@ -418,7 +419,7 @@ def filters() -> st.SearchStrategy[list[Asked]]:
 
 
 class Histories(SessionsMachine):
-    """A state machine: every delivery must be due, and at the end nothing that is due may be missing."""
+    """A state machine: each delivered message must be due, and at the end no message that is due may be missing."""
 
     @initialize(
         wanted=st.lists(st.tuples(st.sampled_from(FILTERS), st.sampled_from([1, 2])), min_size=3, max_size=3),
@@ -453,7 +454,7 @@ class Histories(SessionsMachine):
         return result
 
     def absorb_all(self, outcomes: list[Outcome], away: str = "") -> None:
-        """Record published messages: those not stored come after those stored with them."""
+        """Record published messages: the stored messages of a call before its unstored messages."""
         for message, time in sorted(outcomes, key=lambda outcome: outcome[1] is None):
             self.absorb(message, time, away)
         for message, time in outcomes:
@@ -541,7 +542,7 @@ class Histories(SessionsMachine):
         bad=st.lists(st.sampled_from([False, False, False, False, True]), min_size=12, max_size=12),
     )
     def publish_together(self, drawn: list[Drawn], which: list[int], ids: list[int], bad: list[bool]) -> None:
-        """Publish for many clients at once: repetitions are skipped, and a bad message is refused alone."""
+        """Publish for many clients in one call: repetitions are skipped, and only bad messages are refused."""
         sent: list[Row] = []
         repeated: set[int] = set()
         wrong: list[int] = []
@@ -565,7 +566,7 @@ class Histories(SessionsMachine):
             assert matched[row] or row in wrong or not self.wanted(message)
 
     def wanted(self, message: ts.Message) -> bool:
-        """Return whether a subscription certainly matches."""
+        """Return whether a subscription certainly matches the message."""
         return any(
             subscription.topic_filter.matches(message.topic) and (client.connected or subscription.options.qos)
             for client in self.clients.values()
@@ -575,7 +576,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(drawn=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=12))
     def release_together(self, drawn: list[tuple[int, int]]) -> None:
-        """Release packet ids of many clients at once; each row reports whether its id was in use."""
+        """Release packet ids of many clients in one call; each row reports whether its id was in use."""
         sent = [(self.one_of(which).name, packet_id) for which, packet_id in drawn]
         known = self.call("store", "release_rows", sent)
         assert known == [self.clients[name].unreleased.pop(packet_id, None) is not None for name, packet_id in sent]
@@ -676,7 +677,7 @@ class Histories(SessionsMachine):
         clean=st.sampled_from([None] * 7 + CLIENTS),
     )
     def connect_together(self, names: list[str], most: int, clean: str | None) -> None:
-        """Open many sessions at once, one of them perhaps with a clean start; connected ones are taken over."""
+        """Open many sessions in one call, at most one with a clean start; connected sessions are taken over."""
         clients = [self.clients[name] for name in names]
         before = [self.before_opening(client, clean=client.name == clean) for client in clients]
         how = {"expiry_interval": None, "receive_maximum": most}
@@ -690,7 +691,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.lists(st.integers(0, 2), min_size=1, max_size=3), how=st.sampled_from(["disconnect", "lost"]))
     def end_together(self, which: list[int], how: str) -> None:
-        """End many connections at once."""
+        """End many connections in one call."""
         clients = list(dict.fromkeys(self.one_of(one) for one in which))
         for client in clients:
             client.commit()
@@ -861,7 +862,7 @@ class Histories(SessionsMachine):
         client = self.one_of(which)
         known = client.subscriptions.get(text)
         as_published = as_published and (known is None or known.kept is None)
-        # with as_published, the RETAIN flag doesn't tell retained messages from others
+        # with as_published, the RETAIN flag doesn't distinguish retained messages
         handling = 2 if as_published else handling
         options = SubscribeOptions(qos, no_local, as_published, handling, next(self.numbers))
         if same and known is not None:
@@ -887,7 +888,7 @@ class Histories(SessionsMachine):
 
     @staticmethod
     def subscribed(client: Client, text: str, options: SubscribeOptions) -> Subscription:
-        """Record a subscription with these options."""
+        """Record a subscription with these options, and return it."""
         subscription = client.subscriptions.get(text) or Subscription(ts.TopicFilter(text), options)
         subscription.options = options
         client.subscriptions[text] = subscription
@@ -897,7 +898,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(drawn=filters())
     def subscribe_together(self, drawn: list[Asked]) -> None:
-        """Subscribe many clients to many filters at once; a bad filter is refused alone."""
+        """Subscribe many clients to many filters in one call; only bad filters are refused."""
         sent = self.asked(drawn)
         found = self.call("store", "subscribe_rows", sent)
         for (name, text, options), created in zip(sent, found, strict=True):
@@ -916,7 +917,7 @@ class Histories(SessionsMachine):
         ]
 
     def replay(self, client: Client, subscription: Subscription, begin: int) -> None:
-        """Make all messages that were stored since then due, and forget those that were due before."""
+        """Make all messages stored since this time due, and forget the messages that were due before."""
         subscription.newest.clear()
         subscription.begin_anew(client)
         subscription.due = {
@@ -926,7 +927,7 @@ class Histories(SessionsMachine):
         }
 
     def send_retained(self, client: Client, subscription: Subscription, *, replays: bool = False) -> None:
-        """Make the present retained messages due; if there are none, an earlier request continues.
+        """Make the present retained messages due; without any, an earlier request continues.
 
         A retained message that the subscription also replays is delivered once, as a replayed message.
         """
@@ -992,7 +993,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2))
     def pause(self, which: int) -> None:
-        """Pause a client; it must be sent nothing until it is resumed."""
+        """Pause a client, which must be sent nothing until it is resumed."""
         client = self.one_of(which)
         self.call(client.name, "pause")
         client.paused = True
@@ -1024,7 +1025,7 @@ class Histories(SessionsMachine):
         return bool(out)
 
     def note_vanished(self, clients: Sequence[Client]) -> None:
-        """Record which messages can't be sent at this moment."""
+        """Record which messages can't be read, and so not be sent, at the next delivery."""
         for client in clients:
             for subscription in client.subscriptions.values():
                 for due in subscription.due.values():
@@ -1081,7 +1082,7 @@ class Histories(SessionsMachine):
                 subscription.kept_again.add(message.topic)
             elif not item.dup:
                 self.take_kept(subscription, message)
-            elif client.unsure and subscription.kept is not None:  # perhaps it was committed, and never sent
+            elif client.unsure and subscription.kept is not None:  # perhaps the id was committed but never sent
                 subscription.kept_again.add(message.topic)
             return message.topic
         exchange = client.exchanges.get(item.packet_id) if item.dup else None
@@ -1092,7 +1093,7 @@ class Histories(SessionsMachine):
                 due = subscription.before[message.payload]
             assert due is not None
             assert options == due.options
-        waited = client.bounded  # an earlier delivery may have read it
+        waited = client.bounded  # an earlier delivery may have read the message
         there = not due.published.gone if item.dup else due.published.readable(self.now)
         assert there or (waited and (due.published.gone or due.published.left(self.now) == 0))
         assert item.qos == due.qos
@@ -1101,13 +1102,13 @@ class Histories(SessionsMachine):
         return due
 
     def check_expiry(self, client: Client, item: Publish, published: Published, *, waited: bool) -> None:
-        """Check the seconds until expiry; for a message that was read earlier and waited, they are rounded up twice."""
+        """Check the seconds until expiry, which may be one higher for a message that waited after it was read."""
         left = published.left(self.now)
-        if left is not None and item.dup:  # it is in flight, so it doesn't expire
+        if left is not None and item.dup:  # messages in flight don't expire
             left = max(left, 0)
         if left is None or not waited:
             assert item.expiry == left
-        else:  # seconds that had passed when it was read don't come back
+        else:  # setting the clock back doesn't restore seconds that had passed when the message was read
             least = left if published.least is None else max(min(left, published.least), 0)
             if published.least is not None and item.dup and published is self.was_retained.get(item.message.payload):
                 least = min(least, self.still_left(client, item))
@@ -1118,12 +1119,12 @@ class Histories(SessionsMachine):
         """Return the fewest seconds until expiry of a redelivered retained message, counted from its last sending."""
         before = client.exchanges.get(item.packet_id)
         if before is None or before.message.payload != item.message.payload or before.expiry is None:
-            return 0  # its packet id was committed, and never sent
+            return 0  # the packet id was committed but never sent
         return max(before.expiry - 1 - max(self.now - before.sent, 0) // SECOND, 0)
 
     @staticmethod
     def take_kept(subscription: Subscription, message: ts.Message) -> None:
-        """Check that a retained message arrives before all newer ones of its topic."""
+        """Check that a retained message arrives before all newer messages of its topic."""
         assert subscription.kept is not None
         assert not subscription.kept or subscription.kept[-1] < message.topic
         assert subscription.after_kept.get(message.topic, 0) <= int(message.payload)
@@ -1154,12 +1155,12 @@ class Histories(SessionsMachine):
         client.outstanding.add(item.packet_id)
 
     def may_be_over(self, exchange: Exchange) -> bool:
-        """Return whether another message may use its packet id."""
+        """Return whether another message may use the packet id of this exchange."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.over or (exchange.again == "message" and exchange.qos == 1 and gone)
 
     def stays(self, exchange: Exchange) -> bool:
-        """Return whether its packet id may stay in use, because its message vanished at QoS 2."""
+        """Return whether the packet id may stay in use, because the message vanished at QoS 2."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.again in ("message", "either") and exchange.qos == 2 and gone
 
@@ -1192,7 +1193,7 @@ class Histories(SessionsMachine):
     def fail_to_deliver(self, limit: int, failing: int) -> None:
         """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
 
-        They delay no other session.
+        Other sessions are delivered their messages.
         """
         self.note_vanished(self.live())
         with self.store.failing(failing):
@@ -1205,7 +1206,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: any(not client.in_memory for client in self.live()))
     @rule(which=st.integers(0, 2), what=st.sampled_from(["disconnect", "subscribe", "unsubscribe", "checkpoint"]))
     def fail_to_change(self, which: int, what: str) -> None:
-        """Let a call fail to write; nothing may have changed."""
+        """Make a call fail to write; nothing may have changed."""
         stored = [client for client in self.live() if not client.in_memory]
         client = stored[which % len(stored)]
         text = next(iter(client.subscriptions), None)
@@ -1227,7 +1228,7 @@ class Histories(SessionsMachine):
         refused=st.sampled_from([False, False, False, True]),
     )
     def answer(self, which: int, picked: list[int], refused: bool) -> None:
-        """Let a client send some of its answers, in any order; the others are lost or follow later."""
+        """Let a client send some of its answers, in any order; other answers are lost or follow later."""
         client = self.one_of(which)
         for number in picked:
             waiting = [exchange for exchange in client.exchanges.values() if exchange.answer]
@@ -1281,9 +1282,9 @@ class Histories(SessionsMachine):
 
     @rule()
     def settle(self) -> None:
-        """Reconnect all clients and let them answer: then nothing that is due is missing, and few records remain.
+        """Reconnect all clients and let them answer; check that no due message is missing and few records remain.
 
-        Only the packet ids of QoS 2 messages that vanished in flight may remain.
+        Only records of QoS 2 messages that were removed while in flight may remain.
         """
         for client in list(self.clients.values()):
             if client.exists and not client.connected:
@@ -1319,7 +1320,7 @@ class Histories(SessionsMachine):
     def status_of(self, client: Client) -> Any:
         """Return the status of a session that has been delivered everything.
 
-        Where epochs hide messages, a session may still wait for the last epoch's end, although it holds nothing for it.
+        With a layout that hides messages until their epoch ends, a session may wait although no message is left for it.
         """
         status = self.call(client.name, "status")
         for _ in range(0 if self.at_once else len(self.published)):
@@ -1330,7 +1331,7 @@ class Histories(SessionsMachine):
         return status
 
     def run_dry(self, *, answering: bool) -> None:
-        """Deliver until no session has anything to do."""
+        """Deliver until no session is ready."""
         idle = 0
         while idle < 100:
             if self.deliver_all(1_000) or (answering and self.answer_everything(self.live())):
@@ -1361,7 +1362,7 @@ class Histories(SessionsMachine):
 
 
 class KilledHistories(Histories):
-    """The same histories with processes that are killed between calls and during them."""
+    """`Histories` on disk, in which the process is also killed between and during calls."""
 
     backend = "rocksdb"
 
@@ -1377,7 +1378,7 @@ class KilledHistories(Histories):
 
     @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), death=kills(3))
     def die_publishing(self, publisher: str, drawn: list[Drawn], death: Fault) -> None:
-        """Die while publishing: each shard stores and retains all of its part or nothing."""
+        """Kill the process while it publishes: each shard stores and retains all of its part or nothing."""
         messages = self.messages(publisher, drawn)
         self.die_in(death, "db", "publish", messages)
         contents, retained = self.call("store", "contents"), self.call("store", "retained")
@@ -1390,14 +1391,14 @@ class KilledHistories(Histories):
         self.retained = {
             topic: kept
             for topic, kept in self.retained.items()
-            # it is shown again if the clock is set back
+            # an expired retained message is returned again if the clock is set back
             if kept.message.payload in there or not kept.readable(self.now)
         }
 
     @precondition(lambda self: self.live())
     @rule(limit=st.sampled_from([1, 3, 1_000]), death=kills())
     def die_delivering(self, limit: int, death: Fault) -> None:
-        """Die during a delivery: packet ids may be committed that were never sent, and QoS 0 messages may be lost."""
+        """Kill the process in a delivery: packet ids may be committed but never sent; QoS 0 messages may be lost."""
         live = self.live()
         self.note_vanished(live)
         self.die_in(death, "sessions", "deliver", limit)
@@ -1410,7 +1411,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: self.live())
     @rule(death=kills())
     def die_at_a_checkpoint(self, death: Fault) -> None:
-        """Die during a checkpoint: acknowledgements may or may not be committed."""
+        """Kill the process during a checkpoint: acknowledgements may or may not be committed."""
         self.die_in(death, "sessions", "checkpoint")
 
     @precondition(lambda self: self.live())
@@ -1419,7 +1420,7 @@ class KilledHistories(Histories):
         death=kills(),
     )
     def die_publishing_together(self, drawn: list[tuple[int, str]], death: Fault) -> None:
-        """Die while many publish: each shard has all of its part or nothing, packet ids included.
+        """Kill the process while many clients publish: each shard commits its rows with their packet ids, or none.
 
         Clients that publish again store nothing twice.
         """
@@ -1449,7 +1450,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: any(client.unreleased for client in self.live()))
     @rule(death=kills())
     def die_releasing_together(self, death: Fault) -> None:
-        """Die while many release packet ids: each shard has released all of them or none."""
+        """Kill the process while many clients release packet ids: each shard has released all of its ids or none."""
         stored = [client for client in self.live() if not client.in_memory]
         sent = [(client.name, packet_id) for client in stored for packet_id in client.unreleased]
         self.die_in(death, "store", "release_rows", sent)
@@ -1463,7 +1464,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: self.live())
     @rule(drawn=filters(), death=kills())
     def die_subscribing_together(self, drawn: list[Asked], death: Fault) -> None:
-        """Die while many subscribe: each shard has all changed subscriptions or none."""
+        """Kill the process while many clients subscribe: each shard has all of its changed subscriptions or none."""
         sent = [row for row in self.asked(drawn) if row[1] and not self.clients[row[0]].in_memory]
         sent = list({(name, text): (name, text, options) for name, text, options in sent}.values())
         known = {(name, text) for name, text, _ in sent if text in self.clients[name].subscriptions}
@@ -1486,7 +1487,7 @@ class KilledHistories(Histories):
 
     @rule(death=kills(4), opening=st.booleans())
     def die_while_many_come_or_go(self, death: Fault, opening: bool) -> None:
-        """Die while many connect or disconnect: each change is committed or not, and no message is lost."""
+        """Kill the process while clients connect or disconnect together: each may be committed; no message is lost."""
         lasting = [c for c in self.clients.values() if c.exists and c.interval is c.expires is c.will is None]
         names = [client.name for client in lasting if opening or client.connected]
         if not names:
@@ -1499,7 +1500,7 @@ class KilledHistories(Histories):
             self.die_in(death, "store", "end_rows", names, "lost")
 
     def check_shards(self, done: Sequence[tuple[str, bool]]) -> None:
-        """Check that each shard has all or nothing of what clients did together."""
+        """Check that each shard has either all or none of its changes of one call for many clients."""
         by_shard: dict[int, set[bool]] = {}
         for name, one in done:
             by_shard.setdefault(self.call("db", "shard_of", name), set()).add(one)
@@ -1511,7 +1512,7 @@ class SkipstreamHistories(Histories):
 
 
 class ReopenedHistories(Histories):
-    """The same histories on disk, where the database can be closed and reopened."""
+    """`Histories` on disk, so that the database can be closed and reopened."""
 
     layout, backend, shards = "reference", "rocksdb", 1
 
@@ -1538,7 +1539,7 @@ def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
 
 
 def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Retained messages expire while they wait for delivery; the others carry the seconds that remain at delivery."""
+    """Retained messages expire while they wait for delivery; others carry the seconds that remain at delivery."""
     retain(db, "a/1", 10)
     retain(db, "a/2", 100)
     session = sessions.open("client", expiry_interval=None)
@@ -1564,7 +1565,7 @@ def test_retained_messages_are_sent_once_though_the_subscription_turns_to_qos_0(
 ) -> None:
     """Retained messages are sent once although the subscription changes to QoS 0 meanwhile.
 
-    No record remains that would send them again when the session resumes.
+    No record remains that would make them be sent again when the session resumes.
     """
     retain(db, "a/1")
     session = sessions.open("client", expiry_interval=None)
@@ -1594,7 +1595,7 @@ def test_nothing_is_left_of_retained_messages_that_were_cleared(db: ts.Database,
 
 
 def test_live_messages_come_by_the_options_of_their_time(db: ts.Database, sessions: Sessions) -> None:
-    """Unstored messages are delivered with the options of their time, although the options changed before delivery."""
+    """Unstored messages are delivered with the options that applied when they were published."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a", 0, subscription_identifier=1)
     for qos, identifier in ((0, 2), (1, 3)):

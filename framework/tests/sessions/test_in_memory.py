@@ -61,7 +61,7 @@ def test_nothing_is_ever_written_for_them(db: ts.Database, sessions: Sessions, p
 
 
 def test_their_messages_are_stored(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Messages for a session in memory are stored until it ends, so that a slow client fills no memory."""
+    """Messages for a session in memory are stored until it ends, so that a slow client doesn't fill memory."""
     session = opened(sessions, receive_maximum=1)
     session.subscribe("a/#", 1)
     publish(*map(str, range(5)))
@@ -76,7 +76,7 @@ def test_their_messages_are_stored(db: ts.Database, sessions: Sessions, publish:
 
 @pytest.mark.parametrize("first", ["subscribe", "publish"])
 def test_their_filters_count_whenever_filters_are_loaded(sessions: Sessions, publish: Publishing, first: str) -> None:
-    """The filters of a session in memory count from its subscription to its end, whenever filters are first loaded."""
+    """Filters of a session in memory apply until its end, whenever the filters of stored sessions are first loaded."""
     if first == "publish":
         publish("nobody wants this")
     session = opened(sessions)
@@ -108,7 +108,7 @@ def test_what_is_refused_to_them(sessions: Sessions) -> None:
 
 
 def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> None:
-    """A session in memory is listed, counted and described like stored ones, with its present state and lag."""
+    """A session in memory is listed, counted and described like a stored session, with its present state and lag."""
     sessions.open("a stored one", expiry_interval=None)
     session = opened(sessions)
     session.subscribe("a/#", 1)
@@ -133,7 +133,7 @@ def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> 
 
 @pytest.mark.parametrize("how", ["disconnect", "lost", "kick", "expire", "keep-alive", "taken over", "many"])
 def test_nothing_is_left_of_one_that_ends(db: ts.Database, sessions: Sessions, how: str, request: Any) -> None:
-    """A session in memory leaves nothing behind, whichever way it ends."""
+    """A session in memory leaves no record and no filter behind, whichever way it ends."""
     session = opened(sessions, keep_alive=10)
     session.subscribe("a/#", 1)
     if how == "kick":
@@ -159,7 +159,7 @@ def test_nothing_is_left_of_one_that_ends(db: ts.Database, sessions: Sessions, h
 
 
 def test_many_are_opened_among_stored_ones(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """One call opens sessions in memory and stored ones, in the order of the rows."""
+    """One call can open both sessions in memory and stored sessions, and returns them in the order of the rows."""
     kinds = [bool(number % 2) for number in range(10)]
     connects = [
         Connect(client_id=f"client-{number}", clean_start=True, in_memory=kind) for number, kind in enumerate(kinds)
@@ -179,9 +179,9 @@ def test_many_are_opened_among_stored_ones(db: ts.Database, sessions: Sessions, 
 def test_a_shared_subscription_makes_it_a_stored_one(
     sessions: Sessions, publish: Publishing, crash: Callable[[], Sessions]
 ) -> None:
-    """A shared subscription turns a session in memory into a stored one, with all of its state.
+    """A shared subscription turns a session in memory into a stored session, with all of its state.
 
-    So another member can receive what it leaves, also after a crash.
+    So another member can receive its unacknowledged messages, also after a crash.
     """
     session = opened(sessions)
     session.subscribe("b", 2)
@@ -254,7 +254,7 @@ def test_it_stays_in_memory_if_it_can_not_be_stored(
 def test_a_commit_that_fails_concerns_stored_sessions_only(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failing commit delays only stored sessions; sessions in memory are delivered at once."""
+    """A failing commit delays only stored sessions; sessions in memory are delivered their messages without delay."""
     session, other = opened(sessions), sessions.open("other", expiry_interval=None)
     for one in (session, other):
         one.subscribe("a/#", 1)

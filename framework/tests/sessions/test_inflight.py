@@ -1,4 +1,4 @@
-"""Packet ids are unique over the whole window; `test_histories` covers messages in flight in any history."""
+"""Packet ids are unique within the in-flight window; `test_histories` covers messages in flight in random histories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topicstore.sessions.records import Keys
 
 
 def test_ids_wrap_around_what_is_still_in_use() -> None:
-    """With all packet ids but three in use, those three are found wherever they lie."""
+    """If all packet ids except three are in use, those three are found, also by wrapping around."""
     window = InflightWindow(Keys("client"))
     all_ids = range(1, MAX_PACKET_ID + 1)
     positions = np.arange(len(all_ids), dtype=np.uint64)
@@ -23,7 +23,7 @@ def test_ids_wrap_around_what_is_still_in_use() -> None:
 def test_packet_ids_are_unique_over_the_whole_window(
     sessions: Sessions, publish: Callable[..., None], crash: Callable[[], Sessions]
 ) -> None:
-    """Packet ids are unique also after they wrap around to ids in use, and after a crash there."""
+    """Packet ids that wrap around skip the ids still in use, also after a crash."""
     session = sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/#", 1)
     publish(*map(str, range(50)))

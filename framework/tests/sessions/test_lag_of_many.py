@@ -18,7 +18,7 @@ FILTERS = ("a/#", "+/1", "a/1", "#", "$own/#", "b/+", "none/#", "$share/group/a/
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database whose sessions have all kinds of filters, connected or away, opened at different times."""
+    """A database with connected and absent sessions, opened at different times, with all kinds of filters."""
     with ts.open(tmp_path / "db", backend="memory", shards=3) as db:
         for number in range(24):
             session = db.sessions.open(f"c{number:02}", expiry_interval=None)
@@ -39,7 +39,7 @@ def one_by_one(db: ts.Database) -> dict[str, dict[str, object]]:
 def test_the_lag_of_all_is_that_of_each(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, many: int, together: int
 ) -> None:
-    """The lag of all sessions equals that of each, also where the pass is skipped because too much waits."""
+    """The lag of all sessions equals that of each, also if too many messages wait for one pass over all sessions."""
     expected = one_by_one(db)
     monkeypatch.setattr(lagging, "_MANY", many)
     monkeypatch.setattr(lagging, "_TOGETHER", together)
@@ -59,21 +59,21 @@ def test_the_longest_behind_come_first(db: ts.Database, limit: int) -> None:
 
 
 def test_where_much_waits_places_decide(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where much waits, `longest_behind` still omits the sessions that have nothing to read."""
+    """If many messages wait, `longest_behind` still omits sessions that have nothing to read."""
     whole = set(db.sessions.longest_behind(db.sessions.clients(), 100))
     monkeypatch.setattr(lagging, "_TOGETHER", 10)
     assert whole == set(db.sessions.longest_behind(db.sessions.clients(), 100))
 
 
 def test_clients_are_chosen_by_connection(db: ts.Database) -> None:
-    """Connected and disconnected clients together are all clients."""
+    """`clients` selects connected or disconnected clients; both selections together are all clients."""
     connected, away = db.sessions.clients(connected=True), db.sessions.clients(connected=False)
     assert [f"c{number:02}" for number in range(0, 24, 3)] == connected
     assert sorted((*connected, *away)) == db.sessions.clients()
 
 
 def test_sessions_are_counted_in_one_scan_of_each_shard(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting all sessions takes one scan of each shard and no look-up; a session being removed isn't counted."""
+    """Counting all sessions takes one scan of each shard and no key look-up; a session being removed isn't counted."""
     assert 24 == len(db.sessions)
     states = db.sessions._states
     found = states.find("c01")

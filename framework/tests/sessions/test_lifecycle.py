@@ -1,4 +1,4 @@
-"""Opening, takeover and ends of sessions: sessions expire and wills are published in time, and never early."""
+"""Opening, takeover, expiry and end of sessions: sessions expire and wills are published on time, never early."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def will(sessions: Sessions) -> Will:
 def test_the_longest_expiry_of_mqtt_is_never(sessions: Sessions, clock: Clock, longest: Any) -> None:
     """An expiry interval of 0xFFFFFFFF means that the session never expires (MQTT 5, section 3.1.2.11.2).
 
-    That holds when opening and in a DISCONNECT.
+    The value has this meaning both when a session is opened and in a DISCONNECT.
     """
     sessions.open("opened", expiry_interval=longest).lost()
     sessions.open("changed", expiry_interval=1).disconnect(expiry_interval=longest)
@@ -253,7 +253,7 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
 def test_connected_clients_mind_no_clock_that_is_set(
     sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash, days: tuple[int, ...]
 ) -> None:
-    """When the clock is set, active clients stay, silent ones are lost, and PUBACKs are committed, all in time."""
+    """Setting the wall clock changes neither when silent clients are lost nor when PUBACKs are committed."""
     talks, silent = (sessions.open(name, expiry_interval=60, keep_alive=10) for name in ("talks", "silent"))
     talks.subscribe("a/#")
     publish("1", "2")
@@ -274,7 +274,7 @@ def test_connected_clients_mind_no_clock_that_is_set(
 
 
 def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Stored sessions can be listed, kicked and expired."""
+    """Stored sessions can be listed, disconnected by `kick`, and removed by `expire`."""
     told: list[Ended] = []
     sessions.open("b", expiry_interval=60).disconnect()
     session = sessions.open("a", expiry_interval=None, on_end=lambda _, why: told.append(why))

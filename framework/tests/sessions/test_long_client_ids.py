@@ -14,7 +14,7 @@ from topicstore.sessions import SubscribeOptions, Will
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 STORED = Path(__file__).with_name("long_client_ids.json")
-"""Stored keys and values of two sessions, in hexadecimal, written by a release whose keys had whole client ids."""
+"""Stored keys and values of two sessions, in hexadecimal, of a release whose keys contained whole client ids."""
 LONG = "é" * 40
 """The client id of the first session; that of the second ends with 2."""
 
@@ -58,7 +58,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> tupl
 def test_what_a_connection_reads_does_not_depend_on_other_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state that a connection reads doesn't grow with other sessions, their client ids or subscriptions."""
+    """Connecting reads an amount of state that doesn't depend on other sessions, their client ids or subscriptions."""
     with opened(tmp_path / "db") as db:
 
         def connect() -> None:
@@ -151,7 +151,7 @@ def test_sessions_of_older_releases_are_whole(old: Path) -> None:
 
 
 def test_a_replacement_that_was_killed_goes_on(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next opening completes a replacement of long keys that was killed after any of its writes."""
+    """If the process is killed while long keys are replaced, after any write, the next opening completes the work."""
     expected = None
     for writes in range(30):
         with opened(old) as db:

@@ -1,4 +1,4 @@
-"""Many idle sessions cost memory and nothing else."""
+"""Many idle sessions cost memory, but no function calls, reads or writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topicstore_conformance.faults.clock import Clock
 
 
 def idle(sessions: Sessions, numbers: range) -> list[Session]:
-    """Open sessions with one filter each, and deliver until none has anything to do."""
+    """Open sessions with these numbers in their names and filters, and deliver until none is ready."""
     opened = [sessions.open(f"idle-{number}", expiry_interval=None, keep_alive=0) for number in numbers]
     for number, session in zip(numbers, opened, strict=True):
         session.subscribe(f"idle/{number}/#", 1)
@@ -109,7 +109,7 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
 
 
 def test_a_session_whose_window_is_full_is_not_looked_at(db: ts.Database, sessions: Sessions) -> None:
-    """A session with a full window is not ready, also while redelivery waits; QoS 0 messages are still delivered."""
+    """A session with a full window is not ready, even if redeliveries are pending; QoS 0 messages are delivered."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a", 1)
     session.subscribe("live", 0)
@@ -131,7 +131,7 @@ def test_a_session_whose_window_is_full_is_not_looked_at(db: ts.Database, sessio
 
 
 def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
-    """Many shards with one session each take little space on disk."""
+    """Sixteen shards with one session each take less than 16 MB on disk."""
     with ts.open(tmp_path / "db", shards=16) as db:
         for number in range(16):
             db.sessions.open(f"client-{number}", expiry_interval=None).subscribe("#", 1)

@@ -1,4 +1,4 @@
-"""Calls that a server makes in its event loop return while another thread's call is held within the engine."""
+"""Calls that a server makes in its event loop return while another thread's call is blocked in the engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Gate:
 
 @contextlib.contextmanager
 def held(where: type, method: str, call: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """Make a call in a new thread, and hold it at a method within it for as long as the block takes."""
+    """Make a call in a new thread, and block that call at this method until the ``with`` block ends."""
     gate = Gate()
     with patch.object(where, method, gate.before(getattr(where, method))):
         made = begin(call)
@@ -129,7 +129,7 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
 
 
 def test_waiting_in_a_loop_holds_up_no_loop(sessions: Sessions, session: Session, publish: Publishing) -> None:
-    """Waiting in an event loop doesn't block the loop while a delivery is held, and ends when more can be delivered."""
+    """`wait_async` doesn't block the event loop during a blocked delivery, and ends when more can be delivered."""
 
     async def main(other: Future[Any], over: threading.Event) -> None:
         waits = asyncio.create_task(sessions.wait_async())
@@ -176,14 +176,14 @@ def test_what_is_acknowledged_during_a_commit_is_not_lost(
 def test_a_checkpoint_between_a_pubrec_and_its_announcement_holds_no_pubrel_back(
     sessions: Sessions, session: Session
 ) -> None:
-    """A checkpoint between a PUBREC and its announcement doesn't hold its PUBREL back.
+    """A checkpoint between recording a PUBREC and notifying the dispatcher doesn't delay the PUBREL.
 
-    The thread that received the PUBREC may be preempted after it recorded the packet and before it notified anyone.
+    The thread that records the PUBREC may be preempted between these steps.
     """
     while sessions.deliver():
         pass
     session.puback(1)
-    assert not sessions.wait(0)  # now the dispatcher knows that there is something to commit
+    assert not sessions.wait(0)  # the dispatcher has recorded that there is something to commit
     with held(LiveSession, "acknowledged", lambda: session.pubrec(6)):
         sessions.checkpoint()
     assert [PubRel(6)] == [packet for _, packets in sessions.deliver() for packet in packets]
@@ -211,7 +211,7 @@ class Client:
 
 
 def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session: Session) -> None:
-    """Reading the stored state of one session or of all blocks no delivery."""
+    """Reading the stored state of one or all sessions doesn't block deliveries."""
     for look in (partial(sessions.__getitem__, "client"), lambda: list(sessions)):
         with held(SessionState, "window", look):
             assert 1 == len(begin(sessions.deliver).result(PATIENCE))
@@ -220,7 +220,7 @@ def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session:
 
 
 def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessions) -> None:
-    """Long deliveries let waiting calls run between two portions, although the locks aren't fair."""
+    """A long delivery lets waiting calls run between two portions, although the locks aren't fair."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(30)]
     for session in receivers:
         session.subscribe("a", 1)
@@ -241,7 +241,7 @@ def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessio
 
 
 def test_a_delivery_is_bounded_in_all(db: ts.Database, sessions: Sessions) -> None:
-    """A delivery is limited in total; sessions take turns, and no session occurs twice in a call."""
+    """``limit`` bounds the packets of a delivery to all sessions; sessions take turns, each at most once in a call."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(5)]
     for session in receivers:
         session.subscribe("a", 1)
@@ -282,7 +282,7 @@ def test_an_interruption_between_pieces_loses_nothing(db: ts.Database, sessions:
 
 
 def test_the_faces_calls_are_done_at_once(tmp_path: Path) -> None:
-    """Non-blocking calls of the asyncio interface return even while all of its threads are busy."""
+    """Non-blocking calls of the asyncio interface return even while all threads of the interface are busy."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db", backend="memory") as db:
@@ -354,7 +354,7 @@ def test_calls_for_the_same_sessions_beside_each_other(sessions: Sessions) -> No
 
 
 def test_calls_go_in_the_order_they_came(sessions: Sessions, session: Session) -> None:
-    """A call for many sessions isn't overtaken by later calls for some of them."""
+    """A call for many sessions runs before later calls for some of these sessions."""
     two = sessions.open("two")
     session.subscribe("+", 1, start="beginning")
     claims = sessions._dispatcher.claims
@@ -370,7 +370,7 @@ def test_calls_go_in_the_order_they_came(sessions: Sessions, session: Session) -
 
 
 def test_a_call_that_is_interrupted_keeps_no_claims(sessions: Sessions, session: Session) -> None:
-    """A call that Ctrl-C interrupts as soon as it has claimed sessions releases its claims."""
+    """A call that Ctrl-C interrupts right after the call has locked its sessions unlocks them."""
     session.subscribe("+", 1, start="beginning")
     with patch.object(sessions._dispatcher.claims, "_hide", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
@@ -386,7 +386,7 @@ def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
 ) -> None:
     """A nested call raises `NestedCallError` if it would have to wait for another thread's call.
 
-    A signal handler may interrupt a call that the other thread waits for.
+    Otherwise a signal handler could deadlock: it may interrupt a call that the other thread waits for.
     """
     two = sessions.open("two")
     session.subscribe("+", 1, start="beginning")
@@ -403,7 +403,7 @@ def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
 
 
 def test_a_close_within_a_call_waits_for_its_end(db: ts.Database, session: Session) -> None:
-    """Closing the database within a call takes effect after the call, whose deliveries are committed first."""
+    """Closing the database within a delivery takes effect after the delivery has been committed."""
     session.subscribe("+", 1, start="beginning")
     scan, closed = Feed._scan, list[bool]()
 

@@ -37,6 +37,7 @@ def told(packets: list[Publish | PubRel]) -> list[tuple[str, int, tuple[int, ...
 
 
 def test_there_are_two_ways(sessions: Sessions) -> None:
+    """Any value of `overlapping` other than "each" and "once" raises `InvalidArgumentError`."""
     with pytest.raises(ts.InvalidArgumentError, match="overlapping"):
         sessions.open("client", overlapping="twice")  # type: ignore[arg-type]
 
@@ -53,7 +54,7 @@ def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions:
 
 @contextmanager
 def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function in the storing thread after one filter was notified and before the others are."""
+    """Call a function in the storing thread after the first filter was notified and before other filters are."""
     original = getattr(Feed, name)
     acted = []
 
@@ -73,9 +74,9 @@ def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]
 def test_it_comes_once_though_only_one_filter_was_told_of_it_yet(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch, name: str, qos: int
 ) -> None:
-    """A message arrives once although a delivery runs after only one of its filters was notified of it.
+    """A stored or unstored message arrives once even if a delivery runs when only one matching filter was notified.
 
-    That holds for stored and unstored messages.
+    The other filters are notified later.
     """
     session = opened(sessions, ("a/#", qos), ("a/b", qos), ("+/b", qos))
     publish("before")
@@ -88,6 +89,7 @@ def test_it_comes_once_though_only_one_filter_was_told_of_it_yet(
 
 
 def test_messages_expire_and_say_what_is_left(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """An expired message isn't delivered; others carry the seconds that remain, or None without an interval."""
     session = opened(sessions, ("a/#", 1), ("a/b", 1))
     for seconds in (10, 100, None):
         properties = ts.Properties(message_expiry_interval=seconds)
@@ -97,7 +99,7 @@ def test_messages_expire_and_say_what_is_left(db: ts.Database, sessions: Session
 
 
 def test_messages_wait_together_while_the_window_is_full(sessions: Sessions, publish: Publishing) -> None:
-    """Copies for overlapping subscriptions wait together while the window is full; other subscriptions continue."""
+    """Messages of overlapping subscriptions wait while the window is full; a separate QoS 0 subscription continues."""
     session = opened(sessions, ("a/#", 1), ("a/b", 0), ("z", 0), receive_maximum=1)
     publish("1", "2")
     publish("3", topic="z")
@@ -135,9 +137,10 @@ STORED = "dc90ded29c02a3612f2b009502c2c200000701cd04d2c402000101909193a3612f2b92
 
 
 def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() -> None:
-    """Stored flights of overlapping subscriptions stay readable; releases that know a single filter refuse them.
+    """Records of messages in flight for overlapping subscriptions stay readable; older releases refuse them.
 
-    Such a release wouldn't find all messages. The format of flights of one subscription is unchanged.
+    Older releases know only records with one filter, and wouldn't find all messages. The format of records with one
+    filter is unchanged.
     """
     key = Keys("c").flight(3)
     assert STORED == put(key, FLIGHT).value.hex()  # type: ignore[union-attr]
@@ -150,7 +153,7 @@ def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() ->
 
 
 def test_copies_that_never_come_take_bounded_memory(sessions: Sessions) -> None:
-    """Copies that never arrive, because another subscription's channel dropped them, take limited memory."""
+    """A subscription's memory for messages is limited even if an overlapping subscription dropped their copies."""
     session = sessions.open("client", overlapping="once")
     for text in ("a/#", "a/+"):
         session.subscribe(text, 0)
@@ -174,7 +177,7 @@ FILTER = (
 def test_filters_overlap_if_a_topic_matches_both(kept: list[str], removed: list[str], other: str) -> None:
     """Two filters overlap if some topic matches both, checked with all topics of these levels.
 
-    Filters that were removed are not found.
+    The index of overlapping filters doesn't return removed filters.
     """
     index: FilterOverlaps[ts.TopicFilter] = FilterOverlaps()
     filters = {text: ts.TopicFilter(text) for text in (*removed, *kept)}
@@ -230,7 +233,7 @@ def _matches(topic_filter: ts.TopicFilter, topic: str) -> bool:
 
 
 def test_many_subscriptions_overlap_as_few_do(sessions: Sessions, publish: Publishing) -> None:
-    """Overlaps of many subscriptions are as those of few, also after some are removed and others added."""
+    """With many overlapping subscriptions each message arrives once, also after some are removed and others added."""
     session = opened(sessions, *[(f"t/{number}", 1) for number in range(100)])
     for number in range(90):
         session.unsubscribe(f"t/{number}")

@@ -1,9 +1,9 @@
-"""Sessions that deliver a message once for all matching subscriptions, against a plain model.
+"""Sessions that deliver a message once for all matching subscriptions, compared with a plain model.
 
-The model knows for each message which subscriptions still wait for it, and their options. A delivery must be for all of
-these: with all their identifiers, the highest QoS, and the RETAIN flag if one of them asks for it. Between deliveries
-the client subscribes, unsubscribes, replays, answers, disconnects and reconnects, also in the other mode, and the
-process crashes. At the end nothing that is due may be missing.
+The model records for each message which subscriptions still wait for the message, and their options. A delivery must
+serve all of these: with all their identifiers, the highest QoS, and the RETAIN flag if a subscription asks for it.
+Between deliveries the client subscribes, unsubscribes, replays, answers, disconnects and reconnects, also in the other
+mode, and the process crashes. At the end no message that is due may be missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Subscribed:
     identifier: int
     options: SubscribeOptions
     newest: dict[str, int] = attrs.field(factory=dict)
-    """The number of the newest message delivered, by publisher and topic or kind."""
+    """The number of the newest message delivered, by publisher and topic, and by publisher and stored or live."""
 
 
 @attrs.define(eq=False)
@@ -58,7 +58,7 @@ class Published:
 
 
 class Overlaps(SessionsMachine):
-    """A state machine: every delivery serves all waiting subscriptions, and at the end none waits."""
+    """A state machine: each delivery of a message serves all subscriptions that wait for it; at the end none waits."""
 
     @initialize(
         pool=st.sampled_from([[0], [0, 0, 1], [0, 1, 2], [1, 2], [1]]),
@@ -66,7 +66,7 @@ class Overlaps(SessionsMachine):
         store_qos0=st.booleans(),
     )
     def begin(self, pool: list[int], first: list[str], store_qos0: bool) -> None:
-        """Begin with some subscriptions; a history uses only some QoS, so that some have only unstored messages."""
+        """Begin with some subscriptions; a history draws QoS from a pool, which may yield unstored messages only."""
         self.world = World(**self.how)
         self.published: dict[bytes, Published] = {}
         self.subscriptions: dict[str, Subscribed] = {}
@@ -141,7 +141,7 @@ class Overlaps(SessionsMachine):
         start=st.sampled_from([None, None, None, "beginning"]),
     )
     def subscribe(self, text: str, qos: int, no_local: bool, as_published: bool, start: str | None) -> None:
-        """Subscribe, or change a subscription; perhaps replay from the beginning."""
+        """Create or change a subscription, with or without a start from which messages are replayed."""
         assert self.session
         identifier, qos = next(self.identifiers), self.pool[qos % len(self.pool)]
         options = SubscribeOptions(qos, no_local, as_published, 2, identifier)
@@ -190,7 +190,7 @@ class Overlaps(SessionsMachine):
         apart=st.booleans(),
     )
     def publish(self, publisher: str, topics: list[str], qos: int, retain: bool, apart: bool) -> None:
-        """Publish messages in one call or in one call each."""
+        """Publish messages in one call, or each in a call of its own."""
         messages = [ts.Message(topic, b"%d" % next(self.numbers), publisher, qos, retain) for topic in topics]
         self.db.sessions.store_qos0 = self.store_qos0
         for some in [[message] for message in messages] if apart else [messages]:
@@ -227,7 +227,7 @@ class Overlaps(SessionsMachine):
                 self.answers[packet.packet_id] = "pubcomp"
             else:
                 self.take(packet)
-        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]  # PUBRELs need no room
+        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]  # PUBRELs take no room
         assert len(unanswered) <= self.session.receive_maximum
         assert sum(isinstance(packet, Publish) for packet in packets) <= limit
         return bool(packets)
@@ -262,7 +262,7 @@ class Overlaps(SessionsMachine):
     def check_order(self, newest: dict[str, int], message: ts.Message, published: Published) -> None:
         """Check the order within each topic and among stored messages.
 
-        Messages of separate calls must also keep the order between stored and unstored ones.
+        Stored and unstored messages of separate calls must also keep the order of the calls.
         """
         topic, client = f"{message.client_id} {message.topic}", message.client_id
         kind, other = ("stored", "live") if published.stored else ("live", "stored")
@@ -299,7 +299,7 @@ class Overlaps(SessionsMachine):
     # --- the end of a history ---
 
     def settle(self) -> None:
-        """Reconnect the client and answer everything: then no subscription waits."""
+        """Reconnect the client and answer everything; after that, no subscription may wait for a message."""
         if self.session is None:
             self.connect(self.once, 100)
         self.run_dry()

@@ -1,4 +1,4 @@
-"""Settings of how often periodic work is done, and how many messages one session takes in its turn."""
+"""`Sessions.pace`: intervals of periodic work; and the batch size that limits a session's messages in its turn."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_shared_subscriptions_are_served_from_the_store(
 
 
 def test_what_comes_while_a_window_is_full_waits_in_order(sessions: Sessions, publish: Publishing) -> None:
-    """A QoS 0 message that arrives while the window is full doesn't overtake a stored one published before it."""
+    """A QoS 0 message that arrives while the window is full doesn't overtake a stored message published before."""
     sessions.store_qos0 = False
     session = sessions.open("client", expiry_interval=None, receive_maximum=1)
     session.subscribe("a/#", 1)
@@ -128,7 +128,7 @@ def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: 
 def test_a_message_of_many_overlapping_subscriptions_is_looked_at_once(db: ts.Database, sessions: Sessions) -> None:
     """Delivering an unstored message reads watermarks once, however many filters of the session match.
 
-    No filter is compared with the topic again.
+    No filter is matched with the topic again.
     """
     sessions.store_qos0 = False
     session = sessions.open("client", overlapping="once")

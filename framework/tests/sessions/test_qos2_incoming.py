@@ -1,4 +1,4 @@
-"""Messages that clients publish through their sessions: QoS 2 is exactly once."""
+"""Messages that clients publish through their sessions: QoS 2 messages are stored exactly once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
 ) -> None:
     """If a concurrent call finds the session taken over during a commit, the committing call raises.
 
-    The ended session leaves no pending turn and no filter.
+    The ended session isn't ready, and none of its filters remains.
     """
     client = sessions.open("client", expiry_interval=None)
     client.subscribe("a/#", 2)
@@ -94,7 +94,7 @@ def slow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 def test_publishes_and_pubrels_in_threads_share_flushes(slow_disk: tuple[ts.Database, Turnstile]) -> None:
     """Concurrent PUBLISH and PUBREL calls share flushes, for one session and for several.
 
-    The first call has a flush of its own; the others need at most two more.
+    The first call is flushed alone; all other calls take at most two more flushes.
     """
     db, turnstile = slow_disk
     sessions = [db.sessions.open(f"client-{number % 8}", expiry_interval=None) for number in range(8)] * 2
@@ -119,7 +119,7 @@ def test_publishes_and_pubrels_in_threads_share_flushes(slow_disk: tuple[ts.Data
 
 
 def test_a_repetition_waits_for_the_message_that_it_repeats(slow_disk: tuple[ts.Database, Turnstile]) -> None:
-    """A repeated QoS 2 message is acknowledged when the first one is committed, and isn't stored twice."""
+    """A repeated QoS 2 message is acknowledged only after its first copy is committed, and isn't stored twice."""
     db, turnstile = slow_disk
     client = db.sessions.open("client", expiry_interval=None)
     replace_engine(db, turnstile)

@@ -1,4 +1,4 @@
-"""The stored format of sessions."""
+"""The stored format of session records: encoding, damage, versions and keys."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ POSITIONS = st.lists(st.integers(0, (1 << 64) - 1), max_size=50, unique=True).ma
 
 @given(POSITIONS)
 def test_positions_come_back(positions: list[int]) -> None:
-    """Packed positions decode to the same positions, whatever the gaps."""
+    """Encoded positions decode to the same positions, whatever the gaps between them."""
     packed = pack_positions(np.array(positions, dtype=np.uint64))
     assert positions == unpack_positions(*packed).tolist()
 
 
 @given(st.lists(st.integers(1, 65_535), min_size=1))
 def test_packet_ids_come_back(ids: list[int]) -> None:
-    """Packed packet ids decode to the same ids, in order."""
+    """Encoded packet ids decode to the same ids, in order."""
     assert ids == list(unpack_ids(pack_ids(ids), len(ids)))
 
 
 def test_consecutive_packet_ids_take_one_number() -> None:
-    """Consecutive packet ids are stored as one number, since most flights have consecutive ids."""
+    """Consecutive packet ids are stored as one number, because most deliveries have consecutive ids."""
     assert 7 == pack_ids(range(7, 1_000))
     assert range(7, 1_000) == unpack_ids(7, 993)
 

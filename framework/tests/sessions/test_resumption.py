@@ -113,7 +113,7 @@ def test_messages_that_were_deleted_do_not_come_again(
 def test_messages_in_flight_do_not_expire(
     db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash, most: int | None
 ) -> None:
-    """Messages in flight don't expire [MQTT-4.3.3-7], also while they wait for bytes; unsent ones do.
+    """Messages in flight don't expire [MQTT-4.3.3-7], even if a limit in bytes delays them; unsent messages do.
 
     No PUBREL is sent without a PUBREC.
     """
@@ -142,7 +142,7 @@ def test_messages_in_flight_do_not_expire(
 def test_a_dropped_generation_is_told_and_blocks_nothing(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """Dropping a generation discards its messages in flight, reports its unread ones, and blocks no other message."""
+    """Dropping a generation discards its messages in flight, reports unread messages, and blocks no other message."""
     session = opened(sessions)
     publish("1")
     session.deliver()
@@ -210,9 +210,9 @@ def test_a_place_may_be_text(db: ts.Database, sessions: Sessions) -> None:
     ],
 )
 def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> None:
-    """An invalid start is refused rather than guessed, such as seconds or milliseconds, which would mean 1970.
+    """An invalid start raises, including times in seconds or milliseconds, which would mean 1970 in microseconds.
 
-    Nothing is subscribed then.
+    Nothing is subscribed.
     """
     session = sessions.open("subscriber")
     with pytest.raises(ts.InvalidArgumentError, match="start: " if isinstance(start, str) else "."):
@@ -252,9 +252,9 @@ def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text:
 
 
 def test_a_session_ahead_of_a_shard_that_lost_its_end_is_told(tmp_path: Path) -> None:
-    """A session that is ahead of a shard that lost its end continues at the end, with one warning.
+    """A session ahead of a shard that lost its last writes continues at the shard's end, with one warning.
 
-    That holds for a shared subscription, too.
+    A shared subscription continues in the same way.
     """
     path, clients = tmp_path / "db", [f"client-{number}" for number in range(64)]
     with ts.open(path, shards=2, timestamps="message", allow_ancient=True) as db:

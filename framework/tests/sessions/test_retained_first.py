@@ -51,7 +51,7 @@ def test_a_newer_message_comes_after_the_retained_one(db: ts.Database, sessions:
 def test_one_that_was_replaced_meanwhile_comes_in_its_newer_form(db: ts.Database, sessions: Sessions) -> None:
     """A retained message replaced before delivery arrives in its new form, and again as an ordinary message.
 
-    One that was cleared isn't sent; only the clearing message is.
+    A cleared retained message isn't sent, but the empty message that cleared it is.
     """
     retain(db, "a/1", b"old")
     retain(db, "a/2", b"gone")
@@ -86,9 +86,9 @@ def test_nothing_is_noted_where_there_are_none(db: ts.Database, sessions: Sessio
 
 
 def test_a_damaged_one_holds_up_its_subscription_only(db: ts.Database, sessions: Sessions) -> None:
-    """A damaged retained message delays only its own subscription until it is repaired; the failure is reported.
+    """A damaged retained message delays only its own subscription until the repair; the failure is reported.
 
-    After the repair, all its retained messages are delivered.
+    After the repair, all retained messages of the subscription are delivered.
     """
     for number in range(40):
         retain(db, f"a/{number:02}", b"%d" % number)
@@ -108,9 +108,9 @@ def test_a_damaged_one_holds_up_its_subscription_only(db: ts.Database, sessions:
 
 
 def test_a_change_of_qos_is_not_for_those_on_their_way(db: ts.Database, sessions: Sessions) -> None:
-    """A changed QoS doesn't apply to retained messages that are already being sent; they keep their QoS.
+    """A changed QoS doesn't apply to retained messages that are already being sent.
 
-    So QoS 0 copies ignore the receive maximum, and QoS 1 messages respect it.
+    Retained messages at QoS 0 still ignore the receive maximum, and newer messages at QoS 1 respect it.
     """
     for number in range(3):
         retain(db, f"a/{number}", b"%d" % number)
@@ -148,7 +148,7 @@ def test_an_end_is_stored_before_what_comes_after_it(
 def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
     db: ts.Database, sessions: Sessions, *, together: bool
 ) -> None:
-    """When all messages due for redelivery have vanished, the same call delivers newer ones."""
+    """When all messages due for redelivery have vanished, the same call delivers newer messages."""
     session = opened(sessions, 1, receive_maximum=1)
     live(db, "a/1", b"old")
     assert [b"old"] == payloads(session.deliver())
@@ -165,7 +165,7 @@ def test_the_same_retained_message_is_sent_again(
 ) -> None:
     """The same retained message is redelivered although it was replaced, cleared or has expired [MQTT-4.4.0-1].
 
-    That holds also if other messages were acknowledged.
+    The same message is also sent if other messages were acknowledged.
     """
     properties = ts.Properties(message_expiry_interval=10, content_type="text/plain")
     old = [ts.Message(f"a/{number}", b"old", "publisher", 2, True, 7, properties) for number in range(4)]
@@ -288,7 +288,7 @@ class LastValues:
 def test_a_client_ends_with_the_last_value_of_each_topic(
     before: list[str], steps: list[tuple[object, ...]], qos: int, receive_maximum: int, shards: int
 ) -> None:
-    """A client ends with the last value of each topic, whatever it is sent in between and however slowly."""
+    """A client ends with the last value of each topic, in whatever order and however slowly messages are delivered."""
     with ts.open("nowhere", backend="memory", shards=shards) as db:
         for topic in before:
             db.publish([ts.Message(topic, b"before", f"publisher of {topic}", 1, retain=True)])
@@ -312,7 +312,7 @@ def test_a_start_brings_no_retained_copy_of_what_is_replayed(
 ) -> None:
     """A subscription with a start gets no retained copy of a message that it replays.
 
-    Retained messages set before the start, or not stored as messages, arrive first; also after the session resumes.
+    Retained messages from before the start, or never stored as ordinary messages, arrive first, also after a reconnect.
     """
     retain(db, "a/nowhere", b"nowhere")
     db.persistence.add("a/#")

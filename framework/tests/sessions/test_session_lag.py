@@ -1,4 +1,4 @@
-"""The lag of sessions by filter, connected or not."""
+"""The lag of connected and disconnected sessions, by filter: the messages and seconds they are behind."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def published(publish: Publishing, clock: Clock, count: int, topic: str = "a/b",
 
 
 def test_each_filter_has_its_own(sessions: Sessions, publish: Publishing, clock: Clock, crash: Crash) -> None:
-    """Each filter has its own lag; messages handed out don't count, acknowledged or not.
+    """Each filter has a lag of its own; messages handed out don't count, acknowledged or not.
 
-    That holds after a disconnect and after a crash, too.
+    The lag is the same after a disconnect and after a crash.
     """
     session = sessions.open("client", expiry_interval=None)
     for topic_filter in ("a/#", "a/b", "c"):
@@ -105,7 +105,7 @@ def test_a_shared_subscription_has_one_as_a_whole(
 def test_a_failure_to_read_is_told(
     db: ts.Database, sessions: Sessions, publish: Publishing, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read error while counting the lag is raised, and changes nothing."""
+    """A read error while counting the lag is raised, and the next count is correct."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("#", 1)
     published(publish, clock, 1)

@@ -1,4 +1,7 @@
-"""Shared subscriptions: assignment to members, returned messages, and the state after failing engine writes."""
+"""Shared subscriptions: assignment to members, returned messages, and the state after failing engine writes.
+
+The messages of each shard are divided by a hash of their topic into 64 slices, each assigned to one member.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def test_no_local_is_refused(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
 def test_shares_are_even_and_few_slices_move(members: int) -> None:
-    """Members get equal numbers of slices, give or take one; a new member takes no more than its share."""
+    """Slices are assigned evenly: members' numbers differ by at most one, and a new member takes only its share."""
     owners: list[int | None] = [None] * SLICES
     for count in range(1, members + 1):
         total = dict.fromkeys(range(count), 0)
@@ -106,7 +109,7 @@ def test_shares_are_even_and_few_slices_move(members: int) -> None:
 
 
 def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) -> None:
-    """The first member's start applies; members that join later continue where the group is."""
+    """The first member's start sets the group's position; members that join later continue from that position."""
     db.store([ts.Message("t/0", b"old")])
     sessions.open("a", expiry_interval=None).subscribe(TEXT, start="beginning")
     assert [b"old"] == everything(drain(sessions))
@@ -124,9 +127,9 @@ def test_a_group_ends_with_its_last_member(sessions: Sessions, db: ts.Database) 
 
 
 def test_options_are_those_of_the_member(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
-    """A member receives messages with its own subscription options, at the lower of both QoS.
+    """A member receives messages with its own subscription options, at the lower QoS of subscription and message.
 
-    At QoS 0 its messages are read from the store, too.
+    A member at QoS 0 also receives messages from the store.
     """
     for client, qos in (("a", 0), ("b", 2)):
         sessions.open(client, expiry_interval=None).subscribe(TEXT, qos, subscription_identifier=qos + 5)
@@ -267,7 +270,7 @@ def odd(messages: Sequence[ts.Message]) -> list[bool]:
 
 
 def settle(sessions: Sessions) -> dict[str, list[bytes]]:
-    """Return the payloads that are delivered to each client until no session has anything to do."""
+    """Return the payloads that are delivered to each client until no session is ready."""
     got: dict[str, list[bytes]] = {}
     while sessions.wait(0):
         for client, some in drain(sessions).items():
@@ -298,7 +301,7 @@ def test_what_no_member_may_have_stays_in_the_group(
 ) -> None:
     """A message that no member may receive stays in the group, also after a crash.
 
-    A later member may receive it, or one whose rights change.
+    The message goes to a later member that may receive it, or to a member whose rights change.
     """
     one = member(sessions, "one", allow=even)
     sent = [*spread(20), *spread(1), *spread(1), *spread(20)]
@@ -401,7 +404,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
                     db.sessions.open("b", expiry_interval=None)
                 got += everything(drain(db.sessions))
             if db.sessions.connected("a") is None:
-                db.sessions.open("a")  # it may have unsubscribed, and then keeps its messages in flight
+                db.sessions.open("a")  # a client that unsubscribed keeps its messages in flight
             got += everything(drain(db.sessions))
             assert sorted(set(payloads) - set(done)) == sorted(got)
             assert [0] == [group.returned for group in db.sessions.groups]

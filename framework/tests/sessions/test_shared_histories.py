@@ -1,4 +1,4 @@
-"""Shared subscriptions against a plain model: members join, leave, get lost, are slow, acknowledge, and crash."""
+"""Shared subscriptions compared with a plain model: members join, leave, disconnect, are slow, and acknowledge."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Sent:
     state: str = "unread"
     """unread, held, acknowledged, forgotten, done, returned, perhaps or lost.
 
-    "forgotten": acknowledged before a crash, perhaps uncommitted. "perhaps": perhaps returned.
+    "forgotten": acknowledged before a crash, perhaps uncommitted. "perhaps": perhaps returned to the group.
     """
     effective: int = 0
     unsure: frozenset[str] = frozenset()
-    """Clients that may have it in flight although the process died first; it then arrives as a repetition."""
+    """Clients that may have the message in flight from a killed delivery; a redelivery to them has the DUP flag."""
     certain: bool = False
     """Whether all of these clients still have their sessions."""
 
 
 class Histories(SessionsMachine):
-    """A state machine: every message goes to one member, and to another only after it was returned unacknowledged."""
+    """A state machine: each message goes to one member, and to another only if it was returned unacknowledged."""
 
     @initialize()
     def begin(self) -> None:
@@ -61,13 +61,13 @@ class Histories(SessionsMachine):
         """The time when each absent client disconnected; clients that returned their messages are removed."""
         self.ends: dict[str, int] = {}
         self.in_flight: dict[str, dict[int, tuple[bytes, str]]] = {client: {} for client in CLIENTS}
-        """The clients' view: by packet id, the payload and the answer that the client owes."""
+        """Messages as each client sees them: by packet id, the payload and the answer that the client owes."""
         self.live: dict[str, Session] = {}
         self.newest: dict[tuple[str, str], int] = {}
         self.start_over()
 
     def start_over(self) -> None:
-        """Load the sessions as they are stored."""
+        """Load the sessions from committed state, with the group settings of this test."""
         self.sessions = self.world.db.sessions
         self.sessions.groups.slow_after, self.sessions.groups.handover_after = SLOW, HANDOVER
 
@@ -192,7 +192,7 @@ class Histories(SessionsMachine):
 
     def crashed(self) -> None:
         self.start_over()
-        list(self.sessions.groups)  # load all groups
+        list(self.sessions.groups)  # loads all groups from committed state
         for sent in self.sent.values():
             if sent.state == "acknowledged":
                 sent.state = "forgotten"
@@ -213,7 +213,7 @@ class Histories(SessionsMachine):
     def fail_to_deliver(self, limit: int, failing: int) -> None:
         """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
 
-        They delay no other member.
+        Other members are delivered their messages.
         """
         with self.world.failing(failing):
             out = self.sessions.deliver(limit)
@@ -224,7 +224,7 @@ class Histories(SessionsMachine):
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 3), what=st.sampled_from(["disconnect", "subscribe", "unsubscribe"]))
     def fail_to_change(self, which: int, what: str) -> None:
-        """Let a call fail to write; nothing may have changed."""
+        """Make a call fail to write; nothing may have changed."""
         client = self.one_of(which)
         there = client in self.members
         if what != "unsubscribe" or there:
@@ -340,7 +340,7 @@ class Histories(SessionsMachine):
                 assert sum(member.slices[shard] for member in connected) == (64 if connected else 0)
 
     def everything_arrives(self) -> None:
-        """Deliver and acknowledge until nothing remains; then no message may be unread."""
+        """Deliver and acknowledge until nothing remains; after that, no message may be unread."""
         if not self.members.keys() & self.live.keys():
             return
         while True:
@@ -361,13 +361,13 @@ class Histories(SessionsMachine):
 
 
 class KilledHistories(Histories):
-    """The same histories with processes that are killed between calls and during them."""
+    """`Histories` on disk, in which the process is also killed between and during calls."""
 
     backend = "rocksdb"
 
     @rule(rows=ROWS, death=kills())
     def die_publishing(self, rows: list[tuple[int, int, int]], death: Fault) -> None:
-        """Die while publishing: each message is stored or not."""
+        """Kill the process while it publishes: each message may be stored or not."""
         messages = self.messages(rows)
         with self.world.dying(death):
             self.world.db.publish(messages)
@@ -380,7 +380,7 @@ class KilledHistories(Histories):
     @precondition(lambda self: self.live)
     @rule(limit=st.sampled_from([1, 5, 1_000]), death=kills(3))
     def die_delivering(self, limit: int, death: Fault) -> None:
-        """Die during a delivery: packet ids may be committed that were never sent, and QoS 0 messages may be lost."""
+        """Kill the process in a delivery: packet ids may be committed but never sent; QoS 0 messages may be lost."""
         members = frozenset(self.members.keys() & self.live.keys())
         with self.world.dying(death):
             self.sessions.deliver(limit)
@@ -392,7 +392,7 @@ class KilledHistories(Histories):
 
     @rule(death=kills())
     def die_at_a_checkpoint(self, death: Fault) -> None:
-        """Die during a checkpoint: acknowledgements may or may not be committed."""
+        """Kill the process during a checkpoint: acknowledgements may or may not be committed."""
         with self.world.dying(death):
             self.sessions.checkpoint()
         self.crashed()

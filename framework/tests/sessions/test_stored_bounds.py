@@ -20,7 +20,7 @@ def opened(sessions: Sessions, *clients: str, user: str = "") -> list[str]:
 def test_one_session_too_many_is_an_error(tmp_path: Path) -> None:
     """A session above the limit is refused and not stored; sessions in memory don't count.
 
-    The end of any stored session makes room.
+    The end of any stored session lets another one be opened.
     """
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         db.sessions.bounds.in_all = 3

@@ -1,4 +1,4 @@
-"""Due ends and expiries that fail delay no others, and are retried."""
+"""Timers of sessions: an end or expiry that fails is retried, and delays no other session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_session_that_was_stored_as_open_and_is_not_expires(
 ) -> None:
     """A session that was stored as connected although opening it failed still expires.
 
-    Its client was refused and may never return; otherwise messages would be stored for it for ever.
+    The refused client may never return, and messages would be stored for ever for a session that didn't expire.
     """
     for client in ("client", "other"):
         session = sessions.open(client, expiry_interval=10)
@@ -62,7 +62,7 @@ def test_a_session_that_was_stored_as_open_and_is_not_expires(
 def test_a_session_whose_end_fails_is_not_waited_for(
     sessions: Sessions, clock: Clock, publish: Publishing, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """A silent client whose end fails, before or after the commit, doesn't make its session ready again and again."""
+    """A session isn't reported as ready again and again if ending it fails, before or after the commit."""
     silent = sessions.open("silent", keep_alive=10, expiry_interval=None)
     silent.subscribe("a/#", 1)
     other = sessions.open("other", expiry_interval=None)
@@ -97,7 +97,7 @@ def test_a_session_whose_end_fails_is_not_waited_for(
 def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
     sessions: Sessions, clock: Clock, crash: Crash, kept: str
 ) -> None:
-    """A session that can't be read delays no other one that a crash left open or that expires.
+    """A session that can't be read delays no other session that a crash left open or that expires.
 
     The damage is reported, and the session is retried later.
     """
@@ -120,7 +120,7 @@ def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
         with pytest.raises(ts.SessionNotFoundError):
             sessions[f"client-{number}"]
     state.write([FrameworkWrite(damaged, whole)])
-    for _ in range(2):  # first its connection is lost
+    for _ in range(2):  # the first tick only ends its connection
         clock.now += 6 * SECOND
         assert 0 < sessions.tick()
     with pytest.raises(ts.SessionNotFoundError):
@@ -130,7 +130,7 @@ def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
 def test_failing_timers_keep_no_later_one_waiting(
     sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many timers fail, the later ones run: each tick continues after the timers that the last tick tried."""
+    """However many timers fail, later timers run: each tick continues after the timers that the last tick tried."""
     monkeypatch.setattr("topicstore.sessions.timers._CHUNK", 3)
     damaged = [f"client-{number}" for number in range(16)]
     for client_id in (*damaged, *"abcdefgh"):

@@ -51,19 +51,19 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
 
 
 def blocked(bell: Bell) -> bool:
-    """Return whether a thread waits for a bell at this moment."""
+    """Return whether a thread is waiting for this bell."""
     return any(one._bell is bell for one in running(ListeningThread.wait))
 
 
 def waiting(sessions: Sessions) -> Future[bool]:
-    """Call `Sessions.wait` in a thread; return its future once it waits."""
+    """Call `Sessions.wait` in a thread; return its future once the thread waits."""
     future = begin(sessions.wait)
     wait_until(lambda: blocked(sessions._dispatcher.bell), "a thread to wait for the sessions")
     return future
 
 
 def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Publishing) -> None:
-    """A waiting thread is woken by another thread's message, whatever its timeout."""
+    """A thread that waits without a timeout is woken by a message that another thread publishes."""
     session = subscribed(sessions)
     found = waiting(sessions)
     publish("1")
@@ -87,7 +87,7 @@ def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publi
 
 
 def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sessions, publish: Publishing) -> None:
-    """A `notify` callback runs for messages and for acknowledgements that make room, and for no other ones."""
+    """A `notify` callback runs after messages, and after acknowledgements only if they make room for a delivery."""
     session = sessions.open("narrow", receive_maximum=2)
     session.subscribe("a/#", 1)
     sessions.deliver()
@@ -204,7 +204,7 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: ts.Database, plu
 
 
 def test_a_session_that_could_not_be_opened_is_opened_later(failing: ts.Database, plugin: Failing) -> None:
-    """A session whose opening failed delays no other; opened later, it is delivered its messages once."""
+    """A session whose opening failed delays no other session, and is delivered its messages once if opened later."""
     db, sessions = failing, failing.sessions
     here = next(name for name in map(str, range(100)) if db.shard_of(name) == 0)
     db.publish([ts.Message(here, b"kept", "p", 1, retain=True)])
@@ -255,7 +255,7 @@ def received(session: Session) -> list[str]:
 def test_a_session_rests_while_retained_messages_cannot_be_read(failing: ts.Database, plugin: Failing) -> None:
     """While retained messages can't be read, a session isn't ready before the next tick.
 
-    Otherwise a server would read without end.
+    Otherwise a server would retry the read in a busy loop.
     """
     failing.publish([ts.Message("a/b", b"retained", "publisher", 1, retain=True)])
     session = failing.sessions.open("subscriber", expiry_interval=None)
@@ -277,7 +277,7 @@ def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
 ) -> None:
     """While returned messages of a shared subscription can't be read, its sessions aren't ready before the next tick.
 
-    Once they can be read, they are delivered before newer ones.
+    Once the messages can be read, they are delivered before newer messages.
     """
     first, other = (failing.sessions.open(client, expiry_interval=None) for client in ("first", "other"))
     first.subscribe("$share/group/a/#", 1)
@@ -306,7 +306,7 @@ def failing_writes(db: ts.Database, client_id: str, error: BaseException) -> Abs
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: Sessions, qos: int) -> None:
-    """Messages whose commit fails are not handed out; they arrive once, later.
+    """Messages whose commit fails are not handed out, and arrive once after a later commit.
 
     Sessions of other shards are unaffected.
     """
