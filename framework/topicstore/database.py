@@ -651,8 +651,9 @@ class Database:
     def checkpoint(self, path: str | Path) -> None:
         """Write a consistent copy of the database into the new directory ``path``.
 
-        All shards are copied as of one moment, and each queue as of some moment during the call. Writers wait only
-        while the snapshot is taken. The copy is an independent database with the same id, so cursors are valid in both.
+        The copy of the shards is a consistent snapshot, for which writers wait only while it is taken. Each queue is
+        copied by itself, at some time during the call. The copy is an independent database with the same id, so
+        cursors are valid in both.
 
         Archived generations are not copied: both databases read the same exported files. If the path of an export was
         recorded as relative, the copy resolves it from its own directory; a warning reports if that is another place.

@@ -73,7 +73,7 @@ class Snapshots(Fixtures):
         assert engine.get(DATA, (1, 3, 0)) == b"later"
 
     def test_a_snapshot_is_one_moment_of_all_keyspaces(self, engine: Engine) -> None:
-        """A snapshot shows all keyspaces as of one moment, even after later writes exceed the write buffers."""
+        """A snapshot is consistent over all keyspaces, even after later writes exceed the write buffers."""
         for keyspace in KEYSPACES:
             some: list[Key] = [b"a", b"b"] if keyspace.shape is None else [(1, 0, 0), (1, 0, 1)]
             put(engine, keyspace, dict.fromkeys(some, b"before"))

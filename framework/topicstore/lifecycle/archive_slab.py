@@ -59,7 +59,7 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
 from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage.directory.files import failure_told
+from topicstore.storage.directory.files import convert_os_errors
 from topicstore.storage.replays import run
 
 from .export_format import Contents, Group, Part, read_contents, read_head
@@ -288,7 +288,7 @@ class ArchiveSlab(Slab):
     def _named(self, path: Path, within: str = "") -> Iterator[None]:
         """Convert errors of reading a file to `CorruptionError`, but a lack of permission to `EngineError`."""
         try:
-            with failure_told():
+            with convert_os_errors():
                 yield
         except PermissionError as bad:
             raise EngineError(f"{self._place(path)}: {bad}") from bad

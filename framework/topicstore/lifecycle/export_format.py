@@ -33,7 +33,7 @@ import xxhash
 from topicstore.contract.arrow import SCHEMA_WITH_IDS
 from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
 from topicstore.contract.positions import MAX_TIME, first_position
-from topicstore.storage.directory.files import OWNER_ONLY, failure_told, replace_file, sync_directory
+from topicstore.storage.directory.files import OWNER_ONLY, convert_os_errors, replace_file, sync_directory
 from topicstore.storage.directory.manifest import MAX_SHARDS, Manifest
 
 __all__ = [
@@ -207,7 +207,7 @@ def _write(path: Path, value: msgspec.Struct) -> None:
     replace_file(path, msgspec.json.encode(data) + b"\n", temporary=draft)
 
 
-@failure_told()
+@convert_os_errors()
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
         data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

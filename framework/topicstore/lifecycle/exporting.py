@@ -44,7 +44,7 @@ from topicstore.shard.rewriter import filters_of_all
 from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
-from topicstore.storage.directory.files import failure_told, sync_directory
+from topicstore.storage.directory.files import convert_os_errors, sync_directory
 from topicstore.storage.directory.staging import staging_directory, staging_name, sweep_staging
 from topicstore.storage.generations import live_records
 from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
@@ -129,7 +129,7 @@ def export(
     return report_of(target, numbers, slabs, began)
 
 
-@failure_told()
+@convert_os_errors()
 def archive(
     storage: Storage,
     location: str,
@@ -185,7 +185,7 @@ def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> 
         progress(len(parts), len(parts))
 
 
-@failure_told()
+@convert_os_errors()
 def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> list[int]:
     """Prepare a directory for an export; return the generations to write, by default all that are sealed."""
     check_apart(storage.path, target)
@@ -250,7 +250,7 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
 # --- one slab ---------------------------------------------------------------------------
 
 
-@failure_told()
+@convert_os_errors()
 def export_slab(storage: Storage, shard: Shard, generation: int, target: Path) -> ExportedSlab:
     """Export a shard's part of a sealed generation, unless the target already holds it.
 

@@ -189,10 +189,10 @@ class Hub:
         if commit is not None:
             commit.committed = True
 
-    def visible(self, shard: int, told: object) -> None:
+    def visible(self, shard: int, announced: object) -> None:
         """Wake the feeds to which a batch was announced, because it is visible. The caller holds no lock."""
         self._leave_abandoned()
-        for feed in cast("list[Feed]", told):
+        for feed in cast("list[Feed]", announced):
             feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:

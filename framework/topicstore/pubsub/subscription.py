@@ -82,7 +82,7 @@ class SubscriptionBatch:
 
 @attrs.frozen(kw_only=True)
 class SubscriptionStatus:
-    """The status of a subscription at one moment."""
+    """A snapshot of the status of a subscription."""
 
     topic_filter: str
     place: Place

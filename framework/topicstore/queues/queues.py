@@ -36,7 +36,7 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
 from topicstore.runtime.closing import Closer, close_all
-from topicstore.storage.directory.files import failure_told, permissions_of, sync_directory
+from topicstore.storage.directory.files import convert_os_errors, permissions_of, sync_directory
 from topicstore.storage.directory.manifest import MANIFEST, finished_manifest
 from topicstore.storage.maintenance import write_copy
 from topicstore.storage.reports import verify
@@ -205,7 +205,7 @@ class Queues:
         with self._lock:
             return name in self._queues or (self._directory / _file_name(name)).is_dir()
 
-    @failure_told()
+    @convert_os_errors()
     def drop(self, name: str) -> bool:
         """Remove a queue with all its messages; return False if there is none with that name."""
         with self._lock:
@@ -238,7 +238,7 @@ class Queues:
         if self._read_only:
             raise ReadOnlyDatabaseError(f"the database was opened to be read; queue {name!r} can't be made or dropped")
 
-    @failure_told()
+    @convert_os_errors()
     def _directories(self) -> Sequence[Path]:
         if not self._directory.is_dir():
             return []

@@ -124,15 +124,15 @@ class Terms:
         packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)
 
-    def told(self, text: str, others: int = 0) -> str | None:
+    def reason_string(self, text: str, others: int = 0) -> str | None:
         """Return a reason string for a packet that has ``others`` more bytes; None if the client must not get one.
 
         A client may refuse reason strings [MQTT-3.1.2-29], and the packet must not exceed its maximum packet size.
         """
-        packet, told = self.packet, sendable(text)
+        packet, reason = self.packet, sendable(text)
         most = packet.maximum_packet_size
-        fits = most is None or len(told.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
-        return told if packet.request_problem_information and fits else None
+        fits = most is None or len(reason.encode()) + others + _AROUND <= most  # [MQTT-3.2.2-19] [MQTT-3.14.2-3]
+        return reason if packet.request_problem_information and fits else None
 
     def changed_expiry(self, seconds: int) -> float | None:
         """Return the session expiry that a DISCONNECT sets, in seconds; None: for ever. Raises `PacketError`."""
@@ -142,11 +142,13 @@ class Terms:
         return _least(seconds, self.longest)
 
     def connack(
-        self, settings: ServerSettings, user: str | None, present: bool = False, told: str | None = None
+        self, settings: ServerSettings, user: str | None, present: bool = False, reason_string: str | None = None
     ) -> bytes:
-        """Return the CONNACK that accepts the client; ``told`` is its reason string."""
+        """Return the CONNACK that accepts the client; ``reason_string`` explains it."""
         properties = self._properties(settings.protocol, settings.limits, user) if self.packet.version == 5 else {}
-        return encoding.connack(self.packet.version, ReasonCode.SUCCESS, present, reason_string=told, **properties)
+        return encoding.connack(
+            self.packet.version, ReasonCode.SUCCESS, present, reason_string=reason_string, **properties
+        )
 
     def _properties(self, protocol: ProtocolSettings, limits: Limits, user: str | None) -> dict[str, Any]:
         """Return the properties of the CONNACK (MQTT 5, section 3.2.2.3)."""

@@ -404,12 +404,12 @@ class MqttConnection(asyncio.Protocol):
         known = session.status().subscriptions if session.present else ()
         self._subscriptions = Subscriptions(serving, session, terms, rights.permissions, self, len(known))
         self._channel.record.session_present = session.present
-        told = None
+        reason_string = None
         if missed := [one.topic_filter for one in known if one.dropped]:
             text = f"messages for {', '.join(missed)} may have been removed by retention before they could be sent"
-            told = self._terms.told(text, _OTHERS)
+            reason_string = self._terms.reason_string(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
-        self._channel.write(terms.connack(serving.settings, rights.user, session.present, told), CONNACK)
+        self._channel.write(terms.connack(serving.settings, rights.user, session.present, reason_string), CONNACK)
         self._terms = terms.settled()
         self._state = State.OPEN
         self._unfinished.admit()
@@ -557,8 +557,10 @@ class MqttConnection(asyncio.Protocol):
         self._channel.ends(bad.text, bad.reason)
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            told = sendable(bad.text) if known else None  # an unknown version may have no reason strings
-            self._channel.write(encoding.connack(bad.version, bad.reason, reason_string=told), CONNACK, bad.reason)
+            reason_string = sendable(bad.text) if known else None  # an unknown version may have no reason strings
+            self._channel.write(
+                encoding.connack(bad.version, bad.reason, reason_string=reason_string), CONNACK, bad.reason
+            )
         self._shut()
 
     def end(self, reason: ReasonCode, text: str, shown: str | None = None) -> None:
@@ -570,14 +572,18 @@ class MqttConnection(asyncio.Protocol):
         if self._state >= State.OVER:
             return
         self._channel.ends(text, reason)
-        told = self._terms.told(text if shown is None else shown) if self._state != State.NEW else None
+        reason_string = (
+            self._terms.reason_string(text if shown is None else shown) if self._state != State.NEW else None
+        )
         if self._state == State.OPENING:
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # not a reason code of CONNACK (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
-            connack = encoding.connack(self._terms.packet.version, reason, reason_string=told)
+            connack = encoding.connack(self._terms.packet.version, reason, reason_string=reason_string)
             self._channel.write(connack, CONNACK, reason)
         elif self._state != State.NEW:
-            self._channel.write(encoding.disconnect(self._terms.packet.version, reason, told), DISCONNECT, reason)
+            self._channel.write(
+                encoding.disconnect(self._terms.packet.version, reason, reason_string), DISCONNECT, reason
+            )
         self._shut()
         self._lose()
 

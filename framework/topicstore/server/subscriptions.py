@@ -119,8 +119,8 @@ class Subscriptions:
             told_why = self._serving.settings.authorization.refused_subscription == "not authorized"
             codes = subscribing.codes(ReasonCode.NOT_AUTHORIZED if told_why else ReasonCode.UNSPECIFIED_ERROR)
             failure = subscribing.failure
-            told = None if failure is None else self._terms.told(text_of(failure), len(codes))
-            data = encoding.suback(self._version, subscribing.packet_id, codes, told)
+            reason_string = None if failure is None else self._terms.reason_string(text_of(failure), len(codes))
+            data = encoding.suback(self._version, subscribing.packet_id, codes, reason_string)
             self._client.answer(data, SUBACK, _worst(codes), subscribing.granted())
 
     def _unsubscribe(self, packet: UnsubscribePacket) -> None:

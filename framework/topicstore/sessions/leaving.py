@@ -69,11 +69,11 @@ class Leaving:
         stored = [session for session in ended if session.stored]
         for session in stored:
             self._timers.expect(after[session])
-        told = why not in (Ended.DISCONNECTED, Ended.LOST)
+        notify = why not in (Ended.DISCONNECTED, Ended.LOST)
         try:
             do_all(
-                [partial(self._connections.over, session, why, told=told) for session in ended],
-                "could not be told of their end",
+                [partial(self._connections.over, session, why, notify=notify) for session in ended],
+                "could not be notified of their end",
             )
         finally:
             until = self._timers.deadline()

@@ -383,7 +383,7 @@ class Sessions:
         lives = list(self._connections.live.values())
         end = functools.partial(self._leaving.end, lives, Ended.CLOSED, send_will=True)
         over = self._connections.over  # the next opening recovers sessions whose end could not be committed
-        close_all((end, *(functools.partial(over, live, Ended.CLOSED, told=True) for live in lives)))
+        close_all((end, *(functools.partial(over, live, Ended.CLOSED, notify=True) for live in lives)))
 
     # --- packets of many sessions ---
 

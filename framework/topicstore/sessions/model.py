@@ -129,7 +129,7 @@ class SessionSubscription:
 
 @attrs.frozen(kw_only=True)
 class SessionStatus:
-    """The state of a connected session at one moment."""
+    """A snapshot of the state of a connected session."""
 
     client_id: str
     in_flight: int

@@ -114,7 +114,7 @@ class Opening:
     def _abandon(self, sessions: Sequence[Session]) -> None:
         """End connections as if they were lost or, if that can't be committed, leave them stored as open."""
         for live in self._leaving.end(lives_of(self._context, sessions), Ended.LOST, send_will=True):
-            self._connections.over(live, Ended.LOST, told=False)
+            self._connections.over(live, Ended.LOST, notify=False)
 
     def take_over(self, sessions: Sequence[LiveSession], why: Ended) -> None:
         """Commit the uncommitted changes of older session objects, and end them."""
@@ -122,7 +122,9 @@ class Opening:
             self._context.commits.checkpoint(sessions)
         finally:
             over = self._connections.over
-            do_all([partial(over, session, why, told=True) for session in sessions], "could not be told of their end")
+            do_all(
+                [partial(over, session, why, notify=True) for session in sessions], "could not be notified of their end"
+            )
 
     def expire(self, found: Found) -> None:
         """End a session now, and its connection if it has one."""

@@ -30,7 +30,7 @@ _NOTED_EVERY = 3_600_000_000
 
 
 class _Moment(msgspec.Struct, frozen=True, array_like=True):
-    """The time by both clocks at one moment. Fields are only ever appended."""
+    """The time by both clocks, read together. Fields are only ever appended."""
 
     version: int
     wall: int = 0

@@ -46,8 +46,8 @@ class Connections:
             return None
         return live.stuck_since if live.held_since is None else live.held_since
 
-    def over(self, live: LiveSession, why: Ended, *, told: bool) -> None:
-        """End a session object, and remove it. ``told``: call ``on_end``, because the owner didn't end the session.
+    def over(self, live: LiveSession, why: Ended, *, notify: bool) -> None:
+        """End a session object, and remove it. ``notify``: call ``on_end``, because the owner didn't end the session.
 
         This thread calls ``on_end`` after it has released the lock.
         """
@@ -58,11 +58,11 @@ class Connections:
         if live.ended is None:
             live.end(why)
             self._ended(live)
-            if told and session is not None and session.on_end is not None:
+            if notify and session is not None and session.on_end is not None:
                 call = partial(session.on_end, session, why)
                 self._entrance.afterwards(f"on_end of session {live.client_id!r}", call)
 
     def overtaken(self, live: LiveSession) -> SessionTakenOverError:
         """End the object of a session that was opened elsewhere, and return the error to raise."""
-        self.over(live, Ended.TAKEN_OVER, told=True)
+        self.over(live, Ended.TAKEN_OVER, notify=True)
         return SessionTakenOverError(f"session {live.client_id!r} is over: {Ended.TAKEN_OVER.value}")

@@ -231,10 +231,10 @@ class CommitListener(Protocol):
         The messages may not be visible yet.
         """
 
-    def visible(self, shard: int, told: object) -> None:
+    def visible(self, shard: int, announced: object) -> None:
         """Notify readers that the announced messages are readable, or never will be; called without a lock.
 
-        ``told`` is the result of `announce`.
+        ``announced`` is the result of `announce`.
         """
 
 
@@ -325,7 +325,7 @@ class ShardWriter:
         self.policy = policy
         self._record_recovery_point = record_recovery_point
         self.read_only = read_only
-        """Whether the engine is a read-only view of one moment."""
+        """Whether the engine is a read-only snapshot."""
         self.counters = ShardCounters()
         self.latencies = ShardLatencies()
         self.lock = FairLock()

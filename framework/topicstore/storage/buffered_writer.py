@@ -115,7 +115,7 @@ class Writer:
         end_at_exit(self, Writer.close)
 
     def put(self, message: Message) -> Future[MessageId]:
-        """Add a message to the buffer. If the buffer is full, the call stores it, which gives back-pressure.
+        """Add a message to the buffer. The call that fills the buffer also stores it, which slows producers down.
 
         Raises `InvalidMessageError` for an invalid message, `DatabaseClosedError` after `close`, and an
         `ExceptionGroup` of unobserved failures of earlier messages; in each case this message was not accepted.

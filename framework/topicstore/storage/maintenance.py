@@ -34,7 +34,7 @@ from .archive_locations import archive_directory
 from .background_jobs import BackgroundJobs
 from .counting.counting import count
 from .directory.closed_files import ClosedFiles
-from .directory.files import failure_told, permissions_of, sync_directory
+from .directory.files import convert_os_errors, permissions_of, sync_directory
 from .directory.manifest import write_manifest
 from .directory.recovery_points import RecoveryPoints
 from .directory.staging import staging_directory, sweep_staging
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-@failure_told()
+@convert_os_errors()
 def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], object]) -> None:
     """Write a copy of a database into the new directory ``target``; see `Database.checkpoint`.
 

@@ -46,7 +46,7 @@ from . import hooks as core
 from .directory.ballast import Ballast, give_up_ballast
 from .directory.closed_files import ClosedFiles
 from .directory.directory_lock import DirectoryLock
-from .directory.files import OWNER_ONLY, check_no_links, failure_told, make_directory, sync_directory
+from .directory.files import OWNER_ONLY, check_no_links, convert_os_errors, make_directory, sync_directory
 from .directory.manifest import Manifest, read_manifest, write_manifest
 from .directory.recovery_points import RecoveryPoint, RecoveryPoints, check_recovered
 from .generations import complete_generations
@@ -183,7 +183,7 @@ class ShardOpener:
 
     def _check_resources(self, directory: Path) -> None:
         """Raise an error if disk space or file descriptors don't suffice for reopening an engine."""
-        with failure_told(), contextlib.ExitStack() as opened:
+        with convert_os_errors(), contextlib.ExitStack() as opened:
             for _ in range(_DESCRIPTORS):
                 opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
             size = sum(file.lstat().st_size for file in directory.iterdir())
@@ -324,7 +324,7 @@ class WrittenShards:
     def _close_notes(self) -> None:
         if self._closed:
             files, self.files = self.files, None
-            with failure_told():
+            with convert_os_errors():
                 if self.synced is not None:
                     self.synced.close()
                 if files is not None and all(shard.writer.closed_in_order for shard in self.shards):
@@ -354,7 +354,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     persistent = "persistent" in spec.capabilities
     with Closer() as locked, Closer() as opened:
         shards: Sequence[Shard]
-        with failure_told():
+        with convert_os_errors():
             take_closed_streams()
             if read_only:
                 shards = _open_to_read(path, manifest, backend, opener)

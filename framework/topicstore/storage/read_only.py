@@ -23,7 +23,7 @@ from topicstore.runtime.closing import Closer, close_all
 from topicstore.shard.shard import Shard
 
 from .directory.directory_lock import DirectoryLock
-from .directory.files import failure_told
+from .directory.files import convert_os_errors
 
 __all__ = ["Mode", "ReadOnlyShards"]
 
@@ -135,7 +135,7 @@ class ReadOnlyShards(Sequence[Shard]):
                 list(views)
         return views
 
-    @failure_told()
+    @convert_os_errors()
     def _open_shard(self, number: int) -> Shard:
         return self._open_view(number, lambda: self._open_engine(self._path / f"shard-{number:04}"))
 

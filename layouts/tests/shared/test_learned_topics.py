@@ -385,7 +385,7 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
             trie.save(write)
             engine.write(write)
             committed = dict(known)
-        if step == "save and learn":  # learned before the trie is told of the commit
+        if step == "save and learn":  # learned before the trie is notified of the commit
             known.setdefault(topic, trie.learn(topic))
         if step in ("learn and save", "save and learn"):
             trie.saved()

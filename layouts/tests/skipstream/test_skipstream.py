@@ -150,7 +150,7 @@ def test_dense_matches_are_read_in_passing() -> None:
 
 
 def test_levels_behind_the_last_learned() -> None:
-    """Of the levels below a `#` the first eight have entries; topics that differ only later are told apart by name."""
+    """Of the levels below a `#` the first eight have entries; topics that differ only later are compared as texts."""
     stored = made(capacity=0)
     deep = "/".join("abcdefgh")
     stored.put([message(f"{n}/{deep}"[: 2 * n]) for n in range(3, 9)])

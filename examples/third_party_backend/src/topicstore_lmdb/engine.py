@@ -103,7 +103,7 @@ def _lock(path):
 
 
 class _View:
-    """A read transaction, which shows the environment at one moment, and the reads from it."""
+    """A read transaction, which sees a snapshot of the environment, and the reads from it."""
 
     def __init__(self, engine):
         self._engine = engine

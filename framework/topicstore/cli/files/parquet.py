@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore import ImportSourceError, MessageBatch
-from topicstore.storage.directory.files import failure_told
+from topicstore.storage.directory.files import convert_os_errors
 
 from .arrow_mapping import ArrowMapping
 from .rows import NO_PREFIX, BadRowError, Prefix, Rows
@@ -27,7 +27,7 @@ class ParquetSource(Source):
         super().__init__(origin)
         self._read = 0
         try:
-            with failure_told():
+            with convert_os_errors():
                 self._file = pq.ParquetFile(origin.path)
             # Columns that can't be messages are refused before the first row is read.
             self._mapped = ArrowMapping(self._file.schema_arrow, self.mapping)

@@ -15,7 +15,7 @@ import xxhash
 
 from topicstore import ImportSourceError
 from topicstore.files.mapping import ColumnMap
-from topicstore.storage.directory.files import failure_told
+from topicstore.storage.directory.files import convert_os_errors
 
 from .rows import NO_PREFIX, Prefix, Rows
 
@@ -26,7 +26,7 @@ __all__ = ["Origin", "Source", "opening", "whole_file"]
 def opening(source: str) -> Iterator[None]:
     """Convert an OSError of the block to `ImportSourceError` with the source's name, or `TooManyOpenFilesError`."""
     try:
-        with failure_told():
+        with convert_os_errors():
             yield
     except OSError as bad:
         raise ImportSourceError(f"{source}: {bad.strerror or bad}") from bad

@@ -71,7 +71,7 @@ class Ballast:
     def keep(self, shards: Sequence[Shard]) -> None:
         """Create or extend the ballast to its full size, if enough space is free and no operation needs it."""
         if self._room:
-            with self._lock, self._failure_told():
+            with self._lock, self._failure_reported():
                 if not self._needed and len(shards[0].generations.listed()) > 1:
                     self._make_locked(
                         min(self._room, sum(shard.writer.open_engine().info().disk_bytes for shard in shards))
@@ -95,7 +95,7 @@ class Ballast:
         mark = object()
 
         def needing() -> T:
-            with self._lock, self._failure_told():
+            with self._lock, self._failure_reported():
                 self._needed.add(mark)
                 if self._room and shutil.disk_usage(self._directory).free < self._room:
                     give_up_ballast(self._directory)
@@ -127,7 +127,7 @@ class Ballast:
                 os.close(file)
 
     @contextlib.contextmanager
-    def _failure_told(self) -> Iterator[None]:
+    def _failure_reported(self) -> Iterator[None]:
         """Emit an error of the block as a warning and record it, because the operation itself has succeeded."""
         try:
             yield

@@ -1,6 +1,6 @@
 """Access to topicstore's own files: replaced atomically, fsynced, and never written through a symbolic link.
 
-Also `failure_told`, which converts the operating system's errors into topicstore's.
+Also `convert_os_errors`, which converts the operating system's errors into topicstore's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from topicstore.runtime.closing import Closer
 __all__ = [
     "OWNER_ONLY",
     "check_no_links",
-    "failure_told",
+    "convert_os_errors",
     "is_foreign",
     "make_directory",
     "open_own",
@@ -51,7 +51,7 @@ _KINDS: dict[type[OSError], type[FileSystemError]] = {
 
 
 @contextlib.contextmanager
-def failure_told() -> Iterator[None]:
+def convert_os_errors() -> Iterator[None]:
     """Convert an `OSError` of the block to `StorageFullError`, `TooManyOpenFilesError` or `FileSystemError`.
 
     Errors of topicstore pass unchanged.

@@ -33,7 +33,7 @@ from topicstore.contract.errors import (
 from topicstore.contract.times import format_time
 from topicstore.plugins import registry
 
-from .files import failure_told, is_foreign, read_own, replace_file
+from .files import convert_os_errors, is_foreign, read_own, replace_file
 
 __all__ = [
     "FORMAT",
@@ -99,7 +99,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     replace_file(directory / MANIFEST, text, temporary=directory / _TEMPORARY)
 
 
-@failure_told()
+@convert_os_errors()
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of ``directory``; None if the directory is missing or empty.
 
