@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from topicstore import Message, Properties
+from topicstore.contract.times import suspected_unit
 from topicstore.contract.topics import MAX_TOPIC_BYTES
 
 __all__ = [
@@ -129,8 +130,9 @@ def messages(
 ) -> st.SearchStrategy[Message]:
     """Return a strategy for messages with topics from ``of`` and timestamps, in microseconds, from ``times``.
 
-    By default no timestamp is one that looks like seconds since 1970.
+    By default no timestamp looks like another unit, or like a date written as a number, which databases refuse.
     """
+    microseconds = (st.integers(0, 10**9 - 1) | st.integers(2**43, 2**50)).filter(lambda t: suspected_unit(t) is None)
     return st.builds(
         Message,
         topics() if of is None else of,
@@ -138,6 +140,6 @@ def messages(
         client_ids(),
         st.integers(0, 2),
         st.booleans(),
-        st.none() | st.integers(0, 10**9 - 1) | st.integers(2**43, 2**50) if times is None else times,
+        st.none() | microseconds if times is None else times,
         st.none() | st.none() | properties(),
     )
