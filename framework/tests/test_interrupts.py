@@ -235,7 +235,9 @@ def test_an_interrupted_call_keeps_nobody_waiting(
         scene, kept = staged(), None
         try:
             Handler(interrupt, step).run(lambda scene=scene: call(scene))  # type: ignore[misc]
-        except (KeyboardInterrupt, RuntimeError) as error:  # `threading.Condition` itself may raise the latter
+        # `threading.Condition` itself may raise RuntimeError. `asyncio.run` raises CancelledError if the signal arrives
+        # after it has installed its handler and before it resets its count of interrupts.
+        except (KeyboardInterrupt, RuntimeError, asyncio.CancelledError) as error:
             kept = error  # so that its frames, and all objects in them, stay alive, as in an interactive interpreter
         begin(lambda scene=scene: others(scene)).result(PATIENCE)  # type: ignore[misc]
         begin(lambda scene=scene: close(scene.db)).result(PATIENCE)  # type: ignore[misc]

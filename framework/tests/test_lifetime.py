@@ -131,7 +131,7 @@ def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str
 def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If opening fails after the files were opened, they are closed, even while the error and its frames are kept."""
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise ts.CorruptionError("a segment can't be read", "shard 0")
 
     monkeypatch.setattr("topicstore.database.CompactionScheduler", fail)
