@@ -76,7 +76,7 @@ REFUSED = (
     "sql select",
 )
 CHANGING = (
-    "checkpoint {folder}/{name}-copy",  # on backends that can make checkpoints
+    "checkpoint {folder}/{name}-copy",  # works on backends that can make checkpoints
     "checkpoint {folder}/{name}-copy",
     "sessions kick the/display",
     "sessions kick nobody",
@@ -150,7 +150,7 @@ def _settled(command: str, text: str, path: Path) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:[\d.]+)?Z", "TIME", text)
     text = re.sub(r'("(created|sealed|seconds|disk_bytes\w*|file_bytes|when)": )[\d.]+', r"\1N", text)
     text = re.sub(r"in [\d.]+ s(, [\d,]+ a second)?|disk [\d.]+ \w+ before, [\d.]+ \w+ after", "", text)
-    if command in {"info", "explain"}:  # their output consists mostly of the engine's numbers and times
+    if command in {"info", "explain"}:  # the output of these commands consists mostly of the engine's numbers and times
         text = re.sub(r"[─╭╮╰╯│\s]+", " ", re.sub(r"[\d.,e-]+( (bytes|kB|MB))?", "N", text))
     return text
 

@@ -134,7 +134,7 @@ def test_retention_archives(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_import_puts_back_every_row(path: Path, tmp_path: Path) -> None:
-    """Importing an export restores every row and its position by the messages' own times, in as many shards."""
+    """Importing an export restores every row, its shard and its position by the messages' own times."""
     with ts.open(path, mode="r+") as db:
         db.add_generation()
         positions = [
@@ -187,7 +187,7 @@ def test_a_dropped_generation_comes_back_behind_what_is_there(tmp_path: Path) ->
         db.store(numbered(100, 50))
     run("export", tmp_path / "db", tmp_path / "export")
     told = CliRunner().invoke(cli, ["import", str(tmp_path / "db"), str(tmp_path / "export")])
-    assert (2, True) == (told.exit_code, "has generation 1 itself" in told.stderr)  # the error follows a note
+    assert (2, True) == (told.exit_code, "has generation 1 itself" in told.stderr)  # the error is printed after a note
     run("generations", "drop", tmp_path / "db", 1, "--yes")
     run("import", tmp_path / "db", tmp_path / "export")
     got = everything(tmp_path / "db")[0]
@@ -233,7 +233,7 @@ def test_limit_and_going_on(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_not_stored_as_exported_is_told(path: Path, tmp_path: Path) -> None:
-    """A damaged export stops the import, and an import whose rows were changed meanwhile is reported as damaged."""
+    """A damaged export stops the import. An import that finds its earlier rows changed in the database reports it."""
     run("export", path, tmp_path / "export")
     part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
     whole = part.read_bytes()

@@ -254,7 +254,7 @@ def test_damaged_gzip(db: Path, tmp_path: Path, ending: str, damage: str) -> Non
     with contextlib.suppress(zlib.error):
         for byte in packed:
             unpacked += unpacker.decompress(bytes([byte]))
-    good = 0  # rows before the damage, which may be unpacked to other bytes
+    good = 0  # number of rows before the damage; later ones may be unpacked to other bytes
     for good, (found, expected) in enumerate(zip(unpacked.splitlines(), text.splitlines(), strict=False), 1):
         if found != expected:
             good -= 1

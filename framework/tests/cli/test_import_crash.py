@@ -215,7 +215,7 @@ def test_interrupted_while_it_waits_for_more(tmp_path: Path, file: Path) -> None
         child.process.stdin.writelines(file.read_text().splitlines(keepends=True)[:25])
         child.process.stdin.flush()
         reports = child.reports()
-        for safe in (10, 20, 25):  # the last five, though no batch is full
+        for safe in (10, 20, 25):  # at 25, the last five rows are stored although the batch isn't full
             assert safe == next(reports)
             child.let_on()
         child.process.send_signal(signal.SIGINT)

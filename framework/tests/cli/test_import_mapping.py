@@ -1,4 +1,4 @@
-"""Imports of devices' files: other names of the time, payloads that are objects, and mapped columns."""
+"""Imports of devices' files: other names for the column of times, payloads that are objects, and mapped columns."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_digits_of_a_time_are_not_cut_in_silence(
     row = {"topic": "a", "payload": "x", name: time}
     text = json.dumps(row)
     if ending == "jsonl" and str(time)[:2] == "17":
-        text = text.replace(f'"{time}"', f"{time}")  # a number with more digits than a float
+        text = text.replace(f'"{time}"', f"{time}")  # a number with more digits than a float can hold
     csv_text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values())
     file.write_text(text if ending == "jsonl" else csv_text)
     assert bool(unit) == ("were rounded down" in run("import", target, file).stderr)
@@ -168,7 +168,7 @@ def test_two_names_of_the_time_are_one_too_many(write: Write, target: Path) -> N
 def test_times_of_arrow_are_what_they_are(
     tmp_path: Path, target: Path, name: str, how: tuple[str, ...], says: str
 ) -> None:
-    """Arrow times between two microseconds are refused with their row, unless a unit is given, under any name."""
+    """Arrow times with a fraction of a microsecond are refused with their row, unless a unit is given."""
     times = pa.array([1_000, TIME * 1_000 + 1], pa.timestamp("ns"))
     pq.write_table(pa.table({"topic": ["a", "a"], "payload": ["x", "y"], name: times}), tmp_path / "x.parquet")
     arguments = ("import", target, tmp_path / "x.parquet", *how)

@@ -246,9 +246,9 @@ def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
 
 
 def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
-    """A bad topic is refused even after many good ones were remembered as valid.
+    """A bad topic is refused even after many good ones were cached as valid.
 
-    Topics and client ids are remembered separately, and a refused batch is not remembered.
+    Topics and client ids are cached separately, and a refused batch is not cached.
     """
     good = Message("known/topic", b"", "known client")
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_number() -> None:
-    """At most 65,536 valid topics are remembered, and bad ones are refused afterwards."""
+    """At most 65,536 valid topics are cached, and bad ones are refused afterwards."""
     known = validation._Known(validation._check_topic, "\0+#")
     for start in range(0, 200_000, 7_000):
         known.check([f"t/{number}" for number in range(start, start + 7_000)])
@@ -279,7 +279,7 @@ def test_the_memory_of_texts_is_bounded_in_number() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_size() -> None:
-    """Remembered topics have at most 16 Mi characters in all."""
+    """Cached topics have at most 16 Mi characters in all."""
     known = validation._Known(validation._check_topic, "\0+#")
     for number in range(600):
         known.check([f"{number}/".ljust(65_000, "x"), "t"])
@@ -309,7 +309,7 @@ def test_threads_share_the_memory_of_texts() -> None:
 
 
 def test_texts_that_another_thread_has_checked_meanwhile() -> None:
-    """Texts that another thread validates between the two lookups are accepted."""
+    """Texts that another thread validates between the two cache lookups are accepted."""
 
     class Shared(set[str]):
         def issuperset(self, texts: Iterable[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Damaged exports: replays of the damaged generation raise an error that names the place, and others work."""
+"""Damaged exports: replays of the damaged generation raise an error that says where, and others work."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
 
 
 def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> None:
-    """`verify` reports a flipped bit in any file, also if reading messages doesn't need it or happened before."""
+    """`verify` reports a flipped bit in any file of an export, even if replays don't need or have read the file."""
     assert list(db.replay("#"))
     assert db.verify().ok
     chance, files = random.Random(13), sorted(file for file in target.rglob("*") if file.is_file())
@@ -166,7 +166,7 @@ def test_a_volume_that_is_not_mounted_is_no_archive(
     assert ((), (), True) == (report.archived, report.dropped, "lacks the archived generations 1" in report.why[0])
     clock.now += 3_600_000_000
     with pytest.raises(ts.ManifestMismatchError, match="lacks the archived generations 1"):
-        db.retention._work(False)  # the background's failure
+        db.retention._work(False)  # the failure of the background thread
     assert below == sorted(cold.rglob("*"))
     assert [1] == [one.generation for one in db.archives]
     assert before == list(db.replay("#", order="time", start=db.generations()[1].created))

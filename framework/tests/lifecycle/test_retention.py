@@ -184,7 +184,7 @@ def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
 
 @pytest.mark.parametrize("how", ["run", "outlook"])
 def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> None:
-    """`now` can be microseconds, a datetime with a time zone, or text; seconds are refused."""
+    """`now` can be microseconds, a datetime with a time zone, or text; a number of seconds is refused."""
     call = getattr(quiet.retention, how)
     assert call("2030-01-01") == call(datetime(2030, 1, 1, tzinfo=UTC)) == call(1_893_456_000_000_000)
     with pytest.raises(ts.InvalidArgumentError, match="seems to be seconds"):
@@ -204,7 +204,7 @@ def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) ->
 
 
 def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Database, clock: Clock) -> None:
-    """Messages stored while the clock was ahead are dropped an age after their generation was sealed."""
+    """Messages stored while the clock was ahead are dropped `max_age` after their generation was sealed."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     clock.jump(10**15)
@@ -249,7 +249,7 @@ def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: 
 def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
     quiet: ts.Database, clock: Clock, settings: dict[str, Any], seen: bool
 ) -> None:
-    """Messages stored while the clock was behind stay for their age after its correction, even if no run noticed."""
+    """Messages stored while the clock was behind stay for `max_age` after its correction, even if no run noticed."""
     db = quiet
     db.retention.set(rotate_every=1, **settings)
     clock.jump(-DAY)
@@ -311,7 +311,7 @@ def test_a_clock_that_jumps_forward_drops_nothing_early(quiet: ts.Database, cloc
 
 
 def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clock: Clock) -> None:
-    """A corrected clock is trusted after the age has passed, so that messages from 1970 are dropped at last."""
+    """A corrected clock is trusted after `max_age` has passed, so that messages from 1970 are dropped at last."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("before")])
@@ -331,7 +331,7 @@ def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clo
 
 
 def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> None:
-    """After a second jump, the age must pass again before the clock is trusted."""
+    """After a second jump, `max_age` must pass again before the clock is trusted."""
     db = quiet
     db.retention.set(max_age=100)
     db.store([message("1")])
@@ -404,7 +404,7 @@ def test_deleting_makes_room(db: ts.Database) -> None:
 
 
 def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
-    """After each run the newest messages are there, within the limit and near it."""
+    """After each run the newest messages remain, within `max_bytes` and above half of it."""
     db = quiet
     db.retention.set(max_bytes=40_000, when_full="drop")
     for number in range(200):
@@ -426,7 +426,7 @@ def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
 def test_whatever_is_set_a_suffix_stays(
     max_age: int | None, rotate_every: int | None, max_bytes: int | None, steps: list[tuple[int, int]]
 ) -> None:
-    """Runs keep the newest messages; young ones stay if the bytes allow it, and a second run does nothing."""
+    """Runs remove only the oldest messages. Young ones stay if `max_bytes` allows it, and a second run does nothing."""
     clock = Clock()
     with ts.open("nowhere", backend="memory", layout="reference", clock=clock) as db:
         db.retention.stop()
@@ -563,10 +563,10 @@ def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
         return live + removing_bytes(db.storage.shards)
 
     limit, batch = 100_000, [ts.Message("a/b", random.Random(3).randbytes(5_000), "me")]
-    if behind == "dropping":  # the thread isn't woken, and reclaiming disk space only ends with the database
+    if behind == "dropping":  # the thread isn't woken, and space is reclaimed only when the database is closed
         monkeypatch.setattr(db.retention._task, "wake", lambda: None)
         monkeypatch.setattr(retention, "reclaim_removed", lambda _: db.retention._reclaiming.stopping.wait(PATIENCE))
-    else:  # nothing is removed before a store waits for it
+    else:  # dropped messages are removed only once a store waits for space
 
         def remove_dropped(storage: Storage) -> None:
             wait_until(
@@ -581,6 +581,7 @@ def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     done: list[int] = []
     for _ in range(100):
         db.store(batch)
-        done.append(db.storage.locked(held))  # consistent, because a drop moves bytes from one count to the other
+        # read under the lock, because a drop moves bytes from one count to the other
+        done.append(db.storage.locked(held))
     assert max(done) <= limit + limit // 2 + 2 * sum(len(one.payload) for one in batch)
     assert db.retention.failure is None

@@ -142,7 +142,7 @@ def test_what_is_archived_is_left_alone(db: ts.Database, clock: Clock, tmp_path:
 
 
 def test_what_a_clock_ahead_stored_goes_by_the_time_it_was_sealed(db: ts.Database, clock: Clock) -> None:
-    """Messages stored while the clock was ahead are deleted an age after their generation was sealed."""
+    """Messages stored while the clock was ahead are deleted once their age has passed since the sealing."""
     db.retention.set(rotate_every=10, filters={"debug/#": 100})
     clock.jump(10**15)
     put(db, "debug/future")
@@ -279,7 +279,7 @@ class Model:
         return None if None in found else max(length for length in found if length is not None)
 
     def must_stay(self, now: int) -> set[str]:
-        """Return the payloads of messages that are younger than their age."""
+        """Return the payloads of messages whose topic's age limit hasn't passed."""
         return {text for text, (topic, time) in self.times.items() if not self._old(topic, time, now)}
 
     def must_go(self, now: int) -> set[str]:

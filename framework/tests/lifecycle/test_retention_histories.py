@@ -89,7 +89,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans(), first=SETTINGS)
     def begin(self, shards: int, jumps: bool, first: dict[str, Any]) -> None:
-        """Begin a history; without clock jumps, what is due must go at once."""
+        """Begin a history; without clock jumps, everything whose age has passed must be removed at once."""
         self.jumps = jumps
         self.small = patch.multiple(exporting, **SMALL)
         self.small.start()
@@ -245,7 +245,8 @@ class RetentionHistories(RuleBasedStateMachine):
                 limit = self.limit(row)
                 late = limit is not None and row.time < self.clock.now - limit * SECOND
                 assert not (late and self.goes_by_filter(row))
-            if rows and max(row.time for row in stored) < oldest:  # its age is that of its newest message ever
+            # the newest message ever stored in a generation determines its age
+            if rows and max(row.time for row in stored) < oldest:
                 assert number in self.archived
                 assert self.settings.archive_to is not None
         if self.settings.max_bytes is not None:

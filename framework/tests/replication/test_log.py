@@ -209,7 +209,7 @@ def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledg
 
 
 def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Objects) -> None:
-    """A fence in the place of a deleted entry doesn't count: the site reads the base and fences again."""
+    """A fence with the number of a deleted entry doesn't count: the site reads the base and fences again."""
     gate = Gate()
     a, b, late = site("a", epoch=1), site("b", gate), site("late")
     taken: list[bool] = []
@@ -226,7 +226,7 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
     with pytest.raises(ShardMovedError):
         a.propose(b"5")
     assert [b"1", b"2", b"3", b"4"] == b.copy.changes == a.follow() == late.follow()
-    # Entry 2 is the fence that was written into the place of a deleted entry.
+    # Entry 2 is the fence that was written with the number of a deleted entry.
     assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]
 
 
@@ -241,7 +241,7 @@ def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: A
 
 
 def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
-    """A site can't take over with an epoch that is lower than one in the log, whether it has read that or not."""
+    """A site can't take over with an epoch lower than one in the log, whether or not it has read that entry."""
     a, b = site("a", epoch=2), site("b")
     assert not b.log.take_over(1)
     b.follow()

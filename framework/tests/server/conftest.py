@@ -41,7 +41,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server of that database within the test's own process, with default settings."""
+    """A server of the database from the fixture `db`, in the test's own process and with default settings."""
     with Embedded(db) as embedded:
         yield embedded
 

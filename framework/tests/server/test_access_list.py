@@ -177,7 +177,7 @@ def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> 
 
 
 def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
-    """If all subscriptions are allowed, messages are not checked; rules about publishing don't matter."""
+    """Deliveries aren't checked if the rules allow every subscription; rules for publishing have no influence."""
     assert rules(allow("a/#"), deny("b", action="publish"), unlisted="allow").reads_everything
     assert not rules(allow("#")).reads_everything
 
@@ -185,7 +185,7 @@ def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
 def test_messages_of_topics_that_no_rule_speaks_of_are_as_all_that_is_unlisted() -> None:
     """Whether a message may be received depends on its topic alone, not on the filter that matched it.
 
-    The filter may belong to another client or to earlier rules. Unlisted topics follow the setting ``unlisted``.
+    Topics without a rule follow the setting ``unlisted``.
     """
     assert not rules(allow("public/#")).may_receive("secret/x")
     assert rules(deny("public/#"), unlisted="allow").may_receive("secret/x")

@@ -173,7 +173,7 @@ def test_any_client_id_is_allowed_by_default(serve: Callable[..., Embedded]) -> 
 
 
 def test_rules_speak_of_the_client_ids_of_a_user(serve: Callable[..., Embedded]) -> None:
-    """A rule with %u in client ids allows only unambiguous names, and denies all that match."""
+    """An allowing rule with %u in client ids holds only for unambiguous user names; a denying one holds for all."""
     allowed = Rule(permission="allow", topics=("a",), clients=("%u-*",))
     with serve("any", rules=(allowed,), unlisted="deny") as embedded:
         for client_id, user, granted in (("ann-1", "ann", 0), ("bob-1", "ann", 0x87), ("ann-b-1", "ann-b", 0x87)):

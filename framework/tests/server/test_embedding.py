@@ -175,7 +175,7 @@ def test_many_may_wait_for_the_server_and_one_that_gives_up_is_nobody_elses_conc
     async def wait_and_drain() -> None:
         impatient = asyncio.ensure_future(embedded.server.wait())
         patient = asyncio.ensure_future(embedded.server.wait())
-        await asyncio.sleep(0)  # now both wait
+        await asyncio.sleep(0)  # both tasks wait from here on
         impatient.cancel()
         await asyncio.wait((impatient,))
         assert impatient.cancelled()

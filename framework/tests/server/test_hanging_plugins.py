@@ -99,7 +99,7 @@ def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(
     Otherwise a second signal, which ends the program at once, would not be handled.
     """
     with Embedded(db, access=access) as embedded:
-        embedded.server._access = access  # as if created from settings, which name installed plugins
+        embedded.server._access = access  # as if the server had created it; settings can only name installed plugins
         went_on = threading.Event()
 
         async def later() -> None:

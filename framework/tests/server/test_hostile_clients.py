@@ -118,7 +118,7 @@ def rounds(server: Serving, work: Callable[[], None], most: int = 24 * MB) -> No
 
 def ended(client: RawClient) -> None:
     """Close the sending side, and read until the server closes the connection."""
-    with contextlib.suppress(OSError):  # the server closed it first
+    with contextlib.suppress(OSError):  # the server closed the connection first
         client.socket.shutdown(socket.SHUT_WR)
     drain(client)
 

@@ -165,7 +165,7 @@ def test_an_older_client_may_have_any_number_in_flight(db: ts.Database) -> None:
 
 @both
 def test_a_client_is_sent_as_many_as_it_may_be(db: ts.Database, version: int) -> None:
-    """A client is sent only as many messages as its limit allows; the others wait in the store."""
+    """A client has at most `in_flight_out` unacknowledged messages; the others wait in the store."""
     with limited(db, Limits(in_flight_out=2)) as embedded, embedded.client("me", version=version) as client:
         client.subscribe("a", options=1)
         db.publish([ts.Message("a", b"%d" % number, "program", 1) for number in range(5)])
@@ -259,11 +259,11 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
 
 
 def test_a_second_has_so_many_messages_and_bytes() -> None:
-    """A rate limit counts messages and bytes by the second: a burst must be waited for, and None is no limit."""
+    """A rate limit counts messages and bytes per second: a burst must be waited for, and None means no limit."""
     rate = Rate(10, None)
     assert rate.take(10, 0, now=100.0) == 0.0
     assert rate.take(1, 0, now=100.5) == 0.5
-    assert rate.take(10, 0, now=101.0) == 1.0  # one of them came before it was allowed
+    assert rate.take(10, 0, now=101.0) == 1.0  # one message was taken half a second early
     assert rate.take(9, 0, now=105.0) == 0.0
     rate = Rate(None, 1_000)
     assert rate.take(1, 5_500, now=0.0) == 5.0

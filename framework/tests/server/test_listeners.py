@@ -1,4 +1,4 @@
-"""Listeners: TCP, TLS and WebSocket give protocols the same kind of connection, on either event loop."""
+"""Listeners: connections over TCP, TLS and WebSocket look the same to a protocol, with asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -335,7 +335,8 @@ async def test_a_handshake_that_fails_is_logged(
 
     Only some of many are logged, and a later line says how many were omitted.
     """
-    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))  # however slow this machine is
+    # one interval for all lines of the test, however slow this machine is
+    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))
     port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
     caplog.set_level(logging.INFO, "topicstore.server")
 
@@ -555,7 +556,7 @@ def short(first: int, payload: bytes = b"") -> bytes:
 
 
 async def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(echoes: Echoes) -> None:
-    """A client that sends pings and doesn't read the answers is no longer read from until it does."""
+    """The server stops reading from a client that sends pings and doesn't read the answers, until it reads them."""
     port = await echoes.listen(protocol="websocket")
     loop = asyncio.get_running_loop()
     with socket.create_connection(("127.0.0.1", port)) as client:

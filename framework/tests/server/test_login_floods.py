@@ -30,7 +30,7 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 class Calls:
-    """Calls that record their order, and wait until the test lets them continue."""
+    """Calls for a pool of one thread; they record their order and wait until the test lets them continue."""
 
     def __init__(self, each: int = 10, most: int = 20) -> None:
         self.made: list[str] = []
@@ -48,7 +48,7 @@ class Calls:
         for name in names:
             address, user, _ = name.split()
             self.tasks.append(asyncio.create_task(self.threads.run(address, user, lambda name=name: self.call(name))))
-            await asyncio.sleep(0)  # let it begin to wait
+            await asyncio.sleep(0)  # let the call begin to wait
 
     def call(self, name: str) -> str:
         assert self.gate.wait(PATIENCE)
@@ -93,7 +93,7 @@ async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Cal
 async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[..., Calls]) -> None:
     """The number of waiting calls is limited for each address and in total.
 
-    When all places are taken, the address with most calls gives up one for an address with fewer.
+    At the total limit, a call of an address with few calls replaces one of the address with the most.
     """
     calls = make_calls(each=3, most=5)
     await calls.ask("x x 0", *(f"a ann {n}" for n in range(4)), "b ann 1", "b ann 2", "c ann 1", "d ann 1", "b ann 3")
@@ -182,7 +182,7 @@ def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
 
 
 def test_failures_are_forgotten_with_time() -> None:
-    """Failed logins are forgotten by half each minute."""
+    """The number of failed logins that counts for an address is halved each minute."""
     clock = Clock()
     failed = FailedLogins(clock)
     for _ in range(40):
@@ -206,7 +206,7 @@ def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None
 
 
 def test_what_is_remembered_of_failures_is_bounded() -> None:
-    """The number of remembered failures is limited; those that failed longest ago are forgotten."""
+    """The number of addresses and users with recorded failures is limited; the oldest failures are removed."""
     failed = FailedLogins(Clock())
     for number in range(12_000):
         for _ in range(1 if number else 20):
@@ -287,10 +287,7 @@ def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable
 def test_a_login_from_elsewhere_gets_through_beside_a_flood(
     guarded: Embedded, checks: Checks, user: Callable[[int], str]
 ) -> None:
-    """During a flood, a login from another address is checked within one round, also for the same user.
-
-    The checks that are running come before it.
-    """
+    """During a flood, a login from another address is checked next after the running checks, also for the same user."""
     with ExitStack() as clients:
         flood(guarded, checks, clients, user)
         good = clients.enter_context(ClientFrom(guarded.port, "127.0.0.2"))
@@ -302,7 +299,7 @@ def test_a_login_from_elsewhere_gets_through_beside_a_flood(
 
 
 def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Checks) -> None:
-    """Logins of disconnected clients are not checked, and leave their places to others at once."""
+    """Logins of disconnected clients are not checked, and free their slots for other clients at once."""
     with ExitStack() as clients:
         for client in flood(guarded, checks, clients, lambda number: f"user-{number}"):
             client.close()

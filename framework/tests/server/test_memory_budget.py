@@ -144,7 +144,7 @@ async def test_a_websocket_without_a_whole_handshake_is_closed_soon(tmp_path: Pa
 
 
 class Held:
-    """A connection that holds memory."""
+    """A stand-in for a connection with a client's address, which records why it was closed."""
 
     def __init__(self, host: str, *, breakable: bool = True) -> None:
         self.host, self.breakable = host, breakable

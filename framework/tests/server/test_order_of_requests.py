@@ -38,7 +38,7 @@ class Gate:
         wait_until(self._under_way, "a hop has begun")
 
     def send(self, client: RawClient, *packets: bytes, count: int) -> None:
-        """Send packets, and return when the server has received this many."""
+        """Send packets, and return when the server has received ``count`` packets."""
         before = self._packets()
         client.send(*packets)
         wait_until(lambda: self._packets() >= before + count, "the server has taken the packets")

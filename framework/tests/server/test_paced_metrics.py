@@ -88,7 +88,7 @@ def test_the_lag_of_many_sessions_is_counted_in_pieces(
 ) -> None:
     """The lag of many sessions is counted in portions, and totals are those of complete rounds.
 
-    Each portion takes 4 ms here, so that a call counts two portions.
+    Each portion takes 4 ms on the fake clock, so that a call counts two portions.
     """
     wanted = lagging(db, 20)
     lag, looked = SessionLag(db), []

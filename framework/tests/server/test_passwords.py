@@ -83,7 +83,7 @@ def test_comments_stay(users: PasswordFile) -> None:
 
 @pytest.mark.parametrize("name", ["", " ann", "ann ", "#ann", "a\nb", "a\0b", "a\tb"])
 def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: str) -> None:
-    """A user name that a line can't hold is refused, and nothing is written."""
+    """A user name with a character that the file's format can't represent is refused, and nothing is written."""
     with pytest.raises(PasswordFileError, match="is no user name"):
         users.put(name, b"x")
     assert not users.path.exists()
@@ -165,7 +165,7 @@ def check(counted: Counted) -> Iterator[PasswordCheck]:
 
 @pytest.mark.anyio
 async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted: Counted, check: PasswordCheck) -> None:
-    """Hashes are computed in threads, and correct passwords are remembered; wrong ones always cost a computation."""
+    """Hashes are computed in threads, and correct passwords are cached; wrong ones always cost a computation."""
     assert await check.matches("ann", b"secret")
     assert await check.matches("ann", b"secret")
     assert 1 == len(counted.threads)
@@ -224,7 +224,7 @@ async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted
 
 @pytest.mark.anyio
 async def test_a_changed_file_counts_from_the_next_connection_on(counted: Counted, check: PasswordCheck) -> None:
-    """A change of the file applies to the next login, also for passwords that were remembered."""
+    """A change of the file applies to the next login, also if the old password is cached."""
     assert await check.matches("ann", b"secret")
     counted.put("bob", b"b")
     assert await check.matches("bob", b"b")

@@ -1,4 +1,4 @@
-"""Forbidden actions are refused, dropped or not delivered, as the protocol version allows; others notice nothing."""
+"""Forbidden actions are refused, dropped or not delivered, as the protocol version allows; other clients are served."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connect
 
 
 def test_figures_of_the_server_are_sent_to_who_may_read_them(db: ts.Database) -> None:
-    """Topics of the server are checked one by one for a client with a wildcard, also when it subscribes."""
+    """A client with a wildcard subscription receives only the server topics that it may read."""
     rules = (
         Rule(permission="deny", topics=("$SYS/broker/clients/#",)),
         Rule(permission="allow", topics=("$SYS/#", "#")),
@@ -394,9 +394,9 @@ def test_messages_wait_for_a_plugin_that_fails(
 
 
 def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Embedded, plugin: Plugin) -> None:
-    """If there are more topics than remembered decisions, the plugin is asked in portions, each sent before the next.
+    """If there are more topics than cached decisions, the plugin is asked in portions.
 
-    Long topics are included.
+    Allowed messages arrive in order, also with topics too long to be cached.
     """
     plugin.may_answer.set()
     topics = [f"{'no' if number % 3 == 0 else 'yes'}/{number}/{'x' * (number % 2 * 9_000)}" for number in range(1_500)]

@@ -209,7 +209,7 @@ def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> Non
 
 
 def test_figures_of_sessions_change(embedded: Embedded) -> None:
-    """Intervals of sessions change; the shortest interval of all zones applies."""
+    """New intervals for session work take effect; the server uses the shortest interval of all zones of settings."""
     sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
     zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
     changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]

@@ -1,4 +1,4 @@
-"""Clients request the history by a user property, or by a form of filter, which MQTT 3.1.1 clients can use."""
+"""Clients request the history by a user property, or by a special filter, which MQTT 3.1.1 clients can use."""
 
 from __future__ import annotations
 

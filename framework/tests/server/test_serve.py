@@ -208,9 +208,9 @@ def test_users_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    """Only messages that the persistence rules select are stored; after a kill a client can replay them.
+    """Only messages that the persistence rules select are stored, and survive a kill.
 
-    It replays over WebSocket.
+    A client then replays them over WebSocket.
     """
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\ndata_dir = "data"\n[[durable_sessions.persistence]]\ntopic_filter = "home/#"\n'
@@ -274,7 +274,7 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
     """A SIGHUP during the start reloads settings once the server serves; one during the stop is ignored."""
     log = tmp_path / "log"
     with program("serve", "data", "--config", str(settings_to_come), "--print-ready", cwd=tmp_path) as process:
-        with settings_to_come.open("w") as settings:  # blocks until the server reads
+        with settings_to_come.open("w") as settings:  # opening the pipe blocks until the server reads
             process.send_signal(signal.SIGHUP)
             settings.write(SMALL % 5)
         assert process.stdout is not None

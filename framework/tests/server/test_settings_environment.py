@@ -49,7 +49,7 @@ def test_a_variable_counts_before_the_file(file: Path) -> None:
 
 
 def test_without_a_file_too() -> None:
-    """Without a file, variables override the defaults, which include the HTTP interface."""
+    """Without a settings file, variables override the defaults."""
     found = read_settings(None, {"TOPICSTORE__HTTP__LISTEN": "127.0.0.1:0"})
     assert found.http is not None
     assert found.http.listen.port == 0

@@ -42,7 +42,7 @@ def test_a_second_connect_is_a_protocol_error(connect, name: str, version: int) 
 def test_a_connect_that_does_not_conform_is_refused(stranger, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     """A CONNECT that violates the standard is refused, with a CONNACK where the version has a code for it.
 
-    `protocol` tests each fault.
+    The tests in `protocol` cover each violation.
     """
     malformed, unsupported = (None, 1) if version == 4 else (("CONNACK", 0x81), 0x84)
     for protocol, level, flags, answer in (
@@ -88,7 +88,7 @@ def test_clients_without_an_id_get_one_each(connect) -> None:  # type: ignore[no
     ids = [client.connack.properties["assigned_client_identifier"] for client in (first, second)]
     assert len(set(ids)) == 2
     assert all(ids)
-    named = connect(ids[0])  # so the client id is usable
+    named = connect(ids[0])  # a client may connect with an id that the server assigned
     assert "assigned_client_identifier" not in named.connack.properties
     assert first.farewell() == ("DISCONNECT", 0x8E)
 
@@ -319,7 +319,7 @@ def test_explanations_are_left_out_where_they_are_too_long(connect, stranger, na
 def test_a_client_that_can_not_be_told_what_holds_is_refused(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
     """A client is refused if its CONNACK would exceed its maximum packet size.
 
-    No session and no will of it remain.
+    Neither a session nor a will remains.
     """
     witness, client = connect(), stranger()
     witness.subscribe(f"{name}/#")

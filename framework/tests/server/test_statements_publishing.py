@@ -142,7 +142,7 @@ def test_a_pubrec_that_refuses_is_never_answered(connect, name: str) -> None:  #
     reader.ping()
     reader.close()
     reader = connect(name, keep=True)
-    reader.ping()  # the PUBREL is not repeated
+    reader.ping()  # the server doesn't repeat the PUBREL
     reader.send(wire.acknowledgement("PUBREC", 77))
     assert (reader.expect("PUBREL").reason) == 0x92
 
@@ -284,7 +284,7 @@ def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: igno
     writer.publish(f"{name}/kept/short", b"x", 1, message_expiry_interval=1)
     writer.publish(f"{name}/kept/long", b"x", 1, message_expiry_interval=10_000)
     packet = None
-    while packet is None or packet.payload == b"too late":  # on a slow machine it may expire before it is sent
+    while packet is None or packet.payload == b"too late":  # on a slow machine the message may expire before it is sent
         writer.publish(f"{name}/begun", b"x", 2, message_expiry_interval=1)
         writer.publish(f"{name}/begun", b"too late", 0)
         packet = begun.expect("PUBLISH")
@@ -356,7 +356,7 @@ def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  
 
 @statement("3.1.2-24", "3.1.2-25")
 def test_what_is_too_large_for_a_client_is_as_if_it_was_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """A message too large for a client counts as sent, and not towards its receive maximum of one."""
+    """A message too large for a client counts as sent, and doesn't count towards its receive maximum of one."""
     reader, writer = connect(maximum_packet_size=100, receive_maximum=1), connect()
     reader.subscribe(name, options=1)
     for payload in (b"x" * 200, b"1", b"x" * 200, b"2"):

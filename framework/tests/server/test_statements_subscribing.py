@@ -49,7 +49,7 @@ def test_an_answer_that_is_too_large_for_a_client_is_not_sent(connect, name: str
 @statement("4.7.1-1", "4.7.1-2", "4.7.3-1", "4.7.3-2", "3.8.3-1")
 @pytest.mark.parametrize("text", BAD_FILTERS)
 def test_a_filter_that_can_not_be(connect, name: str, version: int, text: str) -> None:  # type: ignore[no-untyped-def]
-    """An invalid filter is refused alone, or its connection ends."""
+    """An invalid filter is refused in the SUBACK, which grants the other filters, or the connection ends."""
     client = connect(version=version)
     client.send(wire.subscribe(1, [(f"{name}/a", 1), (text, 0), (f"{name}/b", 2)], version=version))
     packet = client.receive()
@@ -149,7 +149,7 @@ def test_no_local(connect, name: str) -> None:  # type: ignore[no-untyped-def]
 
 @statement("3.3.4-3", "3.3.4-4", "3.3.4-5", "3.3.4-2")
 def test_overlapping_subscriptions(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """A message of overlapping subscriptions comes in one packet with all identifiers, or in one for each.
+    """A message that matches several subscriptions is delivered once with all identifiers, or once per subscription.
 
     The highest QoS applies.
     """

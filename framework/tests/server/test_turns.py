@@ -84,7 +84,7 @@ def _waiting(asked: Asked) -> int:
 
 
 def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database, turns: list[Turn]) -> None:
-    """A storm of SUBSCRIBE or UNSUBSCRIBE packets is served in portions, of which each client has its part.
+    """A storm of SUBSCRIBE or UNSUBSCRIBE packets is served in portions that are limited in filters.
 
     Each packet gets one answer.
     """

@@ -61,7 +61,7 @@ class Client:
     """Seconds by which the clock was set back while no process ran to see it."""
 
     def over(self, after: int) -> bool | None:
-        """Return whether so many seconds have elapsed; None if both answers are allowed after unseen clock changes."""
+        """Return whether ``after`` seconds have elapsed; None if unseen clock changes allow both answers."""
         surely = self.passed - self.less >= after
         return surely if surely or self.passed + self.more < after else None
 

@@ -293,7 +293,7 @@ def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
 
 
 class Deciding:
-    """A permission callback that allows short messages, and answers None for messages that it hasn't learned yet."""
+    """A permission callback that allows short messages, and answers None until `learn` has been called."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -305,7 +305,7 @@ class Deciding:
         return [len(text) < 3 if text in self.known else None for text in texts]
 
     def learn(self, session: Session) -> bool:
-        """Mark all messages that were asked about as known, and call `ask_again`; return whether any was new."""
+        """Make answers available for all messages of earlier calls, and call `ask_again`; return whether any is new."""
         new = set(self.asked) - self.known
         self.known |= new
         session.ask_again()

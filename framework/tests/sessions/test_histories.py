@@ -583,7 +583,7 @@ class Histories(SessionsMachine):
 
     def absorb(self, message: ts.Message, time: int | None, away: str = "") -> None:
         """Record a published message, and the subscriptions that must deliver it."""
-        if not message.payload:  # such a message only clears the retained one
+        if not message.payload:  # an empty payload only clears the retained message
             return
         assert message.payload not in {known.message.payload for known in self.published}
         stored = time is not None

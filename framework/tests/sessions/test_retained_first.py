@@ -132,7 +132,7 @@ def test_an_end_is_stored_before_what_comes_after_it(
     """
     retain(db, "a/1", b"gone")
     session = opened(sessions, 1)
-    retain(db, "a/1", b"")  # so nothing remains to be sent
+    retain(db, "a/1", b"")  # no retained message remains to be sent
     assert [b""] == payloads(session.deliver())
     retain(db, "a/1", b"1")
     live(db, "a/1", b"2")

@@ -203,7 +203,7 @@ class Histories(SessionsMachine):
             if expiry is not None:
                 self.ends[client] = self.world.clock.now + expiry * SECOND
         for client in self.away:
-            self.away[client] = self.world.clock.now  # the time away counts from here
+            self.away[client] = self.world.clock.now  # the client's time away counts from here
         self.tick()
 
     # --- faults ---

@@ -51,7 +51,7 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
 
 
 def blocked(bell: Bell) -> bool:
-    """Return whether a thread is waiting for this bell."""
+    """Return whether a thread is waiting for a notification by this bell."""
     return any(one._bell is bell for one in running(ListeningThread.wait))
 
 

@@ -76,7 +76,8 @@ def test_nobody_waits_for_ballast(db: ts.Database, monkeypatch: pytest.MonkeyPat
     fallocate, stored = os.posix_fallocate, []
 
     def while_storing(*arguments: Any) -> None:
-        batch = [ts.Message("t", b"2", f"client-{n}") for n in range(10)]  # at least one for each shard
+        # enough clients that each shard gets a message
+        batch = [ts.Message("t", b"2", f"client-{n}") for n in range(10)]
         stored.append(begin(lambda: db.store(batch)).result(PATIENCE).count)
         fallocate(*arguments)
 

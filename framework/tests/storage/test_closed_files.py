@@ -60,7 +60,10 @@ def lengths(size: int, *, all_of_them: bool) -> Iterator[int | None]:
 
 
 def test_no_file_goes_without_a_word(closed: Path) -> None:
-    """A removed or truncated file is reported when opening to read and to write, or no message is missing."""
+    """If a file was removed or truncated, opening the database for reading or writing reports the file.
+
+    The only exception is a file without which no message is missing.
+    """
     told = 0
     for file in sorted(path for path in closed.glob("shard-*/*") if path.stat().st_size):
         for length in lengths(file.stat().st_size, all_of_them=file.name.startswith("MANIFEST")):
@@ -81,7 +84,7 @@ def test_who_knows_of_it_goes_on(closed: Path) -> None:
     """With `recovery`, opening warns of changed files, and later openings don't."""
     (file,) = [path for path in closed.glob("shard-*/*") if path.name.startswith(("MANIFEST", "shard"))]
     with file.open("ab") as opened:
-        opened.write(b"\0")  # harmless for the engine
+        opened.write(b"\0")  # the engine ignores the additional byte
     told = CliRunner().invoke(cli, ["verify", str(closed)])
     assert (1, True) == (told.exit_code, f"shard-0000/{file.name} has" in told.stdout)
     with pytest.warns(

@@ -61,7 +61,7 @@ class Model:
         self.held |= {one: (self.generation, message) for one, message in zip(ids, messages, strict=True)}
 
     def delete(self, topic_filter: str, part: tuple[int, int]) -> None:
-        """Delete between two tenths of the time range."""
+        """Delete the messages of a time range, whose ends are given in tenths of the whole range."""
         times = sorted(time_of(one.position) for one in self.held) or [0]
         start, until = (times[(len(times) - 1) * tenth // 10] for tenth in sorted(part))
         gone = [
@@ -110,7 +110,7 @@ class Model:
             self.db = self.open()
 
     def check(self, topic_filter: str) -> None:
-        """Compare all answers with the messages held."""
+        """Compare all answers of the database with those computed from the model's messages."""
         matching = [
             (one, message) for one, (_, message) in self.held.items() if ts.matches(topic_filter, message.topic)
         ]
@@ -206,7 +206,10 @@ def messages_read(db: ts.Database) -> int:
 
 
 def test_what_was_counted_is_not_read(db: ts.Database) -> None:
-    """Messages that were counted aren't read, and of others only matching ones; last messages are read by position."""
+    """After `compact`, counting topics reads only messages that no tally table includes yet.
+
+    With a filter, only matching messages are read. The last message of each topic is read by its position.
+    """
     everything = db.topics()
     assert 20_400 == messages_read(db) == sum(topic.messages for topic in everything)
     db.compact()
@@ -239,7 +242,7 @@ def test_a_sealed_generation_is_counted_to_its_end(db: ts.Database, tmp_path: Pa
 
 
 def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) -> None:
-    """An archived generation that wasn't counted is counted from its export; a refused delete changes no counts."""
+    """Deleting all messages of a topic updates the tables; deleting a part of a range causes a recount of the range."""
     db.add_generation()
     everything = db.topics()
     db.archives.archive(tmp_path / "export")
@@ -253,7 +256,7 @@ def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) 
 
 
 def test_deleting_topics_makes_nothing_be_counted_again(db: ts.Database) -> None:
-    """Deleting all messages of a topic updates the tables; deleting some of a range makes it be counted again."""
+    """There are at most seven tally tables of each size, so their number is logarithmic in the number of messages."""
     db.compact()
     rest = sum(counting.backlog(shard) for shard in db.storage.shards)
     before = messages_read(db)
@@ -350,7 +353,7 @@ def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch
 
 
 def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
-    """A delete between the counting of two ranges is not overlooked, even if the second was read before."""
+    """Messages that are deleted while two ranges are being counted don't appear in the counts afterwards."""
     shard = db.storage.shards[0]
     stops = itertools.count()
 

@@ -82,7 +82,7 @@ def test_what_is_not_read(db: ts.Database) -> None:
 
 
 def test_it_can_be_printed(db: ts.Database) -> None:
-    """The text has a line for the whole, one for each slab, and a legend of the counts."""
+    """The text has a line for the totals, one for each slab, and a legend of the counts."""
     first, reference, block, legend = str(db.explain("fleet/1/speed", until=40 * SECOND)).splitlines()
     assert first.startswith("fleet/1/speed: messages 13 in ")
     assert reference.startswith("shard 0, generation 1 (reference): 1 of 1 streams may match; seeks 1, visited 30, ")

@@ -67,7 +67,10 @@ def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
 
 
 def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
-    """Each row is stored in a stream, under its key, in both or in neither; `ids` are of the rows in streams."""
+    """Each row is stored in a stream, under its key, in both or in neither, as requested.
+
+    `ids` are those of the rows in streams.
+    """
     rows = [ts.Message("a", b"%d" % n, f"client {n}") for n in range(40)]
     keys = [b"w%02d" % n if n % 2 else None for n in range(40)]
     stored = [n % 3 == 0 for n in range(40)]
@@ -183,7 +186,7 @@ def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
 
 
 def test_cursors_that_are_not_over_kept_messages_are_refused(db: ts.Database) -> None:
-    """A cursor with any other bytes is refused or finds nothing: the shard's own state can't be read through it."""
+    """A cursor with a forged place is refused or finds nothing, so that it can't read the shard's own state."""
     identity = bytes.fromhex(db.manifest.id)
     for place in (b"", b"\x92", b"\x92\x01\x02", b"\x91\xc4\x01w"):
         with pytest.raises(ts.InvalidCursorError):
@@ -212,7 +215,7 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
 
 
 class Thinning:
-    """Stores only the first message of a batch."""
+    """A plugin that stores only the first message of a batch."""
 
     @ts.hookimpl(wrapper=True)
     def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:

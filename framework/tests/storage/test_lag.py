@@ -33,7 +33,7 @@ def counted(stored: Stored, topic_filter: str, places: list[int]) -> Lag:
 
 
 def store(db: ts.Database, clock: Clock, topics: list[str], seconds: float = 1) -> Stored:
-    """Store one message of each topic after another; the clock advances by `seconds` before each."""
+    """Store one message for each given topic, in order; the clock advances by `seconds` before each."""
     found = []
     for number, topic in enumerate(topics):
         clock.now += int(seconds * SECOND)
@@ -125,7 +125,7 @@ def test_a_closed_database_says_so(tmp_path: Path) -> None:
 
 
 def test_who_is_far_behind_is_told_without_reading(tmp_path: Path) -> None:
-    """With topics counted, an estimate reads no message, and is exact where a topic is wholly before or after."""
+    """With topics counted, an estimate reads no message. It is exact for topics wholly before or after the position."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
         places = []

@@ -170,7 +170,10 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
 def test_more_messages_of_one_microsecond_than_positions_have(
     tmp_path: Path, backend: str, layout: str, options: dict[str, Any]
 ) -> None:
-    """More messages of one microsecond than it has positions are found and deleted at their own time, also reopened."""
+    """More messages of one microsecond than it has positions can be found and deleted by their own time.
+
+    That also holds after the database was reopened.
+    """
     need(backend)
     how = {"backend": backend, "layout": layout, "options": {layout: options}, "timestamps": "message"}
     with ts.open(tmp_path / "db", **how) as db:
@@ -296,7 +299,7 @@ def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
-    """`verify` and replays that need a damaged zone report it with its place; replays by position still work."""
+    """`verify` and replays that need a damaged zone report it with its shard and number; others still work."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"", timestamp=START)] * 12)
         engine = db.storage.shards[0].writer.open_engine()

@@ -209,7 +209,7 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
                 found = [n for n in numbers(db) if db.shard_of(f"c{n % 3}") == shard]
                 expected = [n for n in range(found[-1] + 1) if db.shard_of(f"c{n % 3}") == shard]
                 assert expected == found
-                assert found[-1] >= writer.stored - 3  # each shard has at least one of the last three
+                assert found[-1] >= writer.stored - 3  # each shard has at least one of the last three messages
             writer.stored = int(writer.line())
 
 
@@ -373,7 +373,7 @@ def test_a_shard_that_is_missing_is_an_error(tmp_path: Path, backend: str) -> No
 
 
 def test_arguments_that_contradict_the_manifest(tmp_path: Path) -> None:
-    """Arguments that contradict the manifest are refused, as by any opening."""
+    """Arguments of a reader that contradict the manifest are refused, as when a database is opened for writing."""
     ts.open(tmp_path / "db", options=SMALL).close()
     with pytest.raises(ts.ManifestMismatchError):
         ts.open(tmp_path / "db", mode="r", layout="skipstream")

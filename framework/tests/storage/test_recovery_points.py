@@ -31,7 +31,7 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
-    """Return a killed database that lacks the last 10 of 30 acknowledged batches; the engine can't know that."""
+    """Return a killed database that lacks the last 10 of 30 acknowledged batches, as if they were never logged."""
     with ts.open(tmp_path / "db", durability="sync", auto_compact=False) as db:
         for number in range(20):
             db.store([Message("t", b"%d" % number)])
@@ -129,7 +129,7 @@ def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 class FailingNotes:
-    """Makes writes to the file `synced` fail, and counts them."""
+    """A patch that makes writes to the file `synced` fail, and counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
         self.asked = 0
@@ -181,13 +181,13 @@ def test_a_note_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_snapshot_of_hard_links_keeps_its_notes(tmp_path: Path, backend: str, closed: bool) -> None:
-    """Writing to a database doesn't change the file `synced` in a snapshot of hard links, closed meanwhile or not."""
+    """A snapshot made of hard links keeps its own `synced` when the original database is written to."""
     need(backend)
     db = ts.open(tmp_path / "db", backend=backend, durability="sync", auto_compact=False)
     db.store([Message("t", b"1")])
     if closed:
         db.close()
-    # engines keep writing to files that are open
+    # engines continue to write to open files, so only files of a closed database are linked
     shutil.copytree(tmp_path / "db", tmp_path / "snapshot", copy_function=os.link if closed else shutil.copy2)
     (tmp_path / "snapshot" / "synced").unlink()
     os.link(tmp_path / "db" / "synced", tmp_path / "snapshot" / "synced")

@@ -28,7 +28,7 @@ Streams = list[list[list[int]]]
 
 
 class Source:
-    """Returns the streams' batches one by one, and splits them if fewer rows are requested."""
+    """A source that returns the streams' batches one by one, and splits them if fewer rows are requested."""
 
     def __init__(self, streams: list[tuple[int, list[list[int]]]]) -> None:
         self.batches = {number: [batch for batch in batches if batch] for number, (_, batches) in enumerate(streams)}
@@ -133,7 +133,7 @@ def test_ten_times_the_streams_cost_about_ten_times(order: Order) -> None:
 
 
 def test_of_many_streams_few_messages_each_are_held() -> None:
-    """The batch size is divided among the streams that are merged, with a minimum of 64."""
+    """The batch size is divided among the streams that are merged, with a minimum of 64 rows."""
     for count, expected in ((1, 1_000), (10, 100), (1_000, 64)):
         source = Source([(0, [[number]]) for number in range(count)])
         assert count == sum(len(batch) for batch in run(source.plan("time"), source.fetch))

@@ -45,7 +45,7 @@ def test_hardly_more_is_read_than_is_asked_for(db: ts.Database) -> None:
 
 
 def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database) -> None:
-    """A large batch at one time is returned whole and reversed, a few rows at a time."""
+    """More messages of equal time than a batch has rows are all returned in reverse, in batches of that size."""
     got = list(db.replay_arrow("#", reverse=True, limit=1_000, batch_size=7))
     assert 1_000 == sum(batch.num_rows for batch in got)
     assert 7 == max(batch.num_rows for batch in got)
@@ -54,7 +54,7 @@ def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database
 
 
 def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> None:
-    """A replay raises if a generation is dropped that it hasn't read yet, and goes on if it has."""
+    """A replay raises if a generation is dropped before the replay has read it, and otherwise goes on."""
     with filled(tmp_path / "db", 9) as db:
         db.add_generation()
         db.store([ts.Message("rare/x", b"between", "r")])
@@ -94,7 +94,10 @@ def test_an_empty_database_has_no_newest_message(tmp_path: Path) -> None:
 
 
 def test_where_the_messages_are_is_known_without_looking_for_it(tmp_path: Path) -> None:
-    """A reverse replay with `until` reads few messages, also after years without any, by either kind of time."""
+    """A reverse replay with `until` reads few messages, even if years without messages follow.
+
+    That holds for positions and for timestamps.
+    """
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
         began = clock.now

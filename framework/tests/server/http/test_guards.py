@@ -230,7 +230,8 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
         for settings, answer in ((before, 200), (after, 401), (before, 200)):
             embedded.do(embedded.server.reload(settings))
             assert answer == status(embedded.server)
-    if what != "certificate":  # that setting changes a listener, which `Embedded` doesn't start here
+    # with a certificate, the server would need a listener, which `Embedded` doesn't start here
+    if what != "certificate":
         with ts.open(tmp_path / "other", backend="memory") as db, Embedded(db, after) as embedded:
             assert 401 == status(embedded.server)
 

@@ -220,7 +220,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
         held[0].sendall(request)
         assert read_all(held[0]).startswith(b"HTTP/1.1 200 ")
         answer = b""
-        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has noticed that a connection was closed
+        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has noticed the closed connection
             again = stack.enter_context(connected(server))
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 again.sendall(request)

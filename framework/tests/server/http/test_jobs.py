@@ -30,7 +30,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database,
 
 @pytest.fixture
 def http(own: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
-    """A client of that server."""
+    """An HTTP client of the server that `own` returns."""
     with client_of(own[1]) as client:
         yield client
 
@@ -70,7 +70,7 @@ def test_a_compaction_reports_sizes(http: httpx.Client) -> None:
 
 
 def test_retention_runs_as_a_job(http: httpx.Client) -> None:
-    """A retention job can't be cancelled, and says so."""
+    """A retention job runs to its end, and reports that it can't be cancelled."""
     job = done(http, kind="retention")
     assert (job["state"], job["cancellable"], job["result"]["dropped"]) == ("done", False, [])
 

@@ -267,13 +267,14 @@ def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
 def test_messages_of_qos_0_that_were_dropped(watched: Watched) -> None:
     """Dropped QoS 0 messages are counted, also those of sessions that have ended."""
     dropped = []
-    for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):  # the latter two overlap
+    # the two filters of the second client overlap
+    for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):
         session = watched.db.sessions.open(client, expiry_interval=0)
         for one in filters:
             session.subscribe(one, qos=0)
         session.pause()
         watched.db.publish([ts.Message("live/x", b"", "writer") for _ in range(10_003)])
-        watched.db.sessions.lag(client)  # reads the routed messages, so that drops are counted
+        watched.db.sessions.lag(client)  # the session reads the routed messages, so that drops are counted
         dropped.append(session.status().missed)
         session.disconnect()
     assert dropped[0] == 3 <= dropped[1]

@@ -209,9 +209,9 @@ def _in_one_row(elements: pa.Array) -> pa.Table:
     ids=lambda table: str(table.schema.types[-1]),
 )
 def test_arrow_that_is_small_and_means_much_is_bounded_too(table: pa.Table) -> None:
-    """An Arrow body that is small but expands is limited, too.
+    """An Arrow body that is small but expands too much is refused.
 
-    Each reference to a dictionary value counts with its size, and so does each element of almost no bytes.
+    The size of a dictionary value counts at each reference, and elements of almost no bytes count, too.
     """
     body = _arrow(table, compression="zstd")
     assert len(body) < 50_000
@@ -278,17 +278,14 @@ def _with_a_page_beyond_its_column(writer: bytes) -> bytes:
     body = _parquet(table, compression="none", use_dictionary=False, write_statistics=False, store_schema=False)
     metadata = pq.read_metadata(pa.BufferReader(body))
     size = bytes((metadata.row_group(0).column(1).total_compressed_size * 2,))
-    sizes = b"\x16" + size + b"\x16" + size  # uncompressed, then compressed
+    sizes = b"\x16" + size + b"\x16" + size  # uncompressed size, then compressed size
     place = body.rindex(sizes)
     made = metadata.created_by.encode()
     return (body[: place + 3] + b"\x00" + body[place + 4 :]).replace(made, writer.ljust(len(made)))
 
 
 def test_a_page_that_is_not_looked_at_is_not_read() -> None:
-    """Parquet files of writers that recorded column sizes too small are refused.
-
-    Arrow would read beyond the column's bytes, where the server checks no page.
-    """
+    """A Parquet file of an old writer with wrong column sizes is refused: Arrow would read beyond the column."""
     with pytest.raises(ts.InvalidMessageError, match="too old"):
         list(parquet_batches(_with_a_page_beyond_its_column(b"parquet-mr version 1.2.8"), _MOST))
 
@@ -330,7 +327,7 @@ def test_a_damaged_byte_anywhere_ends_neither_the_process_nor_in_a_fault(kind: s
 
 @pytest.mark.parametrize("nothing", [b"[]", b"{}"])
 def test_many_rows_of_nothing_are_refused_at_the_first(nothing: bytes) -> None:
-    """A body of many empty rows is refused at the first, because they would take many times its bytes in memory."""
+    """A body of many empty messages is refused at the first one, before decoding takes many times the body's size."""
     body = b"[" + b",".join([nothing] * 200_000) + b"]"
     tracemalloc.start()
     try:

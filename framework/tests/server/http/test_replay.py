@@ -148,14 +148,14 @@ def test_a_token_of_another_database_or_a_changed_one_is_refused(
     assert answer.json()["title"] == "WrongDatabaseError"
     for place in range(len(token)):
         changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
-        if changed.rstrip("=")[:-1] != token[:-1]:  # the last character may have unused bits
+        if changed.rstrip("=")[:-1] != token[:-1]:  # the token's last character may have unused bits
             assert http.get("/messages", params={"after": changed}).status_code == 400
 
 
 def test_a_token_of_what_a_database_has_lost_is_refused(tmp_path: Path) -> None:
-    """A token for a place that a database restored from an older copy doesn't have is refused.
+    """A page token is refused if the database was restored from a copy that is older than the token's position.
 
-    The copy lacks the rest of the replay, and may have other messages there.
+    The copy lacks the rest of the replay, and may have other messages at that position.
     """
     with ts.open(tmp_path / "db", timestamps="message") as db, serving_http(db) as server, client_of(server) as http:
         db.checkpoint(tmp_path / "copy")

@@ -41,7 +41,7 @@ def names(answer: httpx.Response) -> list[str]:
 def test_a_session_shows_subscriptions_window_and_lag(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """A session shows its subscriptions, lag, unacknowledged messages, and the window of its CONNECT."""
+    """A session shows its subscriptions, lag, number of unacknowledged messages, and the client's receive maximum."""
     with connected(served, "show/1", "show/#") as client:
         db.publish([ts.Message("show/a", b"1", "p", 1)])
         client.publishes(1)

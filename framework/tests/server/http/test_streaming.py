@@ -43,7 +43,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def large(stored: ts.Database) -> Iterator[tuple[ts.Database, Server]]:
-    """That database, served to one client at a time."""
+    """A server of the 80 MB database, for one client at a time."""
     with serving_http(stored, connections=1) as server:
         yield stored, server
 
@@ -66,7 +66,7 @@ def left(server: Server) -> bool:
 
 
 class Watched:
-    """Replays that record their end, and that can wait or fail at the second batch."""
+    """A patch of replays that records their end, and lets a test delay or fail the second batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.second, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()

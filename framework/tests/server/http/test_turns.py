@@ -50,7 +50,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ts.Database, Server]]:
 def test_health_is_told_while_many_heavy_requests_wait(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Health is answered while many heavy requests wait, because other kinds of requests find a thread, too."""
+    """Health and metrics are answered while many heavy requests wait, because heavy requests can't take all threads."""
     fetches = HeldFetches(monkeypatch)
     with ExitStack() as sockets:
         for _ in range(30):
@@ -136,7 +136,7 @@ def test_a_write_whose_client_has_gone_is_done() -> None:
 
 
 def test_work_ends_between_two_steps_once_it_is_not_wanted(tmp_path: Path) -> None:
-    """Work that isn't wanted ends between two steps: topics, counts and replays."""
+    """A listing of topics, a count or a replay that is no longer needed ends between two steps."""
     wanted = True
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("$a", b"x", "c")] * 10)
