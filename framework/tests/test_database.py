@@ -193,7 +193,8 @@ def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
         db.store([ts.Message("a", b"first", f"c{n}") for n in range(10)])
 
         def store(text: bytes) -> None:
-            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]  # at least one for each shard
+            # enough clients that each shard gets a message
+            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]
             begin(lambda: db.store(messages)).result(PATIENCE)
 
         kind: Any = type(db.storage.shards[0].writer.open_engine())

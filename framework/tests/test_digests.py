@@ -22,7 +22,7 @@ def digests(*parts: list[Message], times: bool = True) -> TopicDigests:
     ("stored", "lost", "doubled", "changed"),
     [
         (SOME, 0, 0, []),
-        ([*SOME[1::2], *SOME[::2]], 0, 0, []),  # topics are independent
+        ([*SOME[1::2], *SOME[::2]], 0, 0, []),  # each topic is compared separately
         (SOME[:-1], 1, 0, []),
         ([*SOME, SOME[0]], 0, 1, []),
         ([SOME[2], SOME[1], SOME[0], *SOME[3:]], 0, 0, ["a/0"]),

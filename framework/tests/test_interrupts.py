@@ -223,7 +223,7 @@ def test_an_interrupted_call_keeps_nobody_waiting(
     The error is kept meanwhile, as an interactive interpreter keeps it.
     """
     counting = Handler(lambda: None)
-    for run in (lambda work: work(), counting.run):  # the first run, without a trace, does work that is done only once
+    for run in (lambda work: work(), counting.run):  # the first run does one-time work, and is not traced
         scene = staged()
         run(lambda scene=scene: call(scene))
         close(scene.db)

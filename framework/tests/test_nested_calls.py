@@ -97,7 +97,7 @@ def test_a_close_within_a_call(opened: Callable[[str], ts.Database], backend: st
     need(backend)
     counting = Handler(lambda: None)
     with opened(backend) as db:
-        call(db)  # the first call does work that is done only once
+        call(db)  # the first call does one-time work
     with opened(backend) as db:
         counting.run(lambda: call(db))
     kinds = list(counting.kinds.values())

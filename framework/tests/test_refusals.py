@@ -109,7 +109,7 @@ def test_columns_that_hold_no_messages(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("wrong", [ts.Message("a", b""), None, 3, "text", b"bytes"], ids=repr)
 def test_what_is_not_a_batch_is_refused_by_name(db: ts.Database, wrong: object) -> None:
-    """The error names the type that was given."""
+    """An argument that isn't a batch is refused with an error that names its type."""
     with refuses(db, ts.InvalidArgumentError, match=type(wrong).__name__):
         db.store(wrong)  # type: ignore[arg-type]
 
@@ -253,7 +253,7 @@ def test_bad_generations(db: ts.Database) -> None:
 
 
 def test_generations_that_cannot_be_dropped(db: ts.Database) -> None:
-    """The current generation, and one that never existed, are not dropped; one that was dropped stays so."""
+    """The current generation, and one that never existed, can't be dropped; a repeated drop has no effect."""
     db.add_generation()
     assert [True, False, False] == [db.drop_generation(1) for _ in range(3)]
     with refuses(db, ts.GenerationError, match="current"):
@@ -296,7 +296,7 @@ def test_cursors_of_another_database(db: ts.Database) -> None:
 
 
 def test_streams_that_are_not_there(db: ts.Database) -> None:
-    """A stream that doesn't exist makes no cursor."""
+    """A cursor can't be created for a stream that doesn't exist."""
     stream = db.streams("#")[0]
     changes: tuple[dict[str, Any], ...] = ({"number": 2**31}, {"generation": 9}, {"generation": 0})
     for change in changes:

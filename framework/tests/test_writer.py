@@ -176,7 +176,7 @@ def test_a_failure_that_nobody_has_seen_is_raised(db: ts.Database, how: str, who
     with pytest.raises(ExceptionGroup, match=f"not stored: {len(futures)}") as raised:
         ends[how]()
     assert raised.group_contains(ts.StorageFullError)
-    writer.close()  # raises nothing
+    writer.close()  # a second close must not raise
 
 
 def test_a_failure_that_somebody_has_seen_is_not_raised_again(db: ts.Database) -> None:
@@ -194,7 +194,7 @@ def test_a_failure_that_somebody_has_seen_is_not_raised_again(db: ts.Database) -
 
 
 def test_what_ends_the_block_is_raised_as_it_is(db: ts.Database) -> None:
-    """Messages that could not be stored are noted at the error that ends the writer's block."""
+    """The error that ends the writer's block is raised unchanged, with a note about messages that weren't stored."""
     fail(db, ts.StorageFullError("no room"))
 
     def use() -> None:

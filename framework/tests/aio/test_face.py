@@ -40,7 +40,7 @@ def names(one: object) -> set[str]:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]:
-    """Objects of the synchronous and the asynchronous API, by class."""
+    """Pairs of equivalent objects of the synchronous and the asynchronous API, by class."""
     path = tmp_path_factory.mktemp("face") / "db"
     with asyncio.Runner() as runner, ts.open(path, backend="memory") as db:
         there = runner.run(_pairs(db, str(path) + "-aio"))

@@ -70,7 +70,7 @@ def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
             await late.close()
 
     need(backend)
-    asyncio.run(main())  # modules are imported and caches filled by this first run
+    asyncio.run(main())  # this first run imports modules and fills caches
     before = held()
     asyncio.run(main())
     assert before == held()
@@ -131,7 +131,7 @@ def test_another_event_loop(tmp_path: Path) -> None:
 
 
 def test_what_is_opened_is_closed_if_the_face_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If reading the retention settings fails, the files that were opened are closed."""
+    """If opening fails while the retention settings are read, all opened files are closed."""
     ts.open(tmp_path / "db").close()
     with monkeypatch.context() as patch:
         patch.setattr(Retention, "settings", property(_fail))

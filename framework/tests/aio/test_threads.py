@@ -43,7 +43,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
         with shard.writer.lock:
             stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(40)]
             for _ in range(100):
-                await asyncio.sleep(0)  # the loop runs, and no message is stored
+                await asyncio.sleep(0)  # the event loop runs, but the message isn't stored yet
             assert not any(store.done() for store in stores)
             assert len([thread for thread in ours() if thread.name.startswith("topicstore-aio")]) <= MOST
         await asyncio.wait_for(asyncio.gather(*stores), PATIENCE)

@@ -60,7 +60,7 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
 
 
 def blocked(bell: Bell) -> int:
-    """Return the number of threads that are waiting for this bell."""
+    """Return the number of threads that are waiting for a notification by this bell."""
     return sum(one._bell is bell for one in running(ListeningThread.wait))
 
 

@@ -67,7 +67,7 @@ class Model:
         return len(self.held) > (most or 10**9) or self.bytes > (most_bytes or 10**9)
 
     def append(self, messages: Sequence[ts.Message]) -> Model | None:
-        """Return the queue after an append, with None as ids of the new messages, or None if it refuses."""
+        """Return the queue after an append, with None as ids of new messages; None if the queue refuses the append."""
         found, overflow = self, self.bounds["overflow"]
         for message in messages:
             more = attrs.evolve(found, held=(*found.held, (None, message)))

@@ -22,7 +22,10 @@ VALUES = st.sampled_from([None, b"1", b"2"])
 
 
 class HoldingLog:
-    """Holds a shard's writes until `apply_all`, but acknowledges them before, which no real log does."""
+    """A replicated log that acknowledges a shard's writes at once, and holds them until `apply_all`.
+
+    A real log acknowledges only applied writes.
+    """
 
     def __init__(self, writer: ShardWriter) -> None:
         self.writer = writer

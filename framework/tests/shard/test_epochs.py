@@ -115,7 +115,7 @@ def test_a_generation_ends_its_epoch() -> None:
 @both_timestamps
 @pytest.mark.parametrize("start", [0, BEGIN])
 def test_a_delete_takes_what_an_epoch_hides(timestamps: str, start: int) -> None:
-    """A delete includes hidden messages, also if their positions are later than their times after an epoch ended."""
+    """A delete includes hidden messages, even if an epoch had ended and their positions are later than their times."""
     with opened(Clock(BEGIN), bits=SHORT, timestamps=timestamps) as db:
         for number in range(2):
             db.store(some(number))
@@ -230,7 +230,7 @@ def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, r
     ],
 )
 def test_a_replay_that_waits_is_let_go(what: str, told: type[Exception] | None) -> None:
-    """A replay that waits for a long epoch continues, or raises, as soon as the epoch can't go on."""
+    """A replay that waits for a long epoch returns when another call ends the epoch, or raises if it can't end."""
     clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
 
     def now() -> int:

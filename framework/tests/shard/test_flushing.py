@@ -73,7 +73,7 @@ def test_flushes_are_shared() -> None:
         written = shard.writer.tail.writes
         stores += [begin(partial(db.store, [Message("a", b"%d" % number)])) for number in range(THREADS)]
         wait_until(lambda: shard.writer.tail.writes == written + THREADS, "the writes of all other stores")
-        db.generations()  # takes the lock under which the last batch is written
+        db.generations()  # waits for the lock that the last writer still holds
         turnstile.let_through()
         wait_until(lambda: turnstile.begun == 2, "the flush of the others")
         assert 1 == stores[0].result(PATIENCE).count

@@ -56,7 +56,7 @@ def test_a_holder_may_take_it_again() -> None:
         waiting.result(PATIENCE)
         assert moved == ["moved", "seen"]
         taken = threads.submit(lock.acquire)
-        taken.result(PATIENCE)  # it is completely released
+        taken.result(PATIENCE)  # the lock is completely released
 
 
 def test_only_its_holder_gives_it_back() -> None:

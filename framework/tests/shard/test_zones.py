@@ -22,7 +22,7 @@ FORMS = [
 
 
 def filled(batches: list[list[int]], form: object = FORMS[0]) -> tuple[list[ZoneRecord], list[tuple[int, int]]]:
-    """Return the zones of batches, the open one included, and the (position, timestamp) of every message."""
+    """Return the zones of batches, including the unfinished zone, and the (position, timestamp) of every message."""
     zone, full, stored = Zone(1), [], []
     for batch in batches:
         times = form(batch)  # type: ignore[operator]

@@ -32,7 +32,7 @@ def spark() -> Iterator[SparkSession]:
             spark_master="local[2, 3]",
             spark_driver_memory="1g",
             spark_sql_shuffle_partitions=2,
-            spark_sql_files_openCostInBytes=0,  # divides small files, too
+            spark_sql_files_openCostInBytes=0,  # makes Spark divide small files, too
         )
     yield running
     with _sockets_left_open():

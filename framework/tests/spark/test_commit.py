@@ -147,7 +147,7 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(
 ) -> None:
     """After a killed commit, the same rows staged in another order are stored once, with or without a writer's name.
 
-    The kill is within the first call, which stores rows of three shards, after it, or within a later call.
+    The process is killed within the first of its write calls, after that call, or within a later call.
     """
     count = 900
     staged = batch(tmp_path, "one", [rows(count // 2), rows(count // 2, count // 2)], writer)
@@ -308,13 +308,16 @@ def test_rows_that_became_late_hold_up_nobody(
     assert sorted(stored(tmp_path)) == expected
     assert [entry.name for entry in (tmp_path / "staging").iterdir()] == ["refused-one"]
     [table] = [pq.read_table(file) for file in (tmp_path / "staging" / "refused-one").iterdir()]
-    with ts.open(tmp_path / "db") as db:  # without their time these rows are not late
+    with ts.open(tmp_path / "db") as db:  # stored without a timestamp, these rows are not late
         db.store(table.drop_columns("timestamp").combine_chunks().to_batches()[0])
     assert sorted(stored(tmp_path)) == sorted([*expected, *late])
 
 
 def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """If a write is repeated after some of its rows became late, an error names them; afterwards all of it is late."""
+    """Repeating an interrupted write of which some rows became late raises an error that names these rows.
+
+    Later repetitions are refused as late and store nothing.
+    """
     late = interrupt(tmp_path, run_until)
     with pytest.raises(ts.InvalidMessageError, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one"):
         commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
@@ -358,7 +361,7 @@ def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: 
 
 
 def test_a_relative_staging_directory_is_one_of_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative staging directory starts at the writer's working directory, also if another process commits."""
+    """A relative staging directory is relative to the writer's working directory, also if another process commits."""
     monkeypatch.chdir(tmp_path)
     for name in ("staging", "file:staging"):
         assert WriteSettings.of({"path": "db", "staging": name}, overwrite=False).staging == str(tmp_path / "staging")
@@ -416,7 +419,7 @@ def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
 def test_the_next_batch_of_a_writer_finishes_the_one_before(
     tmp_path: Path, run_until: Callable[..., object], late: bool
 ) -> None:
-    """The next batch of a writer completes the previous one; a repetition of that is recognized."""
+    """The next batch of a writer completes the previous batch, and a repetition of the previous batch is recognized."""
     expected = list(range(900))
     if late:
         interrupt(tmp_path, run_until, "w")
@@ -451,7 +454,7 @@ def test_staged_rows_that_can_not_be_read_hold_up_nobody(
 
 
 def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """If the disk is full, the error says whose rows wait and how to give them up; later they are stored."""
+    """If the disk is full, the error says whose rows wait and how to discard them; with free space they are stored."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(ts.Database, "store", Mock(side_effect=ts.StorageFullError("no room")))

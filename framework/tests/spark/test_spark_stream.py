@@ -60,7 +60,7 @@ def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
         assert rows(second) == [200]
         assert numbers(target) == list(range(450))
         assert rows(copy(spark, source, target)) == []
-        db.drop_generation(1)  # which was read completely
+        db.drop_generation(1)  # the stream has read all messages of this generation
         db.store(numbered(50, 450))
         copy(spark, source, target)
         assert numbers(target) == list(range(500))
@@ -129,7 +129,8 @@ def test_an_offset_in_what_was_lost_is_refused(tmp_path: Path) -> None:
         reader.partitions(begin, end)
     source = TopicstoreSource({"path": str(tmp_path / "copy"), "start": "2100-01-01"})
     reader = source.streamReader(source.schema())
-    reader.partitions(reader.initialOffset(), reader.initialOffset())  # this offset is at the end
+    # this offset is at the end of the restored database
+    reader.partitions(reader.initialOffset(), reader.initialOffset())
 
 
 def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:

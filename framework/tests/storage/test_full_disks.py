@@ -82,7 +82,7 @@ with ts.open(path, options=options, auto_compact=False) as db:
 @pytest.mark.parametrize("how", ["closed", "killed"])
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str, shards: int) -> None:
-    """On a full disk, opening deletes the ballast, no acknowledged message is lost, and dropping frees space."""
+    """On a full disk, opening deletes the ballast, no acknowledged message is lost, and a drop frees space."""
     need(backend)
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
