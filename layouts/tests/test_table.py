@@ -168,7 +168,7 @@ def test_a_deadline_ends_a_read_that_finds_nothing(stored: Stored, monkeypatch: 
 
 
 def test_large_payloads_lie_apart(stored: Stored) -> None:
-    """A large payload is stored outside its row, is read in its place under any limit, and is deleted with its row."""
+    """A large payload is stored outside its row, and is read and deleted together with the row under any limit."""
     sizes = [LARGE - 1, LARGE, 0, 3 * LARGE, 5, 1]
     stored.put([Message("t", bytes((n,)) * size) for n, size in enumerate(sizes)])
     found = stored.engine.sql("SELECT payload_bytes, payload IS NULL AS apart FROM messages").to_pylist()

@@ -268,7 +268,7 @@ def check_topics(db: ts.Database, topics: list[str]) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_an_exact_topic_that_was_never_stored(db: ts.Database) -> None:
-    """A literal topic that was never stored costs no read, until it could be among those stored as text."""
+    """A literal topic that was never stored costs no read while the dictionary of topics is known to be complete."""
     db.store([Message("t/1/u", b""), Message("t/1/v", b"")])
     assert (0, 1) == (covered(db, "t/1/w"), covered(db, "t/1/u"))
     db.store([Message(LONG, b"1")])

@@ -51,7 +51,10 @@ def rows_of(columns: Columns) -> dict[str, list[Any]]:
 
 
 def encoded(columns: Columns, codec: str = "none", *, stream: int = 5, gap: int = 0, above: int = 0) -> bytes:
-    """Return a block; its batch began ``gap`` positions earlier, and its key is ``above`` the last position."""
+    """Encode columns as a block under a key that lies ``above`` their last position.
+
+    The block's batch began ``gap`` positions before the first row.
+    """
     base, last = int(columns.positions[0]) - gap, int(columns.positions[-1]) + above
     return encode_block(columns, stream, base, block_seed(last, SLAB), Compressor(codec, 3))
 

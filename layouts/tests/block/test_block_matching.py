@@ -91,7 +91,7 @@ some_topics = st.lists(strategies.topics() | st.sampled_from(ODD), min_size=1, m
 @settings(max_examples=200)
 @given(some_topics, st.data())
 def test_texts(topics: list[str], data: st.DataObject) -> None:
-    """A few texts, judged one by one, and many, judged by one expression, get correct verdicts for any characters."""
+    """Matching a few topics one by one, and many by one regular expression, is right for any characters."""
     text = data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics))
     matcher, matches = Matcher(TopicFilter(text), table()), TopicFilter(text).matches
     many = list(dict.fromkeys([*topics, *ODD, *(f"{topic[:99]}/{n}" for n in range(40) for topic in topics[:1])]))

@@ -205,7 +205,7 @@ def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
         with pytest.raises(error, match="segment that ends at position 900"):
             segments().open(900, bad)
     with pytest.raises(CorruptionError):
-        mine.open(900, value + b"\0")  # although the correct index is cached
+        mine.open(900, value + b"\0")  # the damage is reported although the intact index is cached
 
 
 def test_an_index_is_bound_to_its_key() -> None:
@@ -294,13 +294,13 @@ class Merged:
         self.engine.write(write)
 
     def verified(self) -> tuple[int, list[str]]:
-        """Return the number of intact messages, and the places of damage."""
+        """Return the number of intact messages, and where verification found damage."""
         report = self.db.verify()
         assert all(damage.place.startswith(PLACE) for damage in report.damages)
         return report.messages, [damage.place.removeprefix(PLACE) for damage in report.damages]
 
     def read(self, first: int = 0) -> tuple[list[Message], str]:
-        """Read everything from a position on with a small limit; return the messages, and the damaged place, if any."""
+        """Read from a position on with a small limit; return the messages, and where damage stopped the reader."""
         cursor = self.db.storage.begin(0, 1, 0, ts.TopicFilter("#"), first)
         rows: list[Message] = []
         caught_up = False
@@ -342,7 +342,7 @@ def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
 
 
 def named(segment: Segment, *numbers: int) -> list[str]:
-    """Return the places of frames in error messages, or that of the index if no frame is given."""
+    """Return the texts by which errors name frames of a segment, or its index if no frame is given."""
     place = f"segment that ends at position {segment.end}"
     return [f"{place}, frame {number}" for number in numbers] or [place]
 
@@ -443,7 +443,7 @@ def changed(segment: Segment, **more: int) -> Segment:
 
 
 def ends(given: Sequence[Span], number: int, stream: int, topic: str) -> list[Span]:
-    """Return first or last rows in which that of one frame is replaced."""
+    """Return the first or last rows of all frames, with one frame's row replaced."""
     return [(stream, topic) if n == number else end for n, end in enumerate(given)]
 
 

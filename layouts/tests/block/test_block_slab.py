@@ -248,7 +248,7 @@ def test_bounds_that_rise_and_fall_within_a_segment(stored: Stored, filters: lis
 
 
 def test_cover(stored: Stored) -> None:
-    """`cover` returns no stream for a topic never stored, a stream if only one matches, or else that of all."""
+    """`cover` returns the only stream that can match a filter, no stream for a topic never stored, or else ``ALL``."""
     stored.put(numbered(["a/1/x", "a/1/y", "b/1/x"], 9))
     expected = {"#": [ALL], "a/#": [1], "a/1/x": [1], "a/1/never": [], "c": [], "+/1/+": [ALL], "b/+/x": [2]}
     assert expected == {text: stored.slab.cover(TopicFilter(text)) for text in expected}
@@ -322,7 +322,7 @@ def test_delete_goes_in_small_steps(stored: Stored) -> None:
 
 @pytest.mark.parametrize("lost", ["names", "learned topics"])
 def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost: str) -> None:
-    """Deletes and merges that need lost names or learned topics raise an error with the slab's place."""
+    """Deletes and merges that need lost names or learned topics raise an error that names the slab."""
     stored.put(numbered(["a", "b"], 10))
     name = encode_generation(GENERATION) + b"\x10"
     for keyspace, key, _ in stored.learned_pairs():
@@ -330,7 +330,7 @@ def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost:
             stored.replace(keyspace, key, None)
     stored.reopen()
     works: list[Iterator[Any]] = [stored.slab.compact(stored.last, whole=True)]
-    if lost == "names":  # a delete in all streams looks up no stream
+    if lost == "names":  # a delete by the filter ``#`` doesn't look up streams
         works.append(stored.slab.delete(TopicFilter("a"), 0, stored.last))
     for work in works:
         with pytest.raises(CorruptionError) as told:

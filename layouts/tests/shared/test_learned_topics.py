@@ -440,7 +440,7 @@ def inherited(parent: LearnedTopics, *limits: int) -> LearnedTopics:
 
 
 def test_what_a_flood_left_is_not_inherited() -> None:
-    """An heir gets neither `#` nor wildcards beyond half of its room; those of the upper levels come first."""
+    """A new generation inherits no `#`, and wildcards only up to half of its capacity, from the upper levels first."""
     parent = learned(["a/b/c", "x", "a/e/f", "a/e/g"], 2, 1, capacity=8)
     described = ["a", "a/b", "a/+", "a/b/c", "a/b/+", "x", "+", "a/+/f", "a/+/#"]
     assert described == ["/".join(node.path) for node in parent.describe()]
@@ -453,7 +453,7 @@ def test_what_a_flood_left_is_not_inherited() -> None:
 def test_half_of_the_room_is_not_inherited(
     taught: list[str], limits: tuple[int, ...], capacity: int, room: int
 ) -> None:
-    """An heir uses at most half of its room, for wildcards of its parent and the nodes above them, without streams."""
+    """A new generation inherits wildcards and the nodes above them, without streams, up to half of its capacity."""
     parent = learned(taught, *limits, capacity=capacity)
     child = LearnedTopics(GENERATION + 1, limits, room)
     child.inherit(parent)
@@ -467,7 +467,7 @@ def test_half_of_the_room_is_not_inherited(
 
 @given(st.lists(topics(), max_size=30), thresholds, st.lists(topics(), max_size=10))
 def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int, ...], then: list[str]) -> None:
-    """A level that varies in the parent varies in the heir from the first message on."""
+    """A level that varies in one generation varies in the next generation from its first message on."""
     parent = learned(taught, *limits)
     child = inherited(parent, *limits)
     for before, now in zip(patterns(parent, taught), patterns(child, taught), strict=True):
@@ -477,7 +477,7 @@ def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int,
 
 
 def test_an_heir_of_an_heir() -> None:
-    """A wildcard is inherited over a generation in which no topic used it."""
+    """A wildcard passes to the generation after the next, even if the next one has no topic that uses the wildcard."""
     first = learned([f"t/{number}" for number in range(5)], 9, 2)
     assert ["t/+"] == patterns(inherited(inherited(first, 9, 2), 9, 2), ["t/0"])
 

@@ -61,7 +61,7 @@ def cost(stored: Stored, text: str) -> ReadCounters:
 
 
 def pairs(stored: Stored, kind: int) -> list[tuple[bytes, bytes]]:
-    """Return the stored messages (1) or index entries (2)."""
+    """Return the stored pairs of messages (1) or of index entries (2)."""
     return [(key, value) for _, key, value in stored.pairs((KEYS,)) if isinstance(key, bytes) and key[4] == kind]
 
 
@@ -94,7 +94,7 @@ def test_a_deadline_ends_a_long_search() -> None:
 
 
 def test_a_stream_that_the_filter_does_not_touch() -> None:
-    """A read returns nothing from a stream that has no topic for the filter."""
+    """A read returns nothing from a stream that has no topic that matches the filter."""
     stored = made()
     stored.put([message("a/b"), message("c/d")])
     for text in ("a/b/c", "c/+", "+", "c/b", "$SYS/#"):
@@ -146,7 +146,7 @@ def test_dense_matches_are_read_in_passing() -> None:
     stored.put([message(f"{n % 2}/{n}") for n in range(8_000)])
     found = cost(stored, "1/+")
     assert 4_000 == found.rows
-    assert found.visited > 11_000  # these include index entries
+    assert found.visited > 11_000  # the number of visited entries includes index entries
 
 
 def test_levels_behind_the_last_learned() -> None:

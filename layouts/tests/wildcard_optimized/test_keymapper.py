@@ -164,7 +164,10 @@ def is_within(vector: list[int], ranges: list[list[int]]) -> bool:
 
 
 def aligned(dimension: int, limits: list[int], mapper: KeyMapper) -> bool:
-    """Return whether a range is free in all sources of a dimension after the first in which its ends differ."""
+    """Return whether a range consists of aligned blocks.
+
+    After the first source in which its ends differ, all later sources of the dimension must cover all of their values.
+    """
     lowest, highest = limits
     differ = False
     for source in mapper.sources:

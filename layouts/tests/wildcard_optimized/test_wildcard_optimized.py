@@ -136,7 +136,7 @@ def test_a_filter_leaps() -> None:
 
 
 def test_a_reader_of_everything_walks() -> None:
-    """A read of all messages needs one scan a call, and skips no key."""
+    """A read of all messages needs one scan for each call, and skips no key."""
     stored = made()
     stored.put(numbered(TOPICS, 4_000), 3)
     stored.reopen()
