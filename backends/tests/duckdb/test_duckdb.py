@@ -138,7 +138,7 @@ def test_statements_about_files_and_settings_are_refused(
 def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: DuckdbEngine, tmp_path: Path) -> None:
     """A damaged file that a statement names raises `InvalidArgumentError`.
 
-    A damaged file of the engine, or an error that names no file, doesn't.
+    A damaged file of the engine, or a message that names no file, raises another error.
     """
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(90) + b"\xff\0\0\0PAR1")
     with pytest.raises(InvalidArgumentError, match=r"x\.parquet"):
@@ -579,7 +579,7 @@ def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -
         engine.write(batch)
         if "reclaimed" in gone:
             engine.reclaim(DATA, (number, 0, 0), (number + 1, 0, 0))
-    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 15 times the bytes of one generation were put
+    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # all puts together are 15 times as large as one generation
     assert [] == pairs(engine.scan(DATA))
     engine.close()
 

@@ -255,7 +255,7 @@ def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(3000, 1000))
     engine.close()
-    open_engine(tmp_path / "shard").close()  # writes the log into a table
+    open_engine(tmp_path / "shard").close()  # closing and opening again writes the log into a table file
     (table,) = files(tmp_path / "shard", ".ldb")
     flip(table, table.stat().st_size // 2)
     engine = open_engine(tmp_path / "shard", create=False)
@@ -312,7 +312,7 @@ def test_close_syncs_the_table_that_an_ended_compaction_has_left(
     synced: list[str] = []
 
     def sync(path: Path) -> None:
-        with pytest.raises(DatabaseClosedError):  # closed, so that no compaction writes
+        with pytest.raises(DatabaseClosedError):  # the engine is already closed, so that no compaction writes
             engine.get(DATA, (0, 0, 0))
         synced.append(path.relative_to(tmp_path).name)
 
