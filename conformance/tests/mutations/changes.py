@@ -23,7 +23,7 @@ def argument(**changed: Any) -> Change:
 
 
 def result(changed: Callable[[Any], Any]) -> Change:
-    """Return a function of the result."""
+    """Replace the method's result by a function of it."""
     return lambda call, me, given: changed(call())
 
 
@@ -33,12 +33,12 @@ def lie(value: Any = None) -> Change:
 
 
 def each(changed: Callable[[Any], Any], *, keep: Callable[[Any], object] = lambda _: True) -> Change:
-    """Yield a function of each yielded item; leave out results for which ``keep`` is false."""
+    """Replace each yielded item by a function of it, and leave out results for which ``keep`` is false."""
     return lambda call, me, given: (new for item in call() if keep(new := changed(item)))
 
 
 def at_once(whole: Callable[[list[Any]], Any]) -> Change:
-    """Yield one item, a function of the list of all yielded items, unless there are none."""
+    """Yield a single item, computed from the list of all yielded items, unless there are none."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Iterator[Any]:
         if items := list(call()):

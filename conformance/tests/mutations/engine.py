@@ -110,17 +110,17 @@ def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> Writ
 
 
 def operations(changed: Callable[[list[Operation]], Iterable[Operation]]) -> Any:
-    """Write a function of the batch's operations."""
+    """Replace the operations of each batch by a function of them before the batch is written."""
     return argument(batch=lambda batch: remade(changed(batch.operations), batch.ranges, batch.rows))
 
 
 def values(changed: Callable[[Any], Any]) -> Any:
-    """Write a function of each value."""
+    """Replace each value by a function of it before it is written."""
     return operations(lambda all_: [(k, key, value if value is None else changed(value)) for k, key, value in all_])
 
 
 def keys_of_bytes(changed: Callable[[bytes], bytes]) -> Any:
-    """Write values under a function of each key, in keyspaces whose keys are bytes."""
+    """Replace each key by a function of it before it is written, in keyspaces whose keys are bytes."""
     return operations(lambda all_: [(k, key if k.shape else changed(key), value) for k, key, value in all_])
 
 
@@ -137,7 +137,7 @@ def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
 
 
 def chunks(changed: Callable[[int, list[Any]], list[Any]]) -> Any:
-    """Yield a function of each chunk's number and pairs, unless it is empty."""
+    """Replace each chunk by a function of its number and pairs, and leave out empty results."""
     return lambda call, me, given: (new for number, chunk in enumerate(call()) if (new := changed(number, chunk)))
 
 
@@ -388,7 +388,7 @@ def seen_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def pull_away(call: Call, me: Any, given: Given) -> None:
-    """Close after a scan has seen that the engine is closing."""
+    """Close the engine only after a scan has seen that it is closing."""
     vars(me).setdefault("closing", threading.Event()).wait(PATIENCE)
     call()
 
@@ -481,7 +481,7 @@ def early_checkpoint(call: Call, me: Any, given: Given) -> Iterator[None]:
 
 
 def large_lists(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Yield a chunk with a large value together with the chunk before it."""
+    """Yield each chunk that begins with a large value together with the previous chunk."""
     before: list[Any] = []
     for chunk in call():
         if len(chunk[0][1]) > 1 << 22:

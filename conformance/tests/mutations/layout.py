@@ -85,7 +85,7 @@ def stored(**fields: Callable[[Any], Any]) -> Any:
 
 
 def step(changed: Callable[[SlabStep, Given], SlabStep]) -> Any:
-    """Return a function of the step and the arguments."""
+    """Replace the returned step by a function of the step and the arguments."""
     return lambda call, me, given: changed(call(), given)
 
 
@@ -114,7 +114,7 @@ def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
 
 
 def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
-    """Append a number to new places; ``seen`` reads a step, with the number of its place."""
+    """Append a number to the place of each new cursor; ``seen`` performs a read, given the number in its place."""
 
     def begin(call: Call, me: Any, given: Given) -> bytes:
         return call() + number(me).to_bytes(4, "big")
@@ -152,7 +152,7 @@ def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
 
 
 def known_places(call: Call, me: Any, given: Given) -> Any:
-    """Store the known places in memory, and read nothing from others."""
+    """Remember the places that the slab returned, and read nothing from any other place."""
     places = vars(me).setdefault("places", set())
     if "place" in given and given["place"] not in places:
         return SlabStep(batch=EMPTY, place=given["place"], exhausted=True)
@@ -269,7 +269,7 @@ def give_up(call: Call, me: Any, given: Given) -> SlabStep:
 
 
 def store_unplaced(call: Call, me: Any, given: Given) -> None:
-    """Store each message with the checksum of the same position."""
+    """Store every message with the checksum for one fixed position, whatever its own position is."""
     for position, message in zip(given["batch"].positions.tolist(), given["batch"].to_messages(), strict=True):
         row = reference._Row(*(getattr(message, name) for name in message.__struct_fields__))
         given["write"].put(DATA, (me._generation, 0, position), reference._encode(row, 7))
@@ -291,7 +291,7 @@ HEIRS: dict[Engine, LearnedTopics] = {}
 
 
 def inherit(call: Call, me: Any, given: Given) -> None:
-    """Inherit the parent's structure in memory, without storing it."""
+    """Inherit the previous generation's structure in memory, without storing the structure."""
     if given["parent"] is not None:
         heir = HEIRS[given["engine"]] = LearnedTopics(given["generation"], (3, 2))
         heir.inherit(given["parent"].trie)

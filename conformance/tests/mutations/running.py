@@ -223,7 +223,7 @@ def main(table: str, results: str) -> None:
     pytest.main([*options, "--import-mode=prepend", str(HERE / f"{table}.py")], plugins=[collector])
     Path(results).write_text(json.dumps([collector.ended.get(number, {}) for number in range(len(rows))]))
     sys.stdout.flush()
-    os._exit(0)  # doesn't wait for threads that hang
+    os._exit(0)  # ends the process without waiting for threads that hang
 
 
 if __name__ == "__main__":
