@@ -29,7 +29,10 @@ def figures(layout: str, total: float, cost: float = 1.0) -> LayoutFigures:
     ],
 )
 def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
-    """The smallest total wins or, among totals within a tenth, the smallest cost; the reason names the criterion."""
+    """The layout with the smallest total wins, or the cheapest one if totals differ by less than a tenth.
+
+    The reason names the criterion.
+    """
     best, reason = choose([figures("a", 1.0), *(figures(*one) for one in others)])
     assert reason.startswith(says)
     assert best.layout == (says.partition(": ")[2] or "a")[0]
@@ -58,7 +61,10 @@ def test_representative_filters() -> None:
 
 
 def test_a_comparison(tmp_path: Path) -> None:
-    """Every layout is measured with all filters, before compaction too if it compacts, and totals fit the replays."""
+    """Every layout is measured with all filters, before and after compaction if it has one.
+
+    Totals equal the weighted sums of the replays' times.
+    """
     rows = [
         ts.Message(f"fleet/{n % 9}/{'ab'[n % 2]}", b"%d" % n, f"bus-{n % 5}", timestamp=1_000 * n) for n in range(900)
     ]

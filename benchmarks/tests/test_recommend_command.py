@@ -75,7 +75,7 @@ def test_for_people(sample: Path) -> None:
         assert words in shown
     assert "reference" not in shown.partition("recommended:")[2]
     rows = {line.split()[0]: line.split() for line in shown.partition("Replays")[0].splitlines() if line}
-    assert "-" == rows["reference"][2] == rows["reference"][-1]  # it merges nothing
+    assert "-" == rows["reference"][2] == rows["reference"][-1]  # the reference layout merges nothing
     assert "-" not in rows["block"]
 
 

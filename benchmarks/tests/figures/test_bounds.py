@@ -84,7 +84,7 @@ def test_values_by_themselves_and_of_another_phase(tmp_path: Path) -> None:
 
 
 def test_what_is_compacted(tmp_path: Path) -> None:
-    """A compacted contender has the replays and bytes after ``compact``, compared with the other's uncompacted ones."""
+    """A bound on a compacted contender uses its values after ``compact``, and the peer's uncompacted ones."""
     values = {
         ("block", "wildcard", RATE): 10.0,
         ("block", "wildcard, compacted", RATE): 30.0,
@@ -102,7 +102,7 @@ def test_what_is_compacted(tmp_path: Path) -> None:
 
 
 def test_the_overview_marks_the_best_layout(tmp_path: Path) -> None:
-    """The overview marks the best layout in each row, by the highest rate or the lowest value, and no peer."""
+    """The overview marks the best layout in each row, by the highest rate or the lowest value, and never SQLite."""
     values = {
         ("block", "store", RATE): 2_000.0,
         ("skipstream", "store", RATE): 1_000.0,

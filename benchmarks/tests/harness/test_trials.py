@@ -94,7 +94,7 @@ def test_what_is_measured(measure: Measure, small: Dataset) -> None:
 
 @pytest.mark.parametrize("name", [spec.name for spec in catalogue().values() if spec.kind == "limit"])
 def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
-    """Limits run the phases ``store`` and ``replay all``, with checked results, and skip all others."""
+    """A contender that is a bare engine or file runs only ``store`` and ``replay all``, with checked results."""
     limit = catalogue()[name]
     if limit.backend is not None:
         need(limit.backend)

@@ -186,5 +186,5 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, make_run: RunMaker) -> N
 
     assert 2 == CliRunner().invoke(compare_command, [run, str(tmp_path / "absent")]).exit_code
     refused = CliRunner().invoke(compare_command, [run, run, "--relative-to", "nobody"])
-    assert 2 == refused.exit_code  # 1 is a regression
+    assert 2 == refused.exit_code  # exit code 1 would mean a regression
     assert "no figures of 'nobody'" in refused.output
