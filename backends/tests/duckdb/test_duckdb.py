@@ -364,7 +364,7 @@ def test_a_statement_over_a_shard_that_is_closed_meanwhile_says_so(
 
 @pytest.mark.parametrize("size", [None, 0, 10])
 def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_path: Path, size: int | None) -> None:
-    """A missing or truncated log raises `CorruptionError` if the file holds nothing without the log."""
+    """A missing or truncated log raises `CorruptionError` if the database file doesn't contain the log's writes yet."""
     engine = open_engine(tmp_path / "shard")
     put(engine, STATE, {b"k": b"v"})
     shutil.copytree(tmp_path / "shard", tmp_path / "copy")

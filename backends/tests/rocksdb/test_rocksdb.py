@@ -130,7 +130,7 @@ def test_a_dropped_scan_gives_its_iterator_back(tmp_path: Path) -> None:
 
 
 def test_the_upper_bound_does_not_dangle(tmp_path: Path) -> None:
-    """Scans return all rows up to their end after their options' memory could have been reused."""
+    """Scans return all rows up to their end, even if the memory of their options could have been reused."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(30_000, 20))
     scans = [engine.scan(DATA, (1, 0, 0), (1, 0, 20_000 + number)) for number in range(50)]

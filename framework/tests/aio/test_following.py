@@ -132,7 +132,7 @@ async def _wait(db: ts.AsyncDatabase) -> None:
 
 
 async def test_a_session_delivers(db: ts.AsyncDatabase) -> None:
-    """A session delivers the same packets alone and together with others, and is one object while it is held."""
+    """A session delivers the same packets alone and together with others, and is the same object wherever returned."""
     session = await db.sessions.open("me", expiry_interval=None)
     assert not session.present
     await session.subscribe("a/+")

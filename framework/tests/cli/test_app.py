@@ -51,7 +51,7 @@ def test_summaries_are_those_of_the_commands() -> None:
 
 @pytest.mark.parametrize("words", ["", "--help", "import --help", "demo --help", "topicstore e"])
 def test_help_and_completion_load_little(words: str) -> None:
-    """Help and completion import neither Arrow, an engine nor rich; without a command's name, they import none."""
+    """Help and completion import neither Arrow, an engine nor rich, and a command only if its name is given."""
     program = "import sys\nfrom topicstore.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
     completing = words.startswith("topicstore")
     completion = {"_TOPICSTORE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "1"}

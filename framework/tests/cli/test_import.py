@@ -466,7 +466,10 @@ def write(path: Path, rows: list[ts.Message]) -> None:
 def test_a_file_that_differs_in_its_middle_is_another(
     db: Path, tmp_path: Path, ending: str, limit: tuple[str, ...]
 ) -> None:
-    """Files of equal size and ends that differ in the middle are different, after a whole or a partial import."""
+    """A file that differs from an imported one only in the middle counts as another file.
+
+    That holds after a whole or a partial import of a file with equal size, beginning and end.
+    """
     first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
     write(first, MANY)
     write(second, [*MANY[:6_000], msgspec.structs.replace(MANY[6_000], payload=b"x" * 256), *MANY[6_001:]])

@@ -23,7 +23,7 @@ def test_every_error_is_published() -> None:
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
 def test_every_error(error: type[Exception]) -> None:
-    """Each error is documented, recoverable or not, keeps its text, and can be pickled for Spark's workers."""
+    """Each error class is documented, belongs to one family, keeps its text, and can be pickled for Spark's workers."""
     assert error.__doc__ is not None
     assert error.__doc__.rstrip().endswith(".")
     assert error.__name__.endswith("Error")

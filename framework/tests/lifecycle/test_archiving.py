@@ -209,7 +209,7 @@ def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_
 
 
 def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Decoded row groups are kept up to a limit over all databases, also if one is larger."""
+    """Decoded row groups are cached up to a limit for all databases, even if one row group exceeds the limit."""
     monkeypatch.setattr(exporting, "_GROUP_BYTES", 300_000)
     monkeypatch.setattr(exporting, "_BATCH", 10)
     monkeypatch.setattr(archive, "_KEPT_BYTES", 1_000_000)

@@ -146,7 +146,7 @@ def test_damaged_settings_are_an_error(db: ts.Database) -> None:
 
 
 def test_messages_go_by_age_never_early_and_not_much_late(quiet: ts.Database, clock: Clock) -> None:
-    """A message stays for its age, and at most as much longer as a generation and the pause between runs last."""
+    """A message stays for `max_age`, and longer at most by a generation's length and the pause between runs."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=20)
     times: dict[str, int] = {}
@@ -173,7 +173,7 @@ def test_an_empty_generation_is_used_on(quiet: ts.Database, clock: Clock) -> Non
 
 
 def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
-    """A run with `now` acts as at that time."""
+    """A retention run with `now` acts as if that were the current time."""
     db = quiet
     db.retention.set(max_age=100)
     db.store([message("1")])
@@ -556,7 +556,7 @@ def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callabl
 def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
-    """However far the background lags, the database exceeds `max_bytes` by at most half of it and a batch."""
+    """However far the background lags, the database exceeds `max_bytes` by at most half of `max_bytes` and a batch."""
 
     def held() -> int:
         live = sum(record.live_bytes for shard in db.storage.shards for record in shard.generations.listed())

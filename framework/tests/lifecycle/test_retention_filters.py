@@ -51,7 +51,7 @@ def put(db: ts.Database, *topics: str) -> None:
 
 
 def test_filters_are_stored_and_changed_as_a_whole(tmp_path: Path) -> None:
-    """Filters are changed as a whole; omitted they stay, and None removes them."""
+    """The filters are replaced as a whole: they stay if the argument is omitted, and None removes them."""
     with ts.open(tmp_path / "db") as db:
         wanted = db.retention.set(max_age=100, filters={"debug/#": timedelta(hours=1), "alarms/#": None})
         assert wanted.filters == {"debug/#": 3_600, "alarms/#": None}
@@ -106,7 +106,7 @@ def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Cloc
 
 
 def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock: Clock) -> None:
-    """A generation is dropped as a whole after the longest age, without deleting the messages with that age."""
+    """A generation is dropped as a whole after the longest age; messages with that age aren't deleted before."""
     db.retention.set(max_age=100, rotate_every=10, filters={"long/#": 200})
     put(db, "plain", "long/a")
     clock.now += 101 * SECOND
@@ -192,7 +192,7 @@ def test_by_itself_it_waits_until_it_is_worth_the_work(db: ts.Database, clock: C
 
 
 def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Clock) -> None:
-    """In the background, a store triggers a run once the age and a quarter have passed."""
+    """In the background, a store triggers a run once one and a quarter times the age has passed."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.set(filters={"debug/#": 100})
         put(db, "debug/a")

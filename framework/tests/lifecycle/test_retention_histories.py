@@ -152,7 +152,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.jumps)
     @rule(drawn=MESSAGES, seconds=st.sampled_from([100, DAY]))
     def store_while_set_back(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
-        """Store while the clock is behind, and correct it before a run."""
+        """Store while the clock is behind, and correct the clock before a run."""
         self.jump(seconds, back=True)
         self.store(drawn)
         self.jump(seconds, back=False)

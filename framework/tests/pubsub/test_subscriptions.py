@@ -371,7 +371,7 @@ def test_closing_the_database_is_told(tmp_path: Path) -> None:
 
 
 def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> None:
-    """A subscription that is garbage-collected unclosed emits a `ResourceWarning`; the database keeps none alive."""
+    """A subscription that is garbage-collected unclosed emits a `ResourceWarning`, and the database drops it."""
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):
         held.clear()

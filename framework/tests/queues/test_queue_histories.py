@@ -242,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(share=SHARE, limit=st.integers(1, 8))
     def peek(self, share: float, limit: int) -> None:
-        """Peek at the messages after an id, or after the head if it is larger."""
+        """Peek at the messages after an id, or from the head if the id is lower."""
         row = int(len(self.model.held) * share)
         after = (self.model.held[row - 1][0] or 0) if row else 0
         assert list(self.model.held[row:]) == self._all(after, limit)

@@ -45,9 +45,10 @@ def may_subscribe(found: ClientRules, topic_filter: str) -> bool:
 
 
 def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
-    """Wildcards in rules match as in filters (MQTT 5, section 4.7), and a pattern covers every filter that it includes.
+    """Wildcards in rules match topics as wildcards in filters do (MQTT 5, section 4.7).
 
-    All filters of up to two levels are tried with all topics of up to three.
+    A pattern covers a filter exactly if it matches all topics of the filter. All filters of up to two levels are tried
+    with all topics of up to three.
     """
     matched = {text: {topic for topic in TOPICS if TopicFilter(text).matches(topic)} for text in FILTERS}
     for text, mine in matched.items():

@@ -160,7 +160,7 @@ def test_nobody_ends_the_session_of_another_user(serve: Callable[..., Embedded],
 
 
 def test_a_client_id_that_the_server_chooses_is_anybodys(serve: Callable[..., Embedded]) -> None:
-    """A client id assigned by the server may be used by anybody, as may one of a pattern without %u."""
+    """A client id assigned by the server may be used by any user, and so may an id that a pattern without %u allows."""
     with serve(["%u", "%u-*", "free-*"]) as embedded:
         assert [0, 0, 0] == [reason(embedded, "", "ann"), reason(embedded, "", None), reason(embedded, "free-1", None)]
         assert [0, 0] == [reason(embedded, one, "ann") for one in ("ann", "ann-b-1")]

@@ -194,7 +194,7 @@ def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
 
 
 def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> None:
-    """Naming the database's present properties, or no longer naming them, changes nothing."""
+    """Settings that repeat the database's properties, or omit them, change nothing."""
     named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
     for storage, changed, kept in (
         (named, ("layout.type", "layout.level"), ("n_shards", "durability")),

@@ -284,7 +284,7 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
         wait_until(lambda: "were read again" in log.read_text(), "the reload")
         with PahoClient(port, "first") as first, PahoClient(port, "second") as second:
             assert (0, 0x97) == (first.answer, second.answer)
-        # two signals wait at the same time
+        # two signals are pending at the same time
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
             process.send_signal(number)
         while process.poll() is None:

@@ -187,7 +187,7 @@ def test_a_mark_and_ends_of_lines_of_windows_mean_nothing(tmp_path: Path) -> Non
 def test_an_empty_file_means_defaults_only_where_that_is_said(tmp_path: Path) -> None:
     """An empty file means the defaults only at the start; a running server refuses it.
 
-    An interrupted editor may leave an empty file. A comment in it shows that it is meant.
+    An interrupted editor may leave an empty file. A comment in the file shows that its author wants the defaults.
     """
     file = tmp_path / "server.toml"
     for text in ("", "\n \n", "\ufeff"):

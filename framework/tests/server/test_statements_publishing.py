@@ -334,7 +334,7 @@ def test_a_topic_alias_that_can_not_be(connect, name: str) -> None:  # type: ign
 @statement("3.1.2-26", "3.1.2-27", "3.3.2-10", "3.3.2-11", "3.3.2-3")
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  # type: ignore[no-untyped-def]
-    """A subscriber is sent no more topic aliases than it allows, each for the topic of its first use."""
+    """A subscriber gets no more topic aliases than it allows, and each alias keeps the topic of its first use."""
     reader, writer = connect(**({"topic_alias_maximum": most} if most else {})), connect()
     reader.subscribe(f"{name}/#")
     expected = [f"{name}/{n % 3}" for n in range(12)]

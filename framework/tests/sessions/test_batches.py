@@ -170,7 +170,7 @@ def test_only_the_rows_that_cannot_be_done_are_refused(
 
 @pytest.mark.usefixtures("listener")
 def test_without_partial_the_index_is_the_callers(db: ts.Database, sessions: Sessions) -> None:
-    """Without ``partial``, the error's index is that of the caller's row, so repetitions count.
+    """Without ``partial``, the error's index is that of the caller's row, so skipped repetitions are counted, too.
 
     The same index is reported by a call for one session and by a call for many.
     """

@@ -45,7 +45,7 @@ def numbers(path: Path) -> list[int]:
 
 
 def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream reads bounded batches beside a writer, and continues after restarts, compaction and generations."""
+    """A stream reads bounded batches beside a writer, and continues after restarts, compactions and new generations."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=3, timestamps="message") as db:
         db.store(numbered(250))

@@ -332,7 +332,7 @@ def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The background counts messages once there are enough, also those stored before it was running."""
+    """Background counting starts once there are enough messages, including those stored before it was running."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 1_000)
     path = tmp_path / "db"
@@ -368,7 +368,7 @@ def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
 
 
 def test_two_may_count_at_once(db: ts.Database) -> None:
-    """`compact` and the background can count at the same time without counting twice."""
+    """`compact` and background counting can run at the same time without counting twice."""
     everything = db.topics()
 
     def count() -> None:

@@ -35,7 +35,10 @@ def check(db: ts.Database, *texts: str) -> None:
 
 
 def test_times_of_generations() -> None:
-    """A generation records its creation and sealing; replays and streams omit generations before their start."""
+    """A generation records when it was created and sealed.
+
+    Replays and stream lists omit generations that were sealed before the given start.
+    """
     clock = Clock()
     with ts.open("memory", backend="memory", clock=clock) as db:
         for number in range(3):

@@ -244,7 +244,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.usefixtures("small_zones")
 def test_after_a_crash(tmp_path: Path) -> None:
-    """After a kill the zone that was being filled is known, because each write stores it."""
+    """After a kill, the zone that was being filled is complete, because each write stores it."""
     need("rocksdb")
     program = [sys.executable, "-c", CRASHING, str(tmp_path / "db"), str(START)]
     assert -signal.SIGKILL == subprocess.run(program, check=False).returncode

@@ -275,7 +275,7 @@ def test_more_topics_than_are_remembered() -> None:
 
 
 def test_what_has_no_room_ends_in_rest_whatever_follows() -> None:
-    """Topics without room end in the `#` of their parent, and filters find the `#` of each node on their way."""
+    """Topics without room share the `#` of their parent, and filters find the `#` of each node on their way."""
     trie = learned([], 9, capacity=2)
     assert ["a/b", "a/#", "a/#", "#", "$+/#"] == patterns(trie, ["a/b", "a/c", "a/d/e", "x", "$SYS/x"])
     exact, below, other, dollar = 1, 2, 3, 4

@@ -258,7 +258,7 @@ def test_behind_a_proxy_nothing_is_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_clients_address_is_the_sockets(tmp_path: Path) -> None:
-    """A server on all addresses accepts requests without a token only by a loopback name."""
+    """A server on all addresses accepts requests without a token only if they address it by a loopback name."""
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, listen=Address("0.0.0.0:0")) as server:
         port = server.urls_of_http[0].rpartition(":")[2]
         assert httpx.get(f"http://127.0.0.1:{port}/api/v5/info", trust_env=False).status_code == 200

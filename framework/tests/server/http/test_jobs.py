@@ -63,7 +63,7 @@ def test_a_verification_reports_what_it_read(http: httpx.Client) -> None:
 
 
 def test_a_compaction_reports_sizes(http: httpx.Client) -> None:
-    """A compaction reports sizes, under the names of `CompactReport`."""
+    """The result of a compaction job has the fields of `CompactReport`."""
     job = done(http, kind="compact")
     assert job["state"] == "done"
     assert {"messages", "live_bytes_before", "disk_bytes_after", "seconds"} <= set(job["result"])

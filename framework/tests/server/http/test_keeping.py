@@ -80,7 +80,7 @@ def test_wrong_limits_change_nothing(own: tuple[ts.Database, httpx.Client]) -> N
 
 
 def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Client], tmp_path: Path) -> None:
-    """Archives may be written only below the directory of the settings."""
+    """Archives may be written only below the export directory of the settings."""
     _, http = own
     for wrong in ("../elsewhere", "/etc", "a/../../b", "", "."):
         assert http.put("/retention", json={"archive_to": wrong}).status_code == 400

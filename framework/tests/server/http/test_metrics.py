@@ -240,7 +240,7 @@ def test_acknowledgements_with_reason_codes(watched: Watched) -> None:
 
 
 def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
-    """Metrics of sessions: one is away with 30 messages waiting, one is connected with two in flight."""
+    """Metrics show a disconnected session's 30 waiting messages, and a connected session's two messages in flight."""
     with RawClient(watched.port) as away:
         away.connect("away", session_expiry_interval=3_600)
         away.subscribe("kept/#", options=1)

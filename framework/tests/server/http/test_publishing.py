@@ -241,7 +241,7 @@ def test_what_the_headers_of_pages_say_counts_and_not_the_footer() -> None:
 
 @pytest.mark.parametrize("values", [[bytes(8_000)] * 1_000, [None] * 1_000])
 def test_parquet_values_of_a_fixed_length_count_each(values: list[bytes | None]) -> None:
-    """Parquet values of a fixed length count each, also if a page has dictionary indices or only nulls."""
+    """Each fixed-length Parquet value counts towards the limit, even if a page has only dictionary indices or nulls."""
     body = _parquet(pa.table({"topic": ["t"] * 1_000, "payload": pa.array(values, pa.binary(8_000))}))
     whole = pa.default_memory_pool()
     measured = pa.proxy_memory_pool(whole)
