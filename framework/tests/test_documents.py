@@ -29,7 +29,7 @@ SETTINGS = [ROOT / "framework" / "guides" / f"{name}.md" for name in ("configura
 
 
 def blocks(language: str, documents: list[Path] = DOCUMENTS, *, serving: bool = False) -> list[object]:
-    """Return the documents' blocks in a language, each with the name of its document and its number there.
+    """Return the documents' code blocks in a language, each with the name of its document and its number there.
 
     With `serving`, return only blocks that start a server, otherwise only the others. Blocks that start Spark or the
     conformance suite are marked as slow.
@@ -150,7 +150,7 @@ def test_sql_in_documents_is_understood(block: str, folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_stand_in_blocks_that_are_run(path: Path) -> None:
-    """A block without a language has no command to test: it shows output, installs, or asks a server."""
+    """A code block without a language is no command to test: it shows output, installs packages, or calls a server."""
     for block in re.findall(r"^```\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
         assert not re.search(r"^(\$ |topicstore |python |pip )", block, re.MULTILINE), block
 

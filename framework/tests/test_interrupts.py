@@ -149,7 +149,7 @@ CALLS = [
 
 
 def others(scene: Scene) -> None:
-    """Use all parts of a database, as other threads do; a part that the interrupted call has ended may refuse."""
+    """Use all parts of a database, as other threads do; parts that the interrupted call has closed may raise."""
     db = scene.db
 
     def serve() -> None:
@@ -192,8 +192,8 @@ def _staged(tmp_path: Path) -> Iterator[Callable[[], Scene]]:
         return Scene(db, mine, other, folder)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
-        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
+        warnings.simplefilter("ignore", ResourceWarning)  # for subscriptions that were interrupted while being created;
+        warnings.simplefilter("ignore", RuntimeWarning)  # for coroutines that were never awaited
         yield staged
     signal.signal(signal.SIGINT, before)
 

@@ -60,7 +60,7 @@ class Trace:
             self._called.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
 
     def taken(self) -> Called:
-        """Return the functions that were called since the last call of this method."""
+        """Return the functions that were called since the last call of `taken`."""
         called, self._called = self._called, set()
         return frozenset(called)
 

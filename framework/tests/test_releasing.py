@@ -29,7 +29,7 @@ def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callab
     ],
 )
 def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
-    """All resources are released; one failure is raised as it is, several as a group, and Ctrl-C before others."""
+    """All resources are released; a single failure is raised as it is, several as a group, and Ctrl-C before others."""
     done: list[int] = []
     if told is None:
         close_all(releases(done, failures))

@@ -31,7 +31,7 @@ def imported(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", sorted(FRAMEWORK.rglob("*.py")), ids=lambda file: str(file.relative_to(FRAMEWORK)))
 def test_a_module_does_not_look_up(file: Path) -> None:
-    """No module below the public API imports it."""
+    """No module below the public API imports the public API."""
     if file.relative_to(FRAMEWORK).parts[0] not in ON_TOP:
         assert "topicstore" not in set(imported(file))
 

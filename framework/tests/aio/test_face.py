@@ -67,7 +67,7 @@ async def _pairs(db: ts.Database, path: str) -> dict[str, Pair]:
 
 
 def test_it_has_the_same_names(pairs: dict[str, Pair]) -> None:
-    """The asynchronous API has all names of the synchronous one, and only three of its own."""
+    """The asynchronous API has all public names of the synchronous API, and only three more."""
     for synchronous, asynchronous in pairs.values():
         assert set() == names(synchronous) - names(asynchronous)
         assert names(asynchronous) - names(synchronous) <= {"synchronous", "contains", "count"}

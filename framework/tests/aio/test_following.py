@@ -34,7 +34,7 @@ async def some(messages: AsyncIterator[ts.Message], count: int) -> list[int]:
 
 @pytest.mark.parametrize("what", ["subscription", "session", "queue"])
 async def test_cancelled_calls_lose_nothing(db: ts.AsyncDatabase, what: str) -> None:
-    """Messages that were read for a cancelled call are returned by the next call, once and in order."""
+    """Messages that were read for a cancelled call are returned by the next call, each once and in order."""
     session = await db.sessions.open("me", expiry_interval=None)
     await session.subscribe("#")
     queue = await db.queues.open("q")
@@ -84,7 +84,7 @@ async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase)
 
 
 async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> None:
-    """A subscription begins when it is entered, awaited or asked for a message, and once if many tasks ask."""
+    """A subscription begins when it is entered, awaited or asked for a message, and only once for many tasks."""
     subscription = db.subscribe("#")
     with pytest.raises(RuntimeError, match="has not begun"):
         _ = subscription.place

@@ -51,7 +51,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
 
 
 async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> None:
-    """Concurrent synchronous stores share fsyncs: the first has its own, and the others share at most two."""
+    """Concurrent synchronous stores share fsyncs: the first store has its own, and the others share at most two."""
     async with ts.aopen(tmp_path / "db", backend="memory", durability="sync", auto_compact=False) as db:
         turnstile = Turnstile(db.synchronous.storage.shards[0].writer.open_engine())
         replace_engine(db.synchronous, turnstile)
@@ -64,7 +64,7 @@ async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> No
 
 
 def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
-    """A cancelled store is waited for if it has begun, and is dropped if it has not."""
+    """A cancelled store is waited for if it has begun; otherwise it never runs."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db") as db:

@@ -169,7 +169,7 @@ def test_into_databases_of_other_kinds(path: Path, tmp_path: Path, options: tupl
 
 
 def test_times_that_are_not_in_order_are_put_behind(tmp_path: Path) -> None:
-    """Messages that were stored by commit time and are out of order are lifted to later positions in a new database."""
+    """An import into a new database moves messages that were stored out of order to later positions."""
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("a", b"%d" % n, "c", timestamp=FIRST - n) for n in range(100)])
         db.add_generation()
@@ -197,7 +197,7 @@ def test_a_dropped_generation_comes_back_behind_what_is_there(tmp_path: Path) ->
 
 
 def test_only_what_was_dropped_comes_back_to_where_it_was(tmp_path: Path) -> None:
-    """An import into the same database restores only dropped generations, not those that are local or archived."""
+    """An import into the same database restores only dropped generations, and refuses local or archived ones."""
     with ts.open(tmp_path / "db", shards=2) as db:
         for generation in range(3):
             db.store(numbered(generation * 100, 100))
@@ -288,6 +288,6 @@ def test_a_killed_import_goes_on(tmp_path: Path, run_until: Callable[..., object
             resumed.append(db.info().messages)
     assert 0 < resumed[1] < resumed[2] < resumed[3] < 2_000
     told = document("import", tmp_path / "new", tmp_path / "export")
-    # Fewer rows are skipped than stored if only some shards have stored their part of a batch.
+    # If only some shards have stored their part of a batch, fewer rows are skipped than are stored.
     assert 0 < sum(one["resumed"] for one in told["sources"]) <= resumed[-1]
     assert everything(tmp_path / "new") == everything(tmp_path / "db")

@@ -109,7 +109,7 @@ def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, ti
 
 
 def test_the_unit_may_be_said(write: Write, target: Path) -> None:
-    """With `--time-unit` any time is taken in that unit, without the check of plausible years."""
+    """With `--time-unit` any number is taken in that unit, without the check of plausible years."""
     file = write(
         [
             {"topic": "a", "payload": "x", "timestamp": 1_700_000_000},
@@ -275,7 +275,7 @@ def test_utf16_is_told(tmp_path: Path, target: Path, ending: str, encoding: str)
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("quoted", [False, True])
 def test_separators_of_csv(tmp_path: Path, target: Path, separator: str, quoted: bool) -> None:
-    """The header tells the separator of a CSV file, also with quoted separators, and a resumed import uses the same."""
+    """The header determines the separator of a CSV file, even if fields contain others; a resumed import keeps it."""
     with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8-sig") as file:
         file.write("\n\n")
         writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL)
@@ -515,7 +515,7 @@ cli(["import", *map(str, arguments)])
 def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
     tmp_path: Path, write: Write, target: Path, run_until: Callable[..., object]
 ) -> None:
-    """After kills at any write, messages and retained messages are those of an uninterrupted import."""
+    """After kills at any write, messages and retained messages equal those of an uninterrupted import."""
     rows = [
         {"site": f"s{n % 7}", "id": n % 11, "data": f"{n}", "ts": 1_700_000_000 + n, "retain": n % 3 == 0}
         for n in range(600)

@@ -150,7 +150,7 @@ def ts_sql(path: Path, statement: str) -> list[object]:
 
 
 def test_other_layouts_have_no_rows(path: Path, tmp_path: Path) -> None:
-    """SQL is refused without a generation of the layout `table`; other generations are left out with a warning."""
+    """SQL is refused without a generation of the layout `table`; other generations are omitted with a warning."""
     with ts.open(tmp_path / "block", backend="duckdb", layout="block") as db, pytest.raises(ts.UnsupportedError):
         db.sql("SELECT 1")
     with ts.open(tmp_path / "memory", backend="memory") as db, pytest.raises(ts.UnsupportedError, match="memory"):

@@ -33,7 +33,7 @@ def changed(field: str, value: Any) -> Message:
 
 
 def stored(rows: list[Message]) -> MessageBatch:
-    """Return a batch in the form that a shard returns."""
+    """Return a batch in the form in which a shard returns batches."""
     return formed(rows, "stored")
 
 
@@ -182,7 +182,7 @@ def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
 
 
 def test_equal_values_of_another_type_are_refused() -> None:
-    """Values that are equal but of another type, such as True and 1, are refused also after a valid equal value."""
+    """Values that equal a valid value but have another type, such as True for 1, are refused even after that value."""
     for field, goods in (("qos", (0, 1)), ("retain", (False, True)), ("timestamp", (0, 1))):
         for good, bad in itertools.product(goods, (0, 1, False, True, 0.0, -0.0, 1.0)):
             if good == bad and type(good) is not type(bad):
@@ -483,7 +483,7 @@ def test_stored_and_other_messages_dont_join() -> None:
 
 
 def test_an_empty_batch_is_empty() -> None:
-    """An empty batch has no rows, messages or bytes, and neither has a slice of it."""
+    """An empty batch has no rows, messages or bytes, nor has any slice of it."""
     batch = MessageBatch.empty()
     assert (len(batch), batch.to_messages(), batch.payload_bytes()) == (0, [], 0)
     assert (batch.ids(), batch.positions.tolist()) == ([], [])

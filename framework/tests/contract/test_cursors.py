@@ -81,7 +81,7 @@ def test_every_truncation_and_extension_is_noticed() -> None:
             Cursor.from_bytes(good + good[: size + 1])
     body, short = good[9:], [packed(*FIELDS[:size]) for size in range(1, 6)]
     cut = [framed(each) for each in (body + b"\xc0", body + body, *(body[:cut] for cut in range(len(body))))]
-    for bad in (*short, *cut):  # with a good checksum
+    for bad in (*short, *cut):  # with a correct checksum
         with pytest.raises(InvalidCursorError):
             Cursor.from_bytes(bad)
 
@@ -166,7 +166,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @settings(max_examples=500)
 @given(st.integers(0, len(ONE.to_bytes()) - 10), st.binary(min_size=1, max_size=4))
 def test_garbled_bodies_with_a_good_checksum_are_read_or_refused(place: int, change: bytes) -> None:
-    """Changed bytes with a valid checksum are decoded or refused with `InvalidCursorError`."""
+    """Changed bytes with a correct checksum are decoded or refused with `InvalidCursorError`."""
     body = ONE.to_bytes()[9:]
     try:
         one = Cursor.from_bytes(framed(body[:place] + change + body[place + len(change) :]))

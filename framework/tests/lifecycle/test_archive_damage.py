@@ -1,4 +1,4 @@
-"""Damaged exports: replays of the damaged generation raise an error that says where, and others work."""
+"""Damaged exports: replays of the damaged generation raise an error that says where, and other replays work."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> 
 
 
 def damage(kind: str, slab: Path) -> None:
-    """Damage a slab's directory; `kind` is one of `KINDS`."""
+    """Damage a slab's directory in the way that `kind`, one of `KINDS`, names."""
     part, contents = slab / "part-00000.parquet", slab / "_topicstore_slab.json"
     match kind:
         case "truncated":
@@ -204,11 +204,11 @@ def test_another_databases_export_does_not_pass_for_its_own(db: ts.Database, tar
 
 
 def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path: Path) -> None:
-    """An earlier export is compared with the stored messages before these are removed."""
+    """Before stored messages are removed, an earlier export is compared with them."""
     db.archives.export(tmp_path / "export")
     clock = Clock()
     with ts.open(tmp_path / "twin", backend="memory", shards=2, clock=clock) as twin:
-        twin.storage.manifest = db.manifest  # like a copy with other messages at the same positions
+        twin.storage.manifest = db.manifest  # like a copy of the database with other messages at the same positions
         for number in range(200):
             clock.now += 1_000
             twin.store([ts.Message("a", b"", f"c{number % 5}")])

@@ -67,7 +67,7 @@ def live_bytes(db: ts.Database) -> int:
 def test_what_is_set_while_it_is_first_read_holds(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings that change while they are read for the first time are not replaced by the old ones."""
+    """If settings change while they are read for the first time, the old values don't replace the new ones."""
     with ts.open(tmp_path / "db", clock=clock) as db:
         db.retention.set(max_age=1.0)
     with ts.open(tmp_path / "db", clock=clock) as db:
@@ -77,7 +77,7 @@ def test_what_is_set_while_it_is_first_read_holds(
             """Decode the stored settings, while another thread sets others."""
             older = whole(key, stored)
             setting.append(begin(lambda: db.retention.set(max_age=2.0)))
-            if not owned(db.retention._running):  # nothing blocks the other thread
+            if not owned(db.retention._running):  # the other thread isn't blocked
                 setting[0].result(PATIENCE)
             return older
 
@@ -192,7 +192,7 @@ def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> 
 
 
 def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) -> None:
-    """With positions from the messages' own times, imported messages are dropped by these times."""
+    """With positions from the messages' own times, the age of imported messages counts from these times."""
     with ts.open(tmp_path / "db", timestamps="message", clock=clock) as db:
         db.retention.stop()
         db.retention.set(max_age=100)
@@ -346,7 +346,7 @@ def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> 
 
 
 def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tmp_path: Path, clock: Clock) -> None:
-    """The clock at opening, and a time that is passed to `run`, are trusted."""
+    """The clock's time at opening, and a time that is passed to `run`, are trusted."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.stop()
         db.retention.set(max_age=7 * DAY // SECOND)
@@ -539,7 +539,7 @@ db.retention.run()
 
 @pytest.mark.parametrize("where", ["while rotating", "before dropping", "between shards", "before removing"])
 def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callable[..., object], where: str) -> None:
-    """The next run completes a run that was killed, and no other message is lost."""
+    """If a run was killed, the next run completes it, and no other message is lost."""
     run_until((1, "before"), KILLED, tmp_path / "db", where)
     with ts.open(tmp_path / "db", clock=Clock(START + 240 * SECOND)) as db:
         db.retention.run()

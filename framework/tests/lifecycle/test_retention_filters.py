@@ -93,7 +93,7 @@ def test_what_matches_goes_earlier_or_later(db: ts.Database, clock: Clock) -> No
 
 
 def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Clock) -> None:
-    """A generation is dropped once all its messages were deleted, and kept while a filter keeps one."""
+    """A generation is dropped once all its messages were deleted, and stays as long as a filter keeps one."""
     db.retention.set(max_age=100, rotate_every=10, filters={"alarms/#": None})
     for number in range(4):
         put(db, "plain/a", *(["alarms/a"] if number == 1 else []))
@@ -205,7 +205,7 @@ def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Cloc
 def test_damage_in_one_shard_keeps_no_other_from_its_work(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error in one shard is raised after the other shards were processed, and the next run makes up for it."""
+    """An error in one shard is raised after the other shards were processed, and the next run repeats that shard."""
     db.retention.set(filters={"debug/#": 10})
     db.store([ts.Message("debug/a", b"%d" % n, f"client {n}") for n in range(20)])
     mine = [n for n in range(20) if db.shard_of(f"client {n}") == 0]
@@ -386,7 +386,7 @@ def test_exactly_what_is_too_old_goes(
                 assert not there & model.must_go(clock.now)
                 again = db.retention.run()
                 assert (None, (), {}) == (again.rotated, again.dropped, again.deleted)
-            # filters that were set later might have kept a message that is gone
+            # filters that were set later might have kept the deleted message
             there = stored(db)
             assert model.must_stay(clock.now) <= there or what == "set"
             model.times = {text: row for text, row in model.times.items() if text in there}

@@ -144,7 +144,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.jumps)
     @rule(seconds=st.sampled_from([100, 3_600, DAY]), back=st.booleans())
     def jump(self, seconds: int, back: bool) -> None:
-        """Set the clock."""
+        """Set the wall clock to another time."""
         by = (-seconds if back else seconds) * SECOND
         self.clock.jump(by)
         self.jumped += by
@@ -185,7 +185,7 @@ class RetentionHistories(RuleBasedStateMachine):
         self.check_due()
         again = self.db.retention.run()
         idle = (None, (), (), {}) == (again.rotated, again.dropped, again.archived, again.deleted)
-        assert idle or self.jumps  # unless the second run trusts a clock of which the first has warned
+        assert idle or self.jumps  # a second run may trust the clock of which the first has warned
         self.adopt()
 
     def limit(self, row: Row) -> float | None:
@@ -262,7 +262,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.generations) > 1)
     @rule(which=st.integers(0, 9), fault=FAULTS)
     def drop(self, which: int, fault: Fault | None) -> None:
-        """Drop a generation, local or archived; in the end it is dropped in all shards."""
+        """Drop a local or archived generation; after an interruption, the drop is completed in all shards."""
         number = self.generations[which % (len(self.generations) - 1)]
         dropped = self.call(fault, lambda: self.db.drop_generation(number))
         assert dropped or fault is not None

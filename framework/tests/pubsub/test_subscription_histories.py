@@ -181,7 +181,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.followers)
     @rule(number=st.integers(0, 5))
     def fail_to_fetch(self, number: int) -> None:
-        """Let a read fail: the error is raised, and the next fetch continues at the same place."""
+        """Let a read fail: the error is raised, and the next fetch continues at the same position."""
         subscription = self.followers[number % len(self.followers)].subscription
         before = subscription.status()
 
@@ -242,7 +242,7 @@ class Histories(RuleBasedStateMachine):
         for follower in self.followers:
             follower.subscription.close()
             follower.live.clear()
-            follower.may = {*range(1, self.generations[-1])}  # a place doesn't record when its subscription began
+            follower.may = {*range(1, self.generations[-1])}  # a place doesn't record when its subscription was created
         self.db.close()
         if killed is not None:
             shutil.rmtree(self.path / "db")

@@ -49,7 +49,7 @@ def numbered(first: int, count: int, clients: int = 3) -> list[ts.Message]:
 
 
 def take(subscription: Subscription, count: int, limit: int | None = None) -> list[int]:
-    """Fetch until this many messages have arrived, acknowledging each batch."""
+    """Fetch until this many messages have arrived, and acknowledge each batch."""
     taken: list[int] = []
     while len(taken) < count:
         batch = subscription.fetch(limit, timeout=PATIENCE)
@@ -128,7 +128,7 @@ def test_new_topics_and_generations_come(db: ts.Database) -> None:
 
 
 def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> None:
-    """A full window holds back unstored messages, too: `fetch` returns an empty batch until an acknowledgement."""
+    """A full window holds back unstored messages, too: `fetch` returns an empty batch until room is acknowledged."""
     with plain.subscribe("#", window=1) as subscription:
         plain.publish([ts.Message("a", b"1", "c"), ts.Message("a", b"2", "c")])
         first = subscription.fetch(timeout=PATIENCE)
@@ -244,7 +244,7 @@ def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
 
 
 def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
-    """A thousand subscribers to one filter at the same place cost as many engine reads as one."""
+    """A thousand subscribers to one filter at the same position cost as many engine reads as one subscriber."""
     for first in range(0, 2_000, 200):
         plain.store(numbered(first, 200))
     before = reads(plain)
@@ -327,7 +327,7 @@ def test_what_is_no_way_to_tell_of_dropped_generations_is_refused(plain: ts.Data
 
 
 def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
-    """Dropping a generation whose matching messages were all read is not reported."""
+    """If all matching messages of a generation were read before it is dropped, the drop is not reported."""
     plain.store([*numbered(0, 20), ts.Message("other", b"x")])
     with plain.subscribe("a/+", 0) as subscription:
         take(subscription, 20)
@@ -485,7 +485,7 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
 
 
 def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is consistent although an acknowledgement arrives while `fetch` fills the window.
+    """The status of a subscription is consistent even if an acknowledgement arrives while `fetch` fills the window.
 
     Afterwards nothing is unacknowledged, and the subscription isn't stuck.
     """
@@ -497,7 +497,7 @@ def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.Mon
             """Acknowledge while `fetch` records that the window is full."""
             if not acknowledging:
                 acknowledging.append(begin(lambda: subscription.acknowledge(1)))
-                if not owned(lock):  # the acknowledgement doesn't have to wait for the lock
+                if not owned(lock):  # the acknowledgement doesn't wait for the lock
                     acknowledging[0].result(PATIENCE)
             return time.monotonic()
 
@@ -537,7 +537,7 @@ def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window: int | None) -> None:
-    """A cancelled fetch takes nothing: the place and the lag are unchanged, and the next fetch returns the batch."""
+    """A cancelled fetch takes nothing: the read position and the lag stay, and the next fetch returns the batch."""
     db = plain
     db.store([ts.Message("a", b"%d" % number) for number in range(10)])
     gate = threading.Event()

@@ -17,7 +17,7 @@ NAMES = ["one", "two/three"]
 
 
 def make(path: Path, backend: str) -> None:
-    """Make a database with two queues, of which some messages were committed."""
+    """Create a database with two queues, from which some messages were committed."""
     with ts.open(path, backend=backend, auto_compact=False) as db:
         for name in NAMES:
             queue = db.queues.open(name)

@@ -110,7 +110,7 @@ def test_what_is_acknowledged_is_in_the_log_and_at_every_follower(site: Any) -> 
 
 
 def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, store: Objects) -> None:
-    """Changes that are proposed while a PUT is in flight become one entry, in their order."""
+    """Changes that are proposed while a PUT is in flight become one entry, in the order of their proposal."""
     gate = Gate()
     a = site("a", "", gate, epoch=1)
     first = a.log.propose(b"0", 1, 1)
@@ -152,7 +152,7 @@ def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str
 
 
 def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -> None:
-    """A paused owner is fenced, its pending changes fail, and it can follow the new owner."""
+    """A paused owner is fenced: its pending changes fail, and the same site can follow the new owner."""
     gate = Gate()
     a, b = site("a", "", "", gate, epoch=1), site("b")
     a.propose(b"1")
@@ -251,7 +251,7 @@ def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
 
 
 def test_a_late_fence_of_a_lower_epoch_is_passed(site: Any) -> None:
-    """A late fence with a lower epoch is void, and the owner continues after it."""
+    """A delayed fence with a lower epoch is void, and the owner continues after it."""
     a, b = site("a"), site("b", "late")
     b.line.commands.append(gate := Gate())
     thread = threading.Thread(target=b.log.take_over, args=(1,))

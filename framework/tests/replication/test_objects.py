@@ -103,7 +103,7 @@ def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[byt
     _, stored = objects.encode_entry(5, head, changes)
     place = f"s3://b: log entry shards/5/log/{head.index:020}: "
     check_damage(data, stored, lambda bad: objects.decode_entry(5, head.index, bad, "s3://b"), place)
-    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under another's name
+    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under the name of another entry
         with pytest.raises(CorruptionError, match="checksum"):
             objects.decode_entry(shard, index, stored, "s3://b")
 
@@ -121,7 +121,7 @@ def check_damage(data: st.DataObject, stored: bytes, decode: Callable[[bytes], o
 @settings(max_examples=300)
 @given(st.binary(max_size=80), st.sampled_from(sorted(RECORDS)))
 def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str) -> None:
-    """Arbitrary bytes with a valid checksum are decoded or refused with an error that names the object."""
+    """Arbitrary bytes with a correct checksum are decoded or refused with an error that names the object."""
     codec, name, _ = RECORDS[what]
     for decode, at in (
         (lambda data: codec.decode(name, data, "s3://b"), name),

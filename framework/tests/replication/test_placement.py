@@ -78,7 +78,7 @@ def test_owners_are_replicas_and_stay(shards: int, sites: list[str], count: int)
 def test_of_an_owner_that_goes_only_its_shards_get_another(
     shards: int, sites: list[str], count: int, which: int
 ) -> None:
-    """If an owner is removed, its shards get new owners; others move only from a site above an even share."""
+    """If an owner is removed, its shards get new owners; other shards move only from a site above an even share."""
     replicas = placed(shards, sites, count)
     owners = choose_owners([""] * shards, replicas)
     gone = sites[which % len(sites)]

@@ -26,7 +26,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
-    """Return the next acknowledged changes of the owner."""
+    """Return the changes that the owner reports as acknowledged next."""
     assert owner.stdout is not None
     return [owner.stdout.readline().strip().encode() for _ in range(lines)]
 
@@ -35,7 +35,7 @@ def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
 def test_what_a_killed_owner_has_acknowledged_is_there(
     owner: subprocess.Popen[str], lines: int, tmp_path: Path
 ) -> None:
-    """All changes that a killed owner acknowledged are in the log, and at most the one in flight after them."""
+    """All changes that a killed owner acknowledged are in the log, and after them at most the change in flight."""
     said(owner, lines)
     owner.kill()
     rest, _ = owner.communicate()

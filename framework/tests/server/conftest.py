@@ -1,4 +1,4 @@
-"""A shared server for tests that need none of their own, and clients of it."""
+"""A server that many tests share, and clients of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authentication by each of the supported ways, and the questions that plugins are asked."""
+"""Authentication by each supported method, and the questions that the server asks plugins."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file
 
 
 async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
-    """All clients that connect while a plugin is being asked are asked about in one following call."""
+    """Clients that connect while a plugin is being asked are all asked about in the next call."""
     plugin = Names({})
     plugin.gate.clear()
     access = made(None, plugin)
@@ -200,7 +200,7 @@ async def test_a_plugin_that_fails_lets_nobody_in(answers: object, caplog: pytes
 
 
 class Topics:
-    """A plugin that knows some topics, and records its questions."""
+    """A plugin that knows the permissions of some topics, and records its questions."""
 
     def __init__(self, known: dict[str, bool]) -> None:
         self.known, self.asked = known, list[tuple[str, str]]()

@@ -57,14 +57,14 @@ def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
         for other, theirs in matched.items():
             if pattern.covers(TopicFilter(other)):
                 assert theirs <= mine, (text, other)
-            elif other not in ("#", "/#"):  # these would match an empty topic, which doesn't exist
+            elif other not in ("#", "/#"):  # these filters would match an empty topic, which doesn't exist
                 assert not theirs <= mine, (text, other)
 
 
 def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
-    """Without rules, only clients on this machine may do everything.
+    """Without access rules, only clients on this machine may do everything.
 
-    As soon as there is a rule, they need permission, too.
+    As soon as there is a rule, these clients need permission, too.
     """
     assert not rules().may_publish("a")
     assert not may_subscribe(rules(), "a")
@@ -75,7 +75,7 @@ def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
 
 
 def test_what_is_unlisted_can_be_settled() -> None:
-    """The setting ``unlisted`` decides for all clients, wherever they are, what no rule mentions."""
+    """The setting ``unlisted`` decides what no rule mentions, for clients on any machine."""
     for unlisted in ("allow", "deny"):
         settled = AccessList(AuthorizationSettings(unlisted=unlisted))  # type: ignore[arg-type]
         for loopback in (True, False):

@@ -27,7 +27,7 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 def slowly_matches(text: str, name: str) -> bool:
-    """Return whether a pattern matches, by trying each length for each ``*``."""
+    """Return whether a pattern matches, by trying every possible length for each ``*``."""
     if not text:
         return not name
     if text[0] == "*":
@@ -36,7 +36,7 @@ def slowly_matches(text: str, name: str) -> bool:
 
 
 def test_a_pattern_matches_what_its_texts_in_order_make() -> None:
-    """A pattern matches as by exhaustive search, for all patterns and names of a few characters.
+    """A pattern gives the same result as exhaustive search, for all patterns and names of a few characters.
 
     The names may contain ``*``.
     """

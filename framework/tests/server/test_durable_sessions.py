@@ -24,7 +24,7 @@ def settings(**values: Any) -> ServerSettings:
 def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, version: int) -> None:
     """With durable sessions disabled, a session ends with its connection and isn't stored.
 
-    The CONNACK says so to an MQTT 5 client.
+    The CONNACK tells an MQTT 5 client that its session expires at once.
     """
     with Embedded(db, settings(enable=False)) as embedded:
         with embedded.client(version=version) as client:

@@ -77,7 +77,7 @@ def make_calls() -> Iterator[Callable[..., Calls]]:
 
 @pytest.mark.anyio
 async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Callable[..., Calls]) -> None:
-    """Addresses take turns, and so do users of one address.
+    """Addresses take turns, and so do the users of one address.
 
     A call from an idle address waits for at most one call of each other address.
     """
@@ -104,7 +104,7 @@ async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[
 
 @pytest.mark.anyio
 async def test_a_call_that_nobody_waits_for_is_not_made(make_calls: Callable[..., Calls]) -> None:
-    """A call whose waiter was cancelled is not made, unless it has begun; then it keeps its thread to the end."""
+    """A call whose waiter was cancelled is skipped, unless the call has begun; then it keeps its thread to the end."""
     calls = make_calls(each=3)
     await calls.ask("a ann 0", "a ann 1", "a bob 1", "b ann 1")
     for task in calls.tasks[:3]:
@@ -160,7 +160,7 @@ class Clock:
 
 
 def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
-    """An address with many failed logins is delayed ever longer, up to a second; other addresses aren't.
+    """An address with many failed logins is delayed ever longer, up to a second; other addresses aren't delayed.
 
     The delay ends with a correct password.
     """
@@ -193,7 +193,7 @@ def test_failures_are_forgotten_with_time() -> None:
 
 
 def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None:
-    """A user whose password many guess is delayed only from addresses that failed.
+    """A user with many failed logins is delayed only at addresses from which logins failed.
 
     Otherwise anybody could lock out the user.
     """
@@ -243,7 +243,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 
 @pytest.fixture
 def guarded(db: ts.Database, tmp_path: Path, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
-    """A server with the user ann, where a hundred logins of one address may wait."""
+    """A server with the user ann, which lets a hundred logins of one address wait."""
     monkeypatch.setattr(password_check, "_EACH", 100)
     users = PasswordFile(tmp_path / "users", QUICK)
     users.put("ann", b"secret")
@@ -274,7 +274,7 @@ def waiting(embedded: Embedded) -> int:
 
 
 def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable[[int], str]) -> list[RawClient]:
-    """Connect sixty clients of one address with wrong passwords; return them once all of them wait."""
+    """Connect sixty clients of one address with wrong passwords; return the clients once their logins all wait."""
     made = [clients.enter_context(embedded.client()) for _ in range(60)]
     for number, client in enumerate(made):
         client.send(wire.connect(f"flood-{number}", user_name=user(number), password=b"wrong"))
@@ -311,7 +311,7 @@ def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Ch
 
 
 def test_a_flood_of_one_address_is_refused_beyond_a_bound(guarded: Embedded, checks: Checks) -> None:
-    """Logins of one address above a limit are refused with 0x88; one from another address still waits."""
+    """Logins of one address above a limit are refused with 0x88; a login from another address can still wait."""
     with ExitStack() as clients:
         flood(guarded, checks, clients, lambda _: "ann")
         more = [clients.enter_context(guarded.client()) for _ in range(60)]

@@ -53,7 +53,7 @@ def test_what_is_dear_takes_a_thousandth_of_the_time(clock: Clock) -> None:
         assert paced.value() == 1
     assert paced.age == pytest.approx(19.02)
     clock.now += 1
-    assert paced.value() == 1  # a caller never waits for the renewal
+    assert paced.value() == 1  # a caller never waits until the metrics are renewed
     paced.renew()
     assert paced.value() == 2
     assert paced.age == pytest.approx(0.02)

@@ -1,4 +1,4 @@
-"""Settings of the protocol, including those in the README for a public test suite."""
+"""Settings of the protocol, including those that the README recommends for a public test suite."""
 
 from __future__ import annotations
 

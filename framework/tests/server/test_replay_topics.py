@@ -16,7 +16,7 @@ HISTORY = [f"{number}" for number in range(10)]
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server whose database has a history, and stores all messages."""
+    """A server that stores all messages, and whose database has earlier messages."""
     with Embedded(db) as embedded:
         db.persistence.add("#")
         for payload in HISTORY:

@@ -214,7 +214,7 @@ def _shared(member: RawClient, qos: int) -> list[int]:
 @both
 @statement("4.8.2-4")
 def test_a_member_gets_the_rest_of_its_message(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """A QoS 2 message that was begun for a member is completed for it, although other members are connected."""
+    """A QoS 2 exchange that was begun with a member is completed with it, even if other members are connected."""
     first, writer = connect(f"{name}-1", version=version, keep=True), connect(version=version)
     first.subscribe(f"$share/group/{name}", options=2)
     writer.publish(name, b"x", 2)
@@ -264,7 +264,7 @@ def test_what_a_member_refuses_goes_to_nobody_else(connect, name: str) -> None: 
 @both
 @statement("3.8.4-1", "4.7.2-1")
 def test_figures_of_the_server(connect, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Topics of the server are sent to clients that subscribe to them, and not to wildcard subscriptions."""
+    """Topics of the server are sent to clients that subscribe to them by name, and not to wildcard subscriptions."""
     everything, figures = connect(version=version), connect(version=version)
     everything.subscribe("#", "+/broker/#")
     figures.subscribe("$SYS/broker/clients/connected")

@@ -140,7 +140,7 @@ class Store(World):
         return sorted(key.removeprefix(prefix).decode() for key in stored_keys(self.db) if key.startswith(prefix))
 
     def left(self) -> list[bytes]:
-        """Expire all sessions; return the keys of session records that remain."""
+        """Expire all sessions; return the keys of session records that still exist."""
         for client_id in self.db.sessions.clients():
             self.db.sessions.expire(client_id)
         return [key for key in stored_keys(self.db) if key[1:2] in b"sitg" or key.startswith(state_key(b"w"))]
@@ -566,7 +566,7 @@ class Histories(SessionsMachine):
             assert matched[row] or row in wrong or not self.wanted(message)
 
     def wanted(self, message: ts.Message) -> bool:
-        """Return whether a subscription certainly matches the message."""
+        """Return whether a subscription certainly matches the message, as opposed to possibly."""
         return any(
             subscription.topic_filter.matches(message.topic) and (client.connected or subscription.options.qos)
             for client in self.clients.values()
@@ -635,7 +635,7 @@ class Histories(SessionsMachine):
         client.in_memory = True
 
     def before_opening(self, client: Client, *, clean: bool) -> tuple[bool, Will | None]:
-        """End a client's connection; return whether its session will be present, and the will that is published."""
+        """End a client's connection; return whether a new session would be present, and the will that is published."""
         expired = client.expires is not None and client.expires <= self.steady
         was_open = client.connected or client.left_open
         there = client.exists and not (clean or expired or (was_open and client.interval == 0))
@@ -658,7 +658,7 @@ class Histories(SessionsMachine):
         self.check_older(client)
 
     def check_will(self, pending: Will | None, client: Client) -> None:
-        """Check that a pending will was published, and no other."""
+        """Check that a pending will was published, and that no other will was."""
         assert (pending is None) or client.will is None
         if pending is not None:
             assert self.published[-1].message.payload == pending.message.payload
@@ -1093,7 +1093,7 @@ class Histories(SessionsMachine):
                 due = subscription.before[message.payload]
             assert due is not None
             assert options == due.options
-        waited = client.bounded  # an earlier delivery may have read the message
+        waited = client.bounded  # an earlier delivery may already have read the message
         there = not due.published.gone if item.dup else due.published.readable(self.now)
         assert there or (waited and (due.published.gone or due.published.left(self.now) == 0))
         assert item.qos == due.qos
@@ -1155,7 +1155,7 @@ class Histories(SessionsMachine):
         client.outstanding.add(item.packet_id)
 
     def may_be_over(self, exchange: Exchange) -> bool:
-        """Return whether another message may use the packet id of this exchange."""
+        """Return whether another message may already use the packet id of this exchange."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.over or (exchange.again == "message" and exchange.qos == 1 and gone)
 

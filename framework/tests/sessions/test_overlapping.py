@@ -43,7 +43,7 @@ def test_there_are_two_ways(sessions: Sessions) -> None:
 
 
 def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions: Sessions) -> None:
-    """Retained messages are delivered for each subscription that asks for them, even if filters overlap.
+    """Retained messages are delivered for each subscription that requests them, even if filters overlap.
 
     See MQTT 5, section 3.8.4.
     """

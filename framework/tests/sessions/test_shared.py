@@ -397,7 +397,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
         db.close()
         with ts.open(path, clock=clock) as db:
             got = []
-            for _ in range(4):  # absent members return their messages
+            for _ in range(4):  # absent members return their messages to the group
                 clock.now += 100 * SECOND
                 db.sessions.tick()
                 if db.sessions.connected("b") is None:

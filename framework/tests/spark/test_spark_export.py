@@ -97,7 +97,7 @@ def test_the_command_line_starts_spark_and_ends_it(path: Path, tmp_path: Path) -
 def test_the_command_line_exports_what_one_process_has_open(
     spark: SparkSession, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a Spark session that is already running, its workers open the database first, and then the command does."""
+    """The command works with a running Spark session, whose workers open the database before the command does."""
     monkeypatch.setattr("topicstore.spark.session", lambda: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     result = CliRunner().invoke(cli, flagged(path, tmp_path), catch_exceptions=False)

@@ -145,7 +145,7 @@ def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path:
 
 @pytest.mark.slow
 def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    """By timestamp, a stream starts at a time of the messages' own, with bounded batches; `until` is refused."""
+    """By timestamp, a stream starts at one of the messages' own times, with bounded batches; `until` is refused."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2) as db:
         for first in (60, 0, 40):

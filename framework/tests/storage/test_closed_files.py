@@ -138,7 +138,7 @@ def test_a_checkpoint_is_a_closed_database(closed: Path) -> None:
 
 
 def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
-    """A database has no list of files after a kill or a failed write, since its files may not be durable."""
+    """After a kill or a failed write, a database has no list of files, because its files may not be durable."""
     need("rocksdb")
     program = (
         "import os, signal, sys, topicstore as ts\n"
@@ -162,7 +162,7 @@ def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
 def test_no_list_after_a_close_that_did_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """A close that fails or is interrupted in the engine writes no list of files, nor does the close after it."""
+    """If a close fails or is interrupted within the engine, no list of files is written, not even by a later close."""
     need("rocksdb")
     db = ts.open(tmp_path / "db", auto_compact=False)
     db.store([Message("t", b"0")])

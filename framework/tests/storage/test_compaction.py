@@ -1,4 +1,4 @@
-"""Background compaction: its work, pauses, end, and reported failures."""
+"""Background compaction: what it merges, when it pauses and ends, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topicstore_conformance.subjects.pairs import pair_of, small_options
 
 
 def test_a_shard_that_fails_keeps_none_from_being_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a shard's compaction fails, others are compacted; `info` shows the failure until a retry succeeds."""
+    """If a shard's compaction fails, other shards are compacted; `info` shows the failure until a retry succeeds."""
     monkeypatch.setattr(compaction, "QUIET", 0.001)
     monkeypatch.setattr(background, "_FIRST_RETRY", 0.001)
     with ts.open(tmp_path / "db", backend="memory", shards=3) as db:
@@ -99,7 +99,7 @@ def fill(db: ts.Database, count: int = ENOUGH) -> None:
 
 
 def merges(db: ts.Database) -> bool:
-    """Return whether a compaction would merge anything."""
+    """Return whether a compaction would find anything to merge."""
     return pair_of("rocksdb", "block").merges(db)
 
 

@@ -127,7 +127,7 @@ class Model:
 def grouped(
     rows: list[tuple[ts.MessageId, ts.Message]], key: Callable[[ts.Message], str]
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return name, messages, bytes, first and last time of each group, sorted by name."""
+    """Return name, messages, bytes, first time and last time of each group, sorted by name."""
     groups: dict[str, list[tuple[ts.MessageId, ts.Message]]] = {}
     for row in rows:
         groups.setdefault(key(row[1]), []).append(row)
@@ -242,7 +242,7 @@ def test_a_sealed_generation_is_counted_to_its_end(db: ts.Database, tmp_path: Pa
 
 
 def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) -> None:
-    """Deleting all messages of a topic updates the tables; deleting a part of a range causes a recount of the range."""
+    """An archived generation that wasn't counted is counted from its export; a refused delete changes no counts."""
     db.add_generation()
     everything = db.topics()
     db.archives.archive(tmp_path / "export")
@@ -256,7 +256,7 @@ def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) 
 
 
 def test_deleting_topics_makes_nothing_be_counted_again(db: ts.Database) -> None:
-    """There are at most seven tally tables of each size, so their number is logarithmic in the number of messages."""
+    """Deleting all messages of a topic updates the tables; deleting a part of a range causes a recount of the range."""
     db.compact()
     rest = sum(counting.backlog(shard) for shard in db.storage.shards)
     before = messages_read(db)
@@ -285,7 +285,7 @@ def test_there_are_about_as_many_tables_as_the_logarithm_of_the_messages(
 
 
 def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None:
-    """A table of many topics and client ids is divided, so that no value is large."""
+    """A table of many topics and client ids is stored in parts, so that no stored value is large."""
     with ts.open(tmp_path / "db", backend="memory", layout="block", auto_compact=False) as db:
         db.store([ts.Message(f"{'x' * 500}/{n}", b"", f"client {n}") for n in range(5_000)])
         db.add_generation()
@@ -303,7 +303,7 @@ def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None
 
 
 def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> None:
-    """Last messages that are close together are read together, and others one by one."""
+    """The last messages of several topics are read together if they are close together, and otherwise one by one."""
     now = db.clock()
     db.add_generation()
     db.compact()
@@ -316,7 +316,7 @@ def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> 
 
 
 def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader beside a writer gets the same answers, and reads no counted messages either."""
+    """A reader beside a writer gets the same counts as the writer, and doesn't read counted messages either."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 100)
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
@@ -381,7 +381,7 @@ def test_two_may_count_at_once(db: ts.Database) -> None:
 
 
 def test_what_is_dropped_beside_counting_leaves_nothing(db: ts.Database) -> None:
-    """Dropping a generation while it is counted raises no error, and leaves no tables."""
+    """Dropping a generation while its messages are counted raises no error, and leaves no tally tables."""
     db.add_generation()
     add = TallyTables.add
 
@@ -415,7 +415,7 @@ with ts.open(path, mode="r+", auto_compact=False) as db:
 def test_killed_again_and_again_it_counts_what_is_there(
     tmp_path: Path, run_until: Callable[..., object], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a kill at any write of counting or of a delete, counts are exact, and counting continues."""
+    """After a kill at any write by counting or by a delete, counts are exact, and counting continues."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 20)
     path, times = tmp_path / "db", list[int]()
@@ -436,7 +436,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
                 held[message.topic] = held.get(message.topic, 0) + 1
             assert held == {tally.topic: tally.messages for tally in db.topics()}
             assert db.verify().ok
-            if what == "delete":  # the next delete needs tables, which may be gone
+            if what == "delete":  # the next delete needs tally tables, which the kill may have left missing
                 db.compact()
     with ts.open(path, mode="r+", auto_compact=False) as db:
         db.compact()
@@ -444,7 +444,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
 
 
 def test_a_damaged_table_is_told(db: ts.Database) -> None:
-    """`verify` reports a damaged table; counts are read from the messages, and a delete removes the table."""
+    """`verify` reports a damaged tally table; counts are read from the messages, and a delete removes the table."""
     everything = db.topics()
     db.compact()
     shard = db.storage.shards[0]

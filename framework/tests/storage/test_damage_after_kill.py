@@ -139,7 +139,7 @@ def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str,
 
 @pytest.mark.parametrize("options", [*WAYS[:-1], pytest.param(WAYS[-1], marks=pytest.mark.slow)], ids=str)
 def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Damage is reported with the database's path, even if a copy or links of the shard were opened."""
+    """Damage is reported with the database's path, even if the engine opened a copy or links of the shard's files."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), "flipped"):
         path = shutil.copytree(killed, tmp_path / "db")
         flip_middle(path / name)
@@ -152,7 +152,7 @@ def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[s
 
 @pytest.mark.parametrize("what", ["directory", "main file"])
 def test_what_is_gone_is_a_loss(killed: Path, tmp_path: Path, what: str) -> None:
-    """A missing shard directory or main file raises `DataLossError`, however it is opened, and nothing is created."""
+    """A missing shard directory or main file raises `DataLossError` in any mode, and nothing is created."""
     path = shutil.copytree(killed, tmp_path / "db")
     shard = path / "shard-0001"
     (main,) = (file for file in shard.iterdir() if file.name in ("CURRENT", "shard.duckdb"))

@@ -103,7 +103,7 @@ with open(report, "w") as file:
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self to look at files in")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_no_file_becomes_a_standard_stream(tmp_path: Path, backend: str) -> None:
-    """A database's files never get the numbers of closed standard streams, into which the program could print."""
+    """A database's files never get the descriptors of closed standard streams, to which the program could print."""
     need(backend)
     subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "db", backend, tmp_path / "report"], check=True)
     assert [os.devnull] * 6 == (tmp_path / "report").read_text().split()

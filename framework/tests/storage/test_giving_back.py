@@ -1,4 +1,4 @@
-"""After any failure in opening, using or closing a database, nothing is left open, and it can be opened again."""
+"""If opening, using or closing a database fails, nothing is left open, and the database can be opened again."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
-    """Open a database, use all its parts, and close it."""
+    """Open a database, use all its features, and close it."""
     with ts.open(path, backend=backend, shards=2, plugins=["noting"]) as db:
         opened.append(db)
         with db.subscribe("#"), db.writer() as writer:
@@ -188,7 +188,7 @@ def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 @pytest.mark.parametrize("interrupting", [False, True])
 def test_a_close_that_failed_is_finished_by_the_next(tmp_path: Path, backend: str, interrupting: bool) -> None:
-    """After a failed or interrupted close, the next close closes the rest without an error, and no message is lost."""
+    """After a failed or interrupted close, the next close releases the rest without an error or loss of messages."""
     need(backend)
 
     def stored(directory: Path) -> ts.Database:

@@ -1,4 +1,4 @@
-"""Keyed messages: stored outside the streams, changed by plugins, one for each key, and kept when generations go."""
+"""Keyed messages are stored outside the streams by plugins, one for each key, and outlive generations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_message_is_kept_whole_under_its_key(db: ts.Database) -> None:
 
 
 def test_the_last_one_of_a_key_is_there(db: ts.Database) -> None:
-    """The last message of a key replaces earlier ones, in one batch and over several."""
+    """The last message of a key replaces earlier messages of the key, in one batch and over several."""
     store_under(db.storage, [ts.Message("a", b"%d" % n, "me") for n in range(3)], [b"wx", None, b"wx"])
     assert [b"2"] == [message.payload for _, message in messages_under(db.storage, db.shard_of("me"), b"w")]
     store_under(db.storage, [ts.Message("a", b"3", "me")], [b"wx"])
@@ -59,7 +59,7 @@ def test_they_come_by_prefix_in_order_of_keys(db: ts.Database) -> None:
 
 
 def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
-    """Deleting a keyed message's state key removes it, in one write with messages and other state."""
+    """Deleting the state key of a keyed message removes the message, in one write with messages and other state."""
     shard = db.shard_of("me")
     store_under(db.storage, [ts.Message("a", b"1", "me")], [b"wx"])
     db.store([ts.Message("b", b"2", "me")], state={shard: [FrameworkWrite(state_key(b"wx"), None)]})
@@ -89,7 +89,7 @@ def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
 
 
 def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
-    """With positions from the messages' own times, a keyed message has the time of its copy in the stream."""
+    """With positions from the messages' own times, a keyed message has the same time as its copy in the stream."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=5_000_000), ts.Message("b", b"2"), ts.Message("c", b"3", timestamp=7)]
         store_under(db.storage, rows, [b"wa", b"wb", b"wc"], stored=[True, True, False])
@@ -98,7 +98,7 @@ def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
 
 
 def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
-    """State and keyed messages are committed together; if a condition doesn't hold, neither is."""
+    """State and keyed messages are committed together; if a condition doesn't hold, neither are committed."""
     shard = db.shard_of("me")
     wrong = {shard: [ts.StateWrite(b"z", b"1", expect=b"other")]}
     with pytest.raises(ts.StateConflictError):
@@ -247,7 +247,7 @@ def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, reversing:
 
 
 def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin that changes the number of rows is refused for keyed messages, and accepted for ordinary batches."""
+    """A plugin that changes the number of rows is refused for keyed messages, but not for ordinary batches."""
     monkeypatch.setitem(registry().plugins, "thinning", Thinning())
     with ts.open(tmp_path / "db", backend="memory", plugins=["thinning"]) as db:
         two = [ts.Message("a", b"1"), ts.Message("b", b"2")]

@@ -46,7 +46,7 @@ def store(db: ts.Database, clock: Clock, topics: list[str], seconds: float = 1) 
 @settings(COSTLY, max_examples=tries(30, 300))
 @given(data=st.data())
 def test_what_is_counted_is_exact(tmp_path_factory: pytest.TempPathFactory, layout: str, data: st.DataObject) -> None:
-    """For every filter and positions, over shards and generations, a counted lag is exact."""
+    """The lag, if counted, is exact for every filter and position, over several shards and generations."""
     clock = Clock()
     path = tmp_path_factory.mktemp("lag") / "db"
     options = {"epoch_bits": 11} if layout == "wildcard_optimized" else {}
@@ -83,7 +83,7 @@ def in_bursts(number: int) -> int:
 def test_what_is_estimated_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: Callable[[int], int], off: float
 ) -> None:
-    """An estimate is marked as inexact, is close at a steady rate, and is at most the number of stored messages."""
+    """An estimated lag is marked as inexact, is close at a steady rate, and never exceeds the stored messages."""
     monkeypatch.setattr(module, "COUNTED", 500)
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=clock) as db:

@@ -1,4 +1,4 @@
-"""A process at its limit of open files gets an error that says so, and no damage is reported."""
+"""A process at its limit of open files gets an error that names this limit, and no damage is reported."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ say("left open", len(files()) - before, "")
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_too_many_open_files_are_told(tmp_path: Path, run_until: Callable[..., Any], backend: str) -> None:
-    """With any number of free file descriptors, an operation succeeds or says that there are too few."""
+    """With any number of free file descriptors, an operation succeeds or reports that there are too few."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
         db.store([ts.Message("t", b"%d" % n) for n in range(10)])
@@ -159,7 +159,7 @@ def test_too_many_open_files_are_told(tmp_path: Path, run_until: Callable[..., A
 
 
 def test_an_archive_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If an archive's files can't be read for lack of permission, replays and `verify` say so, and report no damage."""
+    """If an archive's files can't be read for lack of permission, replays and `verify` report that, and no damage."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("t", b"1")])
         db.add_generation()

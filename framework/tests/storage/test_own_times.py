@@ -105,7 +105,7 @@ class History:
                 self.db = ts.open(self.path)
 
     def check(self, db: ts.Database, topic_filter: str, start: int, until: int) -> None:
-        """Compare all kinds of replay; with `timestamps="message"`, also without `by`."""
+        """Compare all kinds of replay with the list; with `timestamps="message"`, also replays without `by`."""
         for how in ({"by": "timestamp"}, {}) if db.manifest.timestamps == "message" else ({"by": "timestamp"},):
             self.check_by(db, topic_filter, {"start": start, "until": until, **how})
 
@@ -130,7 +130,7 @@ class History:
         assert len(wanted) == db.explain(topic_filter, **bounds).messages
         for reverse in (False, True):
             place, found = ReplayPlace.beginning(db.storage, topic_filter, start, until, by=by, reverse=reverse), []
-            for _ in range(len(wanted) + 1):  # a page of one message each
+            for _ in range(len(wanted) + 1):  # pages of one message each
                 page = next(ReplayPlace.from_bytes(place.to_bytes()).batches(db.storage, 1), None)
                 if page is not None:
                     found += page[:1].to_messages()
@@ -260,7 +260,7 @@ def test_after_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_an_archived_generation(tmp_path: Path) -> None:
-    """An archived generation keeps its zones until it is dropped."""
+    """An archived generation keeps its zones until the generation is dropped."""
     pytest.importorskip("pyarrow")
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=START + n * 10**9) for n in range(30)])
@@ -279,7 +279,7 @@ def test_an_archived_generation(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
-    """Messages that were stored without zones are always read."""
+    """Messages that were stored without zones, by an older version, are read for every time range."""
     need("rocksdb")
     message = ts.Message("a", b"old", timestamp=START)
     with ts.open(tmp_path / "db", mode="x", backend="rocksdb") as db:
@@ -336,7 +336,7 @@ def messages_read(db: ts.Database) -> int:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
     """Half a million messages of a year; each batch has one of an earlier time, and one message is months late."""
-    path = tmp_path_factory.mktemp("large") / "db"  # counting in the background would read messages, too
+    path = tmp_path_factory.mktemp("large") / "db"  # background counting would also read messages
     with ts.open(path, mode="x", backend="memory", layout="block", auto_compact=False) as db:
         for batch in range(50):
             at = START + batch * 10_000 * 60 * SECOND
@@ -360,7 +360,7 @@ def test_hardly_more_than_a_zone_is_read_for_a_minute(large: ts.Database, how: d
 
 
 def test_nothing_is_read_for_a_time_without_messages(large: ts.Database) -> None:
-    """A replay of a time without messages reads nothing, also if zones have messages before and after it."""
+    """A replay of a time without messages reads nothing, even if each zone has messages before and after that time."""
     before = messages_read(large)
     for start in (START - 10**14, START + 10**15):
         assert [] == list(large.replay("a", start, start + SECOND, by="timestamp"))

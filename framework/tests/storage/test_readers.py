@@ -126,7 +126,7 @@ def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable
     """A reader sees everything committed when it was opened or last refreshed, and nothing newer."""
     writer = start("rocksdb", layout)
     writer.do("store 1000")
-    writer.pause()  # RocksDB's own threads flush and compact
+    writer.pause()  # RocksDB's own threads flush and compact in the meantime
     before = files(tmp_path / "db")
     with ts.open(tmp_path / "db", mode="r") as db:
         assert db.read_only
@@ -168,7 +168,7 @@ def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., 
 
 
 def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """A cursor goes on after a refresh without losing or repeating messages, whatever was merged or added."""
+    """A cursor continues after a refresh without losing or repeating messages, whatever was merged or added."""
     writer = start()
     writer.do("store 3000")
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -198,7 +198,7 @@ def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writ
 
 @pytest.mark.slow
 def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """Beside a busy writer, each refresh shows every message up to some batch exactly once."""
+    """Beside a busy writer, each refresh shows all messages up to some batch, each exactly once."""
     writer = start()
     writer.do("store 300")
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -215,7 +215,7 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
 
 @pytest.mark.slow
 def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
-    """A replaced view serves reads that began in it, and is freed after the last of them."""
+    """A view that a refresh replaces serves the reads that began in it, and is freed after the last of them."""
     with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", mode="r") as db:
         writer.store(some(5000))
         db.refresh()
@@ -235,7 +235,7 @@ def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
 
 
 def test_what_is_not_on_disk_is_not_shown_under_sync(tmp_path: Path) -> None:
-    """With `durability="sync"`, a reader fsyncs what it is about to show."""
+    """With `durability="sync"`, a reader fsyncs the files whose messages it is about to show."""
     with ts.open(tmp_path / "db", durability="sync") as writer:
         writer.store(some())
         with ts.open(tmp_path / "db", mode="r") as db:

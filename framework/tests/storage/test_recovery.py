@@ -187,7 +187,7 @@ def test_an_engine_that_can_not_be_opened_is_opened_later(tmp_path: Path) -> Non
 
 
 def test_memory_can_not_be_opened_again(tmp_path: Path) -> None:
-    """A shard that isn't persistent can't be recovered, and keeps its messages readable."""
+    """A shard that isn't persistent can't be recovered after a failed write, but its messages stay readable."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("t", b"1")])
         _fail(db)

@@ -1,4 +1,4 @@
-"""Merging streams: rows and order equal those of a plain sort, and the cost is proportional to the rows."""
+"""Merging streams: rows and their order equal those of a plain sort, and the cost is proportional to the rows."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_of_many_streams_few_messages_each_are_held() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_replay_goes_on_between_messages_at_one_position(tmp_path: Path, reverse: bool) -> None:
-    """Pages of one message each return every message once, also those of several shards at the same position."""
+    """Pages of one message each return every message once, even if several shards have messages at one position."""
     with ts.open(tmp_path / "db", backend="memory", shards=3, clock=lambda: 1_700_000_000_000_000) as db:
         ids = db.store([Message("a", b"%d" % number, f"client-{number}") for number in range(12)]).ids
         assert len({one.position for one in ids}) < 12

@@ -1,4 +1,4 @@
-"""Replays in reverse: how few older messages they read, and how `limit`, `start` and `until` bound them."""
+"""Reverse replays: how few older messages they read, and the effects of `limit`, `start` and `until`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ START = 1_700_000_000 * SECOND
 
 
 def filled(path: Path, often: int) -> ts.Database:
-    """Return a database of 40 hours, with messages every six minutes, and now and then one of a rare topic."""
+    """Return a database of 40 hours, with a message every six minutes, and occasionally one of a rare topic."""
     now = [START]
     how: dict[str, Any] = {"backend": "memory", "layout": "reference", "shards": 2, "clock": lambda: now[0]}
-    db = ts.open(path, mode="x", auto_compact=False, **how)  # counting would read messages, too
+    db = ts.open(path, mode="x", auto_compact=False, **how)  # background counting would also read messages
     for number in range(400):
         now[0] += 360 * SECOND
         rare = [ts.Message("rare/x", b"%d" % number, "r")] if number % 50 == 0 else []
@@ -72,7 +72,7 @@ def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_bounds(db: ts.Database, reverse: bool) -> None:
-    """`limit` may be 0 or above the number of messages; `start` and `until` apply; wrong values raise at once."""
+    """`limit` may be 0 or exceed the number of messages; `start` and `until` apply; invalid values raise at once."""
     assert [] == list(db.replay("#", reverse=reverse, limit=0))
     assert 8 == len(list(db.replay("rare/x", reverse=reverse, limit=10**9)))
     some = list(db.replay("rare/x", START, START + 101 * 360 * SECOND, reverse=reverse, limit=2))

@@ -1,7 +1,4 @@
-"""A reload reports which changed settings took effect and which need a restart.
-
-`/config` shows new values only of the settings that took effect.
-"""
+"""The contents of the database over HTTP: topics, client ids, last messages, streams, counts by time."""
 
 from __future__ import annotations
 

@@ -94,14 +94,14 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         ({"Host": "127.0.0.1.evil.example"}, 401),
         ({"Host": "[::1"}, 200),
         ({"Host": ""}, 401),
-        # a page of another site or of another local server
+        # a request from a page of another site or of another local server
         ({"Origin": "https://evil.example"}, 401),
         ({"Origin": "null"}, 401),
         ({"Origin": "http://127.0.0.1:1"}, 401),
         ({"Host": "localhost:5", "Origin": "https://localhost:5"}, 401),
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Sec-Fetch-Site": "same-site"}, 401),
-        # a proxy on this host
+        # a request that a proxy on this host forwards
         ({"X-Forwarded-For": "203.0.113.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-Host": "store.example"}, 401),
@@ -168,7 +168,7 @@ RULE = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
 
 
 def status(server: Server, **headers: str) -> int:
-    """Return the status of a request that would delete all messages."""
+    """Request the deletion of all messages; return the status of the response."""
     with client_of(server) as site:
         return site.delete("/messages", params={"filter": "#"}, headers=headers).status_code
 
@@ -199,7 +199,7 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
 ) -> None:
     """Access without a token from this machine ends with the first user or access rule, at the start or by a reload.
 
-    It returns when they are removed.
+    The access returns when the users and rules are removed.
     """
     users = tmp_path / "users"
     users.touch()

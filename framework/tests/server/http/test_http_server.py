@@ -39,7 +39,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
-    """Return an interface that isn't started, for an MQTT server that isn't either."""
+    """Return an HTTP interface and its MQTT server, neither of which is started."""
     return HttpServer(db, settings, Server(db), Descriptors.of(ServerSettings(http=settings), [db]))
 
 

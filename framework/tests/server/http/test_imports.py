@@ -30,7 +30,7 @@ def body(**changed: Any) -> bytes:
 
 
 def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Database) -> None:
-    """An import stores rows and progress in one write, and lists the progress."""
+    """An import stores its rows and its progress in one write, and a request for imports lists the progress."""
     done = http.post("/imports", content=body(retained=[True]), headers=MSGPACK)
     assert (200, {"count": 1, "lifted": 0}) == (done.status_code, done.json())
     assert [b"1"] == [one.payload for one in db.replay("imports/#")]

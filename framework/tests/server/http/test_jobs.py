@@ -19,7 +19,7 @@ from .conftest import client_of
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
-    """A database on disk whose exports go below the directory ``out`` beside it."""
+    """A database on disk, with its server; exports go to the directory ``out`` beside the database."""
     folder = tmp_path_factory.mktemp("jobs")
     with ts.open(folder / "db", backend="rocksdb", shards=2) as db:
         db.store([ts.Message(f"a/{number % 7}", b"x" * 20, f"c{number % 5}") for number in range(1_000)])
@@ -56,7 +56,7 @@ def ended(http: httpx.Client, number: int) -> dict[str, Any]:
 
 
 def test_a_verification_reports_what_it_read(http: httpx.Client) -> None:
-    """A verification reports its progress in messages, which is complete at the end."""
+    """A verification job reports its progress as a number of messages, which is complete at the end."""
     job = done(http, kind="verify")
     assert (job["state"], job["progress"], job["done"], job["total"]) == ("done", 1.0, 1_000, 1_000)
     assert job["result"] == {"ok": True, "messages": 1_000, "damages": []}
@@ -159,7 +159,7 @@ def test_what_can_t_be_cancelled_says_so(http: httpx.Client, own: tuple[ts.Datab
 
 
 def test_unknown_jobs_and_kinds(http: httpx.Client) -> None:
-    """An unknown job is 404, and an unknown kind is 400."""
+    """A request for an unknown job is answered with 404, and a job of an unknown kind with 400."""
     assert http.get("/jobs/99999").status_code == 404
     assert http.delete("/jobs/99999").status_code == 404
     assert http.post("/jobs", json={"kind": "format"}).status_code == 400

@@ -177,7 +177,7 @@ def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None
         assert writer.publish("c/x", b"").reason == (0x10 if v5 else 0)
         writer.ping()
         reader.ping()
-        bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a reserved flag is set
+        bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a SUBSCRIBE whose reserved flags are wrong
         assert bad.ended() is None or v5
         writer.leave()
     watched.until(lambda told: told("topicstore_mqtt_clients") == 0, "all clients are gone")

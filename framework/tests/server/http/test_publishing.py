@@ -313,7 +313,7 @@ print("all were read or refused")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [ARROW, PARQUET])
 def test_a_damaged_byte_anywhere_ends_neither_the_process_nor_in_a_fault(kind: str) -> None:
-    """A damaged byte anywhere in a body is read or refused, and never kills the process.
+    """A damaged byte anywhere in a body leads to a result or a refusal, and never kills the process.
 
     The test runs in a process of its own, because pyarrow aborts on some damaged footers.
     """

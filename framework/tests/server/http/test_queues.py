@@ -74,7 +74,10 @@ def test_bounds_hold_and_change(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("name", ["../../up", "..", "a/b//c", "%2F", "é", "x" * 500])
 def test_any_name_is_one_queue_within_the_database(http: httpx.Client, db: ts.Database, name: str) -> None:
-    """Any name is one queue within the database: names that look like paths don't escape, and return unchanged."""
+    """Any name is one queue within the database: names that look like paths don't escape its directory.
+
+    A listing returns each name unchanged.
+    """
     path = f"/queues/{httpx.QueryParams({'n': name})!s}".replace("n=", "").replace("+", "%20").replace("..", "%2E%2E")
     before = {one.name for one in db.path.parent.iterdir()}
     assert http.put(path, json={}).json()["name"] == name

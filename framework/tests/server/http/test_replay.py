@@ -99,7 +99,7 @@ def test_a_weight_that_is_none_counts_as_if_it_were_not_there(http: httpx.Client
 def test_the_format_is_the_one_that_a_client_likes_best(
     http: httpx.Client, accepts: list[str], chosen: str | None
 ) -> None:
-    """The response has the format that the client prefers, also with several Accept headers or refused formats."""
+    """The response has the format that the client prefers, even with several Accept headers or refused formats."""
     del http.headers["Accept"]
     answer = http.get("/messages", params={"filter": "nothing"}, headers=[("Accept", one) for one in accepts])
     assert answer.status_code == (406 if chosen is None else 200)
@@ -221,7 +221,7 @@ def test_deleting_needs_a_filter_and_says_how_many_went(http: httpx.Client, db: 
 def paged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ts.Database, Server]]:
-    """A served database of each kind of layout: the simplest, one with epochs, one with merged blocks."""
+    """Servers of databases with each kind of layout: the simplest, one with epochs, one with merged blocks."""
     path = tmp_path_factory.mktemp("paged") / "db"
     layout: str = request.param  # short epochs, because a replay waits for an epoch's end
     options = {layout: {"epoch_bits": 10}} if layout == "wildcard_optimized" else None

@@ -156,7 +156,7 @@ def _chunks(server: Server, path: str) -> Iterator[bytes]:
 
 
 def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Database, Server], db: ts.Database) -> None:
-    """For a client that doesn't read, the server encodes one message at a time, also if many are waiting."""
+    """For a client that doesn't read, the server encodes one message at a time, even if many messages wait."""
     sizes = [10, 600_000, *[40_000] * 50, 0]
     db.store([ts.Message("pieces/a", bytes(size)) for size in sizes])
     pieces, got = [], b""

@@ -25,7 +25,7 @@ EXPLAIN = b"GET /api/v5/messages/explain?order=any HTTP/1.1\r\nHost: localhost\r
 
 
 class HeldFetches:
-    """Database reads that are counted, and wait until the test releases them."""
+    """A patch that counts database reads, and delays them until the test releases them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on, self.begun = threading.Event(), 0
@@ -89,7 +89,7 @@ def test_what_clients_have_asked_for_ends_when_they_go(
 
 
 def submitted(threads: FairThreads, of: Asking, call: Any) -> Future[Any]:
-    """Submit work for a request."""
+    """Submit a call to the request threads as work for a request."""
     token = asking.set(of)
     try:
         return threads.submit(call)
