@@ -249,7 +249,7 @@ def test_the_trie_is_read() -> None:
 
 
 def test_the_trie_is_written() -> None:
-    """Learning the topics writes the edges in order of growth, and the streams at their ends."""
+    """Learning the topics writes the trie's edges in order of growth, and each stream at the end of its edges."""
     trie, write = LearnedTopics(GENERATION, THRESHOLDS), WriteBatch()
     for topic in LEARNED:
         trie.learn(topic)

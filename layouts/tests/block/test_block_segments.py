@@ -41,7 +41,7 @@ def segments(engine: Engine | None = None, generation: int = GENERATION) -> Segm
 
 
 def made(spans: Sequence[tuple[int, int, int, Span, Span]], small: int, base: int = 10, end: int = 40) -> Segment:
-    """Return an index of frames with these rows, lowest and highest positions, and first and last topics."""
+    """Return an index of frames with the given rows, positions (lowest and highest), and topics (first and last)."""
     rows, lowest, highest, first, last = map(list, zip(*spans, strict=True)) if spans else ([], [], [], [], [])
     topics = sorted({topic for _, topic in [*first, *last]})
     places = [
@@ -135,7 +135,7 @@ Row = tuple[int, str, int]
 
 @st.composite
 def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
-    """Return an index and sorted rows of large and small streams in frames, some of which lost all rows to a delete."""
+    """Return an index and sorted rows of large and small streams in frames; a delete has emptied some frames."""
     frames: list[list[Row]] = []
     small = 0
     for streams in (st.sampled_from([1, 4, 6]), st.sampled_from([2, 3, 5, 9])):
@@ -418,7 +418,7 @@ def test_a_damaged_index(merged: Merged, at: int) -> None:
 
 @pytest.mark.parametrize("text", ["#", "big/0", "none/+"])
 def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, text: str) -> None:
-    """A read up to a bound doesn't fail for damage after the bound."""
+    """A read up to a bound doesn't fail because of damage after the bound."""
     first, second, _ = merged.segments
     merged.put(INDEX, (1, second.end, 0), b"")
     slab = merged.db.storage.shards[0].generations.slab(1)
@@ -429,7 +429,7 @@ def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, t
 
 
 def test_a_missing_index(merged: Merged) -> None:
-    """Verification reports a missing index by the stored total number of messages."""
+    """Verification detects a missing index by comparing with the stored total number of messages."""
     merged.put(INDEX, (1, merged.segments[1].end, 0), None)
     assert (140, [TOTAL]) == merged.verified()
 

@@ -95,7 +95,7 @@ def test_one_stream_is_never_mixed(stored: Stored) -> None:
 
 
 def test_streams_behind_each_other_are_read_apart(stored: Stored) -> None:
-    """A block that interleaves with no other block of its batch is read by itself."""
+    """If a block's positions don't interleave with other blocks of its batch, it is read separately."""
     stored.put([*numbered(["a"], 300), *numbered(["b", "c"], 600)])
     assert [(1, 300), (2, 300), (3, 300)] == shapes(stored)
     Reader(stored, ALL, "#").step(stored.last, limit=300)
@@ -176,7 +176,7 @@ def test_readers_with_small_limits_read_a_segment_once_each(stored: Stored) -> N
 
 
 def test_a_kept_block_is_not_read_after_a_delete(stored: Stored) -> None:
-    """A reader in the middle of a block doesn't return rows that were deleted since its last call."""
+    """After a delete, a reader in the middle of a cached block doesn't return the deleted rows."""
     stored.put(numbered(["a", "b"], 100))
     reader = Reader(stored, ALL, "#")
     reader.step(stored.last, limit=10)
@@ -192,7 +192,7 @@ def test_a_reader_of_a_stream_passes_over_the_others(stored: Stored) -> None:
     assert (0, 0, 0, 0) == (counters.seeks, counters.visited, counters.skipped, counters.rows)
     stored.check("b")
     assert (5, 5, 1_500) == (counters.visited, counters.skipped, counters.rows)
-    assert 3 == counters.seeks  # a call ends after two batches of 300 rows
+    assert 3 == counters.seeks  # each call ends after two batches of 300 rows
 
 
 def test_mixed_blocks_are_skipped_by_their_topics(stored: Stored) -> None:
@@ -269,7 +269,7 @@ def test_info(stored: Stored) -> None:
 
 
 def test_picked_rows_are_joined_up_to_the_limit(stored: Stored) -> None:
-    """A call for few rows of each block continues as long as a further whole block would fit its limit."""
+    """A call that selects few rows of each block continues as long as one more whole block would fit its limit."""
     for _ in range(20):
         stored.put(numbered(["a", "b", "c", "d"], 400))
     assert [2_000] == calls(stored, "b")
@@ -297,7 +297,7 @@ def test_delete_by_topic(stored: Stored) -> None:
 
 
 def test_deleted_last_rows_leave_the_key(stored: Stored) -> None:
-    """A block keeps its key when its last rows are deleted, so that readers in the middle of it find it."""
+    """A block keeps its key when its last rows are deleted, so that readers that stopped within it find it again."""
     stored.put(numbered(["a", "b"], 10))
     stored.put(numbered(["a"], 10))
     before = [(block.last, block.base, block.stream) for block in blocks(stored)]
