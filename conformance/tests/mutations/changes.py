@@ -28,7 +28,7 @@ def result(changed: Callable[[Any], Any]) -> Change:
 
 
 def lie(value: Any = None) -> Change:
-    """Return a value without calling the method."""
+    """Return the given value without calling the method."""
     return lambda call, me, given: value
 
 
@@ -83,7 +83,7 @@ def swallow(*errors: type[Exception], value: Any = None) -> Change:
 
 
 def fail(error: Exception) -> Change:
-    """Raise an error without calling the method."""
+    """Raise the given error without calling the method."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         raise error
@@ -92,7 +92,7 @@ def fail(error: Exception) -> Change:
 
 
 def disguise(error: type[Exception], other: type[Exception]) -> Change:
-    """Replace an error that the method raises by another one."""
+    """Replace an error that the method raises by another error."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         try:
@@ -132,7 +132,7 @@ def late(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> None:
 
 
 def stale(by: Callable[[dict[str, Any]], Any]) -> Change:
-    """Return the result of the first call with the same key, which ``by`` computes from the arguments."""
+    """Return the result of the first call with the same key; ``by`` computes the key from the arguments."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         known = vars(me).setdefault("_known", {})
