@@ -39,7 +39,7 @@ def document(*arguments: object) -> dict[str, Any]:
 
 
 def asked(found: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the filters with their weights, without the first and the last, which replay everything."""
+    """Return the filters with their weights, except the first and the last, which replay everything."""
     return [(question["topic_filter"], question["weight"]) for question in found["questions"]][1:-1]
 
 

@@ -102,7 +102,7 @@ def test_another_machine_makes_everything_worse_but_not_relative_to_a_contender(
 
 
 def test_sizes_are_not_relative(make_run: RunMaker) -> None:
-    """Sizes are not compared relative to the reference, so a larger reference doesn't make others look smaller."""
+    """Sizes are compared in bytes and not relative to the reference contender, whose size may change, too."""
 
     def larger(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": row["value"] * 4} if (row["contender"], row["unit"]) == ("SQLite", "bytes") else row
