@@ -144,7 +144,7 @@ def read(db: ts.Database) -> None:
     db.flush()
 
 
-# Python only reports what a signal handler raises within an object's `__del__`.
+# Python only prints an exception that a signal handler raises within an object's `__del__`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb", "memory"])
 @pytest.mark.parametrize("call", [store, read])

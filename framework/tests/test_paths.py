@@ -178,7 +178,7 @@ def calls(work: Callable[[], object], repeat: int = 20) -> int:
 
 
 def test_a_message_takes_no_more_calls(tmp_path: Path) -> None:
-    """Storing a batch, storing one message, and publishing until the PUBACK each make at most the recorded calls."""
+    """Storing a batch, storing one message, and publishing until the PUBACK make no more calls than recorded."""
     with ts.open(tmp_path / "db") as db:
         session = db.sessions.open("me")
         session.subscribe("b/#")

@@ -217,7 +217,7 @@ def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
 
 
 def test_bad_state(db: ts.Database) -> None:
-    """Missing shards, reserved keys and objects other than `StateWrite` are refused, together with the messages."""
+    """Missing shards, reserved keys and objects other than `StateWrite` are refused with the call's messages."""
     wrong: tuple[Any, ...] = (
         *({shard: []} for shard in (-1, 3, "0")),
         *({0: writes} for writes in ({b"k": b"v"}, [b"k"], [("k", b"v")])),

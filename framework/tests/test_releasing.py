@@ -52,7 +52,7 @@ def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
 
 
 def test_an_opening_that_fails_tells_why() -> None:
-    """If an opening fails and so does releasing, the opening's error is raised, with a note about the other."""
+    """If an opening fails and so does releasing, the opening's error is raised, with a note about the other error."""
     done: list[int] = []
 
     def opening() -> None:

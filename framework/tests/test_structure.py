@@ -16,7 +16,7 @@ ON_TOP = ("cli", "client", "files", "server", "spark", "__init__.py")
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Yield the modules that a file imports at any place."""
+    """Yield the modules that a file imports anywhere, also within functions."""
     gc.disable()  # a destructor within `ast.parse` can break it: https://github.com/python/cpython/issues/106905
     try:
         tree = ast.parse(file.read_text())

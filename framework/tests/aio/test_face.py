@@ -74,7 +74,7 @@ def test_it_has_the_same_names(pairs: dict[str, Pair]) -> None:
 
 
 def test_methods_have_the_same_parameters(pairs: dict[str, Pair]) -> None:
-    """Methods have the same parameters, defaults and types in both APIs; only a session is an `AsyncSession`."""
+    """Methods have the same parameters, defaults and types in both APIs, except that sessions are `AsyncSession`."""
     for kind, (synchronous, asynchronous) in pairs.items():
         for name in names(synchronous):
             method = getattr(synchronous, name)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def cancelled(call: Coroutine[Any, Any, T], turns: int, *, really: bool = True) -> T | None:
-    """Begin a call, cancel it after `turns` turns of the loop, and return its result if it had finished before."""
+    """Begin a call, cancel it after `turns` iterations of the event loop, and return its result if it has finished."""
     task = asyncio.create_task(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -102,7 +102,7 @@ async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> 
 
 
 async def test_a_timed_out_iteration_goes_on(db: ts.AsyncDatabase) -> None:
-    """A wait for a message that is cancelled doesn't end the iteration."""
+    """Cancelling a wait for a message doesn't end the iteration."""
     async with db.subscribe("#") as subscription:
         waiting = asyncio.ensure_future(anext(subscription))
         await asyncio.sleep(0)

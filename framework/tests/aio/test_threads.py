@@ -161,7 +161,7 @@ async def test_calls_see_the_context_of_their_task() -> None:
 
 
 async def test_what_was_taken_for_a_cancelled_task_is_for_the_next() -> None:
-    """An item that was taken for a cancelled task goes to the next one, once and in order."""
+    """An item that was taken for a cancelled task goes to the next task, once and in order."""
     threads, gate = Threads(), Gate()
     handover: Handover[str] = Handover(threads)
     first = asyncio.create_task(handover.take(gate))

@@ -68,7 +68,7 @@ REFUSED = (
     "sessions show nobody",
     "learned-topics --generation 9",
     "queue read nothing",
-    # names that look like steps in a path
+    # names such as ``..``, which look like parts of a path
     "sessions show ..",
     "sessions show . --json",
     "queue read ..",
@@ -279,7 +279,7 @@ def test_what_is_stored_meanwhile_is_followed(read: Pair) -> None:
 
 
 def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
-    """An error that ends a replay follows the readable messages, and is the same as without a server."""
+    """An error that ends a replay is printed after the readable messages, and is the same as without a server."""
     need("leveldb")
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
     with ts.open(served, backend="leveldb", layout="skipstream") as db:

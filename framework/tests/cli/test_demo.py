@@ -63,7 +63,7 @@ def test_the_second_act(tmp_path: Path, published: int) -> None:
 
 
 def test_the_second_act_finds_doubles() -> None:
-    """The MQTT part reports a duplicate delivery at QoS 2 as an error."""
+    """The demo's MQTT part reports a duplicate delivery at QoS 2 as an error."""
     if (reason := mqtt_act.missing()) is not None:
         pytest.skip(reason)
     readers = [Subscriber(f"reader-{qos}", 4, Progress(), qos, "#") for qos in (1, 2)]

@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, made: Path) -> Path:
-    """A copy of `made`."""
+    """A copy of the database that `made` returns."""
     return shutil.copytree(made, tmp_path / "db")
 
 

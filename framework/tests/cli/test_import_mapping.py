@@ -466,7 +466,7 @@ def retained(path: Path) -> dict[str, bytes]:
 
 
 def test_retained_messages_are_kept_if_it_is_asked_for(write: Write, target: Path, tmp_path: Path) -> None:
-    """Retained messages are set only with `--retain`; otherwise the import reports how many were not."""
+    """Retained messages are set only with `--retain`; otherwise the import reports how many it didn't set."""
     file = write(RETAINED)
     told = run("import", tmp_path / "other", file).stdout
     assert "20 messages with the retain flag did not become retained messages; --retain does that" in told

@@ -46,7 +46,7 @@ def test_what_changes_something_says_who_has_it_open(written: ts.Database) -> No
 
 @pytest.mark.parametrize("backend", ["leveldb", "duckdb"])
 def test_a_backend_that_cannot_be_read_beside_its_writer_says_what_can_be_done(tmp_path: Path, backend: str) -> None:
-    """A copy of the database `made`."""
+    """If the backend can't read beside a writer, the error names the backend and the alternatives."""
     with ts.open(tmp_path / "db", mode="x", backend=backend, layout="table" if backend == "duckdb" else "block"):
         said = run("info", tmp_path / "db", code=4).stderr
     assert backend in said.lower()

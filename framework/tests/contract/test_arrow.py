@@ -227,7 +227,7 @@ def test_a_null_is_refused_by_its_row(name: str) -> None:
 
 
 def test_times_and_properties_may_be_null() -> None:
-    """A null time or properties become None, also in a column of the null type."""
+    """Null times and null properties become None, also in a column of the null type."""
     for nulls in (pa.nulls(2), pa.nulls(2, pa.timestamp("ns"))):
         assert read("timestamp", nulls) == [None, None]
     for nulls in (pa.nulls(2), pa.nulls(2, PROPERTIES)):

@@ -59,7 +59,7 @@ def test_any_iterable_of_messages_will_do(kind: Any) -> None:
 
 
 def test_an_error_inside_a_generator_stays_what_it_is() -> None:
-    """An AttributeError of the caller's own is not mistaken for a bad message."""
+    """An AttributeError that the caller's generator raises is not mistaken for a bad message."""
 
     def rows() -> Any:
         yield GOOD
@@ -237,7 +237,7 @@ def test_what_is_no_iterable_is_a_type_error(rows: Any) -> None:
 
 
 def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
-    """Fields are validated one after another in the order of `Message`, so the first bad field is reported."""
+    """Fields are validated one after another, so an error in an earlier field precedes one in an earlier row."""
     rows = [changed("qos", 3), changed("topic", "#")]
     assert refused(rows, "wildcard").index == 1
 
@@ -266,7 +266,7 @@ def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_number() -> None:
-    """At most 65,536 valid topics are cached, and bad ones are refused afterwards."""
+    """At most 65,536 valid topics are cached, and bad topics are still refused when the cache is full."""
     known = validation._Known(validation._check_topic, "\0+#")
     for start in range(0, 200_000, 7_000):
         known.check([f"t/{number}" for number in range(start, start + 7_000)])
@@ -352,7 +352,7 @@ def formed(rows: list[Message], form: str, first: int = 2**63, shard: int = 3) -
 
 @given(st.lists(lists, min_size=1, max_size=4), st.booleans(), st.data())
 def test_parts_and_joins_are_those_of_the_messages(parts: list[list[Message]], new: bool, data: st.DataObject) -> None:
-    """Slicing, taking rows and concatenation of batches equal those of lists, in all forms of columns."""
+    """Slicing, taking rows and concatenating work on batches as on lists of messages, in all forms of columns."""
     forms = ["new"] if new else data.draw(st.lists(st.sampled_from(["stored", "numpy", "arrow"]), min_size=1))
     batches = [
         formed(rows, forms[number % len(forms)], 2**63 + 1_000 * number, number % 2)
@@ -395,7 +395,7 @@ def test_a_whole_slice_is_the_batch_itself() -> None:
 
 
 def test_nothing_joins_to_nothing() -> None:
-    """Empty batches concatenate to an empty batch, and leave a batch beside them unchanged."""
+    """Empty batches concatenate to an empty batch, and add nothing to other batches."""
     batch = stored([GOOD])
     assert len(MessageBatch.concat([])) == 0
     assert len(MessageBatch.concat([MessageBatch.empty(), MessageBatch.empty()])) == 0

@@ -67,7 +67,7 @@ def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
 
 @given(columns(min_size=1), st.data())
 def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.DataObject) -> None:
-    """`take` returns the rows at the given indices, with repetitions, or none."""
+    """`take` returns the rows at the given indices, even if indices are repeated or there are none."""
     column, expected = both
     indices = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
     actual = take(column, np.array(indices, dtype=np.intp))

@@ -33,7 +33,7 @@ def packed(*fields: Any) -> bytes:
 def test_an_cursor_comes_back_from_its_bytes(
     database: bytes, shard: int, generation: int, stream: int, topic_filter: str, place: bytes
 ) -> None:
-    """All fields are the same after conversion to bytes and back."""
+    """All fields of a cursor are the same after conversion to bytes and back."""
     one = Cursor(database, shard, generation, stream, topic_filter, place)
     assert one == Cursor.from_bytes(one.to_bytes())
 
@@ -48,7 +48,7 @@ def test_the_stored_form_is_frozen() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_any_kind_of_bytes_will_do(kind: type) -> None:
-    """Bytes, bytearray and memoryview are accepted, and are copied."""
+    """Cursors can be read from bytes, bytearray and memoryview, which are copied."""
     one = Cursor.from_bytes(kind(ONE.to_bytes()))
     assert one == ONE
     assert (bytes, bytes) == (type(one.database), type(one.place))
@@ -62,7 +62,7 @@ def test_an_cursor_cannot_be_changed() -> None:
 
 
 def test_every_damaged_byte_is_noticed() -> None:
-    """A change of any single byte is detected."""
+    """A change of any single byte of a cursor is detected."""
     good = ONE.to_bytes()
     for place in range(len(good)):
         for change in range(1, 256):
@@ -105,7 +105,7 @@ def test_other_versions_are_refused(version: int) -> None:
 @pytest.mark.parametrize("field", range(6))
 @pytest.mark.parametrize("value", [None, True, 1.0, -1, "text+", b"\xff", [1], {"a": 1}], ids=repr)
 def test_fields_of_the_wrong_type_are_refused(field: int, value: Any) -> None:
-    """A field of a wrong type or a negative number is refused, even with a valid checksum."""
+    """A field of a wrong type, or a negative number, is refused, even with a valid checksum."""
     if field in (0, 5) and isinstance(value, bytes):
         return
     with pytest.raises(InvalidCursorError):

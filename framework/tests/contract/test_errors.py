@@ -59,7 +59,7 @@ def test_a_message_error_names_the_message() -> None:
 
 
 def test_corruption_names_its_place() -> None:
-    """The error's text begins with the place of the corruption; text and place survive pickling."""
+    """The error's text begins with the location of the corruption; text and location survive pickling."""
     for one in (
         errors.CorruptionError("bad checksum", "block 7"),
         pickle.loads(pickle.dumps(errors.CorruptionError("bad checksum", "block 7"))),

@@ -159,7 +159,7 @@ def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
 
 
 class Nowhere(tzinfo):
-    """A zone without an offset, in which Python considers a datetime naive."""
+    """A time zone without an offset, in which Python considers a datetime naive."""
 
     def utcoffset(self, _: datetime | None) -> timedelta | None:
         return None

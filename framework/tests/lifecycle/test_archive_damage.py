@@ -21,7 +21,7 @@ Fill = Callable[..., None]
 
 @pytest.fixture
 def target(db: ts.Database, tmp_path: Path) -> Path:
-    """An export to which both generations were archived, and of which nothing was read."""
+    """An export to which both sealed generations were archived, and whose files no replay has read."""
     db.archives.archive(tmp_path / "export")
     return tmp_path / "export"
 
@@ -130,7 +130,7 @@ def test_it_is_named_and_the_rest_is_there(db: ts.Database, target: Path, kind: 
 
 
 def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path) -> None:
-    """Archived messages are readable again as soon as their files are back, without reopening."""
+    """Archived messages are readable again as soon as their files are back, without reopening the database."""
     target, before = tmp_path / "export", list(db.replay("#", order="time"))
     db.archives.archive(target)
     target.rename(tmp_path / "elsewhere")

@@ -52,7 +52,7 @@ def by_publisher(messages: Iterator[ts.Message]) -> dict[tuple[str, str], list[t
 
 @attrs.frozen
 class History:
-    """Batches of messages by generation, the layouts of generations, those to archive, and replays to compare."""
+    """Batches by generation, the generations' layouts, the generations to archive, and replays to compare."""
 
     generations: list[tuple[str, list[list[ts.Message]]]]
     archived: set[int]

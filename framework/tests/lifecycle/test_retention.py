@@ -222,7 +222,7 @@ def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Databa
 
 
 def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: Clock) -> None:
-    """A clock that was set to 1970 and back drops no message before its age."""
+    """If the clock was set to 1970 and back, no message is dropped before its age."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("1")])
@@ -268,7 +268,7 @@ def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
 
 
 def test_a_clock_that_was_set_back_still_rotates(quiet: ts.Database, clock: Clock) -> None:
-    """Generations begun with the clock slightly ahead are rotated on time, and those begun far ahead at once."""
+    """Generations begun with the clock slightly ahead are rotated on time; far ahead, they are rotated at once."""
     db = quiet
     db.retention.set(rotate_every=10)
     for ahead, waits in ((5, True), (15, False)):

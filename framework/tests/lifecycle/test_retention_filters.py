@@ -226,7 +226,7 @@ def test_damage_in_one_shard_keeps_no_other_from_its_work(
 
 
 def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
-    """`why` gives the reason for what stays: no limit, no messages, the current generation, its age, or a filter."""
+    """`why` says why something stays: no limit, no messages, the current generation, a generation's age, a filter."""
     assert db.retention.run().why == ("no limit is set, so nothing goes",)
     db.retention.set(max_bytes=10**9)
     assert "messages are refused" in db.retention.run().why[0]

@@ -236,7 +236,7 @@ class RetentionHistories(RuleBasedStateMachine):
         assert set(before) & set(generations) <= set(self.archived)
 
     def check_due(self) -> None:
-        """Check that all that was due is gone, unless the clock was set."""
+        """Check that everything that was due is gone, unless the clock was set."""
         oldest = 0 if self.whole is None else self.clock.now - self.whole * SECOND
         for number in self.generations[:-1] if not self.jumps else ():
             stored = [row for row in self.rows.values() if row.generation == number]
@@ -438,7 +438,7 @@ def number_of(message: ts.Message) -> int:
 
 
 class RetentionHistoriesOnDisk(RetentionHistories):
-    """The same histories on disk, with restarts and kills."""
+    """`RetentionHistories` on disk, with restarts and kills."""
 
     backend, layouts = "rocksdb", ["block", "skipstream"]
 

@@ -93,7 +93,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=_rows)
     def route(self, rows: list[tuple[str, int]]) -> None:
-        """Publish messages that aren't stored: each present follower receives them once."""
+        """Publish messages that aren't stored: each follower that exists receives them once."""
         messages = self._messages(rows)
         assert 0 == self.db.publish(messages).stored
         for follower in self.followers:

@@ -128,7 +128,7 @@ def test_new_topics_and_generations_come(db: ts.Database) -> None:
 
 
 def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> None:
-    """A full window holds back unstored messages, too: `fetch` returns an empty batch until room is acknowledged."""
+    """A full window holds back unstored messages, too: `fetch` returns an empty batch until an acknowledgement."""
     with plain.subscribe("#", window=1) as subscription:
         plain.publish([ts.Message("a", b"1", "c"), ts.Message("a", b"2", "c")])
         first = subscription.fetch(timeout=PATIENCE)
@@ -436,7 +436,7 @@ def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
 
 
 def test_threads_share_one_subscription(plain: ts.Database) -> None:
-    """Several threads that fetch from one subscription get different batches, and together everything."""
+    """Several threads that fetch from one subscription get different batches, which together have every message."""
     plain.store(numbered(0, 5_000))
     with plain.subscribe("#", 0, batch_size=50) as subscription:
         taken: list[int] = []

@@ -34,7 +34,7 @@ def watcher(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visibi
 
 @contextmanager
 def together(watcher: VisibilityWatcher) -> Iterator[None]:
-    """Let the watcher start only after everything in the block was added."""
+    """Let the watcher start only after all waiters in the ``with`` block were added."""
     with patch.object(watcher._task, "wake"):
         yield
     watcher._task.wake()

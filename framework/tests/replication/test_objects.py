@@ -82,7 +82,7 @@ def test_every_record_comes_back(what: str, data: st.DataObject) -> None:
 @KINDS
 @given(data=st.data())
 def test_damage_of_any_kind_is_told_with_the_name_of_the_object(what: str, data: st.DataObject) -> None:
-    """Damage is reported with the object's name: a flipped bit, truncation, extra bytes, or another's contents."""
+    """Damage is reported with the object's name: a flipped bit, truncation, extra bytes, or other contents."""
     codec, name, records = RECORDS[what]
     stored = codec.encode(name, data.draw(records))
     check_damage(data, stored, lambda bad: codec.decode(name, bad, "s3://b"), f"s3://b: {what} {name}: ")
@@ -147,7 +147,7 @@ def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str
     ],
 )
 def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: str) -> None:
-    """Changes that don't unpack to the size in their entry are refused, without unpacking more or allocating it."""
+    """Changes that don't unpack to the size in their entry are refused, without unpacking or allocating more."""
     name = names.entry(1, 1)
     stored = objects._StoredEntry(
         kind=Kind.CHANGES,

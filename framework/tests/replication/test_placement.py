@@ -92,7 +92,7 @@ def test_of_an_owner_that_goes_only_its_shards_get_another(
 
 @pytest.mark.parametrize(("sites", "shards"), [(2, 8), (3, 16), (5, 64)])
 def test_owners_are_spread(sites: int, shards: int) -> None:
-    """Every site owns a shard, and none more than one and a half times an even share."""
+    """Every site owns a shard, and no site owns more than one and a half times an even share."""
     replicas = placed(shards, [f"site-{number}" for number in range(sites)], 3)
     owned = Counter(choose_owners([""] * shards, replicas))
     assert sites == len(owned)

@@ -56,7 +56,8 @@ def test_an_owner_that_was_stopped_and_goes_on_acknowledges_nothing_that_is_not_
     """A stopped owner that continues after a takeover and truncation acknowledges only changes that are in the log."""
     said(owner, 20)
     owner.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)  # one of its threads may be in a call that can't be interrupted
+    # one of the process's threads may be in a call that can't be interrupted
+    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
     heir = Site(open_log_store(tmp_path.as_uri()), "heir")
     assert heir.log.take_over(2)
     heir.propose(b"next")

@@ -50,7 +50,7 @@ def embedded(db: ts.Database) -> Iterator[Embedded]:
 def mqtt() -> Iterator[Serving]:
     """A server over TCP and WebSocket that all tests of the session share.
 
-    They use topics and client ids made from the fixture `name`.
+    Tests use topics and client ids made from the fixture `name`.
     """
     need("rocksdb")
     with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:

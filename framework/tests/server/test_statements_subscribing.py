@@ -137,7 +137,7 @@ def test_when_retained_messages_come(connect, name: str) -> None:  # type: ignor
 
 @statement("3.8.3-3")
 def test_no_local(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """With No Local, a client doesn't receive its own messages, and other clients do."""
+    """With No Local, a client doesn't receive its own messages, but other clients receive them."""
     client, other = connect(name), connect()
     client.subscribe(name, options=NO_LOCAL)
     other.subscribe(name)
@@ -170,7 +170,7 @@ def test_overlapping_subscriptions(connect, name: str) -> None:  # type: ignore[
 @both
 @statement("4.8.2-3", "4.8.2-1")
 def test_a_group_shares_what_comes(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Each message of a shared subscription goes to one member, at its granted QoS.
+    """Each message of a shared subscription goes to one member, at the QoS granted to that member.
 
     A separate subscriber gets all messages.
     """

@@ -46,7 +46,7 @@ def opened(sessions: Sessions, *clients: str) -> list[Session]:
 
 @contextmanager
 def counted_writes(db: ts.Database) -> Iterator[list[int]]:
-    """Count the engine's writes within the block."""
+    """Count the engine's writes within a ``with`` block."""
     engine = type(db.storage.shards[0].writer.engine)
     write, counted = engine.write, [0]
 

@@ -72,7 +72,7 @@ def test_resuming_wakes_only_for_something(sessions: Sessions) -> None:
 
 
 def test_what_was_not_taken_before_a_pause_comes_after_it(sessions: Sessions, publish: Publishing) -> None:
-    """Messages and PUBRELs that exceeded a delivery's bytes before a pause are delivered after it."""
+    """Messages and PUBRELs that exceeded a delivery's limit of bytes before a pause are delivered after the pause."""
     session = subscribed(sessions, qos=2)
     publish(*"123", qos=2)
     assert ["1"] == payloads(session.deliver(max_bytes=1))

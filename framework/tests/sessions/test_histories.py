@@ -81,7 +81,7 @@ class Store(World):
         return result
 
     def call(self, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
-        """Call a method of the database, the sessions or a client's session; return also the published messages."""
+        """Call a method of the database, the sessions or a session; return its result and the published messages."""
         self.outcomes = []
         owner: Any = {"store": self, "db": self.db, "sessions": self.db.sessions}.get(target)
         owner = self.db.sessions.connected(target) if owner is None else owner
@@ -106,7 +106,7 @@ class Store(World):
         return [result.created if isinstance(result, SubscribeResult) else None for result in results]
 
     def open_rows(self, connects: Sequence[Connect]) -> list[bool]:
-        """Open sessions; return which were present."""
+        """Open sessions for many clients; return which of the sessions were already present."""
         return [one.present for one in self.db.sessions.open_many(connects) if isinstance(one, Session)]
 
     def end_rows(self, names: Sequence[str], how: str) -> None:
@@ -502,7 +502,7 @@ class Histories(SessionsMachine):
         picked=st.lists(st.integers(0, 20), max_size=12),
     )
     def turn(self, publisher: str, drawn: list[Drawn], limit: int, picked: list[int]) -> None:
-        """Publish, deliver to all, and let every client answer in part: the most frequent sequence of calls."""
+        """Publish, deliver to all clients, and let each send a part of its answers: the most frequent sequence."""
         self.publish(publisher, drawn)
         self.deliver_all(limit)
         for which in range(len(self.live())):

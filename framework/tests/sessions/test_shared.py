@@ -95,7 +95,7 @@ def test_no_local_is_refused(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
 def test_shares_are_even_and_few_slices_move(members: int) -> None:
-    """Slices are assigned evenly: members' numbers differ by at most one, and a new member takes only its share."""
+    """Slices are assigned evenly: members' numbers of slices differ by at most one, and a new member takes few."""
     owners: list[int | None] = [None] * SLICES
     for count in range(1, members + 1):
         total = dict.fromkeys(range(count), 0)

@@ -165,7 +165,7 @@ def plugin() -> Failing:
 def failing(
     request: pytest.FixtureRequest, tmp_path: Path, plugin: Failing, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ts.Database]:
-    """A database with the failing plugin."""
+    """A database that is opened with the plugin `Failing`."""
     monkeypatch.setitem(registry().plugins, "failing", plugin)
     with ts.open(tmp_path / "db", backend="memory", shards=request.param, clock=clock, plugins=["failing"]) as db:
         yield db

@@ -79,7 +79,7 @@ def stored(db: ts.Database) -> list[Any]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_writes_that_are_applied_as_one_are_stored_as_one_batch(tmp_path: Path, layout: str) -> None:
-    """The engine holds the same bytes as after one batch of all their messages."""
+    """Writes that are applied as one leave the same bytes in the engine as one batch of all their messages."""
     clock = {"clock": lambda: NOW, "auto_compact": False}
     with ts.open(tmp_path / "one", shards=2, layout=layout, **clock) as db:
         db.store([message(number) for number in range(50)])

@@ -75,8 +75,8 @@ class Interrupted(KeyboardInterrupt):
 def interrupted_at(step: int, work: Callable[[], None]) -> bool:
     """Call a function, and interrupt it at a step; return whether the step was reached.
 
-    Steps are the points where Python runs signal handlers: the beginning of a function and the return from C. Resuming
-    a generator is none, because an exception raised there would skip its ``finally``.
+    Steps are the points where Python runs signal handlers: the beginning of a function and the return from C code.
+    Resuming a generator is none, because an exception raised there would skip its ``finally``.
     """
 
     def count(frame: FrameType, event: str, _: object) -> None:

@@ -558,7 +558,7 @@ def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
-    """Refused rows are neither stored nor left staged: late ones, a locked database, another number of shards."""
+    """Refused writes leave nothing, stored or staged: late rows, a locked database, another number of shards."""
     commit(tmp_path, batch(tmp_path, "one", [rows(100)]))
     with pytest.raises(ts.LateMessageError):
         commit(tmp_path, batch(tmp_path, "two", [rows(100)], number=8))

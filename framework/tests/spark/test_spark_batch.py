@@ -184,7 +184,7 @@ def test_everybody_reads_what_spark_wrote(spark: SparkSession, real: Path, tmp_p
 
 
 def test_all_columns_survive(spark: SparkSession, tmp_path: Path) -> None:
-    """All columns survive a round trip, also empty payloads and client ids, and properties or none."""
+    """All columns survive a round trip, including empty payloads and client ids, with or without properties."""
     messages = [
         ts.Message("a/b", b"", "", 0, False, FIRST, None),
         ts.Message("ä//", b"\0\xff", "c", 2, True, FIRST + 1, PROPERTIES),
@@ -486,7 +486,7 @@ def fails(error: str, action: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> None:
-    """A write to an open database raises `DatabaseLockedError` with the holder, and stores nothing."""
+    """A write to an open database raises `DatabaseLockedError`, which names the holder, and stores nothing."""
     with ts.open(tmp_path / "db", timestamps="message") as db:
         fails("DatabaseLockedError.*process", lambda: save(frame(spark, numbered(5)), tmp_path / "db"))
         assert list(db.replay("#")) == []

@@ -53,7 +53,7 @@ def fresh(closed: Path) -> Path:
 
 
 def lengths(size: int, *, all_of_them: bool) -> Iterator[int | None]:
-    """Yield lengths to truncate a file to; None stands for removal."""
+    """Yield lengths to which a file is truncated; None stands for removal."""
     yield from (None, 0, 1, size // 2, size - 1)
     if all_of_them:
         yield from random.Random(size).sample(range(size), min(size, tries(40, 1_000)))

@@ -33,7 +33,7 @@ def unread(found: Explanation) -> dict[int, str]:
 
 
 def test_a_reference_slab_reads_every_message(db: ts.Database) -> None:
-    """In a reference slab a replay does one scan, and visits every message."""
+    """In a slab of the reference layout, a replay does one scan, and visits every message."""
     found = db.explain("fleet/1/speed")
     assert (20, 60) == (found.messages, found.payload_bytes)
     slab = found.slabs[0]
@@ -63,7 +63,7 @@ def test_it_is_the_replay(db: ts.Database, topic_filter: str, order: Order) -> N
 
 
 def test_only_what_changed(db: ts.Database) -> None:
-    """Counts include only this call's reads, which `info` adds to its totals."""
+    """`explain` counts only its own reads, which `info` adds to its totals."""
     first = [slab.reads for slab in db.explain("fleet/1/speed").slabs]
     assert 20 == sum(1 for _ in db.replay("fleet/1/speed"))
     assert first == [slab.reads for slab in db.explain("fleet/1/speed").slabs]
@@ -82,7 +82,7 @@ def test_what_is_not_read(db: ts.Database) -> None:
 
 
 def test_it_can_be_printed(db: ts.Database) -> None:
-    """The text has a line for the totals, one for each slab, and a legend of the counts."""
+    """The text of `explain` has a line for the totals, one line for each slab, and a legend of the counts."""
     first, reference, block, legend = str(db.explain("fleet/1/speed", until=40 * SECOND)).splitlines()
     assert first.startswith("fleet/1/speed: messages 13 in ")
     assert reference.startswith("shard 0, generation 1 (reference): 1 of 1 streams may match; seeks 1, visited 30, ")
@@ -101,7 +101,7 @@ def test_every_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_learned_patterns_come_first(db: ts.Database) -> None:
-    """Learned patterns are listed first, because they explain why streams of other topics are read."""
+    """`explain` lists learned patterns first, because they explain why streams of other topics are read."""
     db.store([ts.Message(f"fleet/{n}/speed", b"", timestamp=60 * SECOND) for n in range(40)])
     slab = db.explain("fleet/30/speed").slabs[-1]
     assert "fleet/+/speed" == slab.patterns[0]

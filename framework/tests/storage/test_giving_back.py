@@ -69,7 +69,7 @@ PAYLOADS = [b"1", b"2"]
 
 @attrs.define
 class Faults:
-    """A profiler that counts steps and makes one fail: a system call, an engine call, or the end of a release."""
+    """A profiler that counts steps and makes one fail: a system call, an engine call, or the release of a resource."""
 
     failing: int | None = None
     """Index of the step that fails, from 0; None if none fails."""

@@ -98,7 +98,7 @@ def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
 
 
 def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
-    """State and keyed messages are committed together; if a condition doesn't hold, neither are committed."""
+    """State and keyed messages are committed together; if a condition doesn't hold, none of them is committed."""
     shard = db.shard_of("me")
     wrong = {shard: [ts.StateWrite(b"z", b"1", expect=b"other")]}
     with pytest.raises(ts.StateConflictError):

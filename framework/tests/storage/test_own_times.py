@@ -144,7 +144,7 @@ class History:
 )
 @pytest.mark.parametrize("timestamps", ["commit", "message"])
 def test_any_history(backend: str, layout: str, options: dict[str, Any], timestamps: str) -> None:
-    """After any history of late messages, generations, deletes and openings, a range finds exactly its messages."""
+    """After any history of late messages, generations, deletes and openings, time ranges are exact."""
     need(backend)
 
     @settings(COSTLY, max_examples=tries(6, 60))
@@ -170,7 +170,7 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
 def test_more_messages_of_one_microsecond_than_positions_have(
     tmp_path: Path, backend: str, layout: str, options: dict[str, Any]
 ) -> None:
-    """More messages of one microsecond than it has positions can be found and deleted by their own time.
+    """If one microsecond has more messages than positions, all are found and deleted by their own time.
 
     That also holds after the database was reopened.
     """
@@ -198,7 +198,7 @@ def test_more_messages_of_one_microsecond_than_positions_have(
 
 
 def test_where_no_position_is_displaced_nothing_else_is_read(tmp_path: Path) -> None:
-    """While all positions are those of the messages' times, a range reads only its own messages."""
+    """While every position equals its message's time, a replay of a time range reads only matching messages."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", auto_compact=False) as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=START + n) for n in range(10_000)])
         before = messages_read(db)
@@ -335,7 +335,7 @@ def messages_read(db: ts.Database) -> int:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Half a million messages of a year; each batch has one of an earlier time, and one message is months late."""
+    """Half a million messages of a year; each batch has one message of an earlier time, and one is months late."""
     path = tmp_path_factory.mktemp("large") / "db"  # background counting would also read messages
     with ts.open(path, mode="x", backend="memory", layout="block", auto_compact=False) as db:
         for batch in range(50):

@@ -302,7 +302,7 @@ def test_reads_what_a_killed_process_left(tmp_path: Path, start: Callable[..., W
 
 
 def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
-    """A reader hides a generation with a tombstone, and leaves removing it to a writer."""
+    """A reader hides a generation that has a tombstone, and leaves the removal to a writer."""
     with ts.open(tmp_path / "db") as db:
         db.store(some())
         db.add_generation()

@@ -45,7 +45,7 @@ def test_hardly_more_is_read_than_is_asked_for(db: ts.Database) -> None:
 
 
 def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database) -> None:
-    """More messages of equal time than a batch has rows are all returned in reverse, in batches of that size."""
+    """If more messages than a batch holds have one time, a reverse replay returns them all, in several batches."""
     got = list(db.replay_arrow("#", reverse=True, limit=1_000, batch_size=7))
     assert 1_000 == sum(batch.num_rows for batch in got)
     assert 7 == max(batch.num_rows for batch in got)

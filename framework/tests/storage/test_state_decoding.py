@@ -74,7 +74,7 @@ def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
 
 
 def answers(db: ts.Database) -> list[object]:
-    """Return what a database's methods return from its state."""
+    """Return the results of all database methods that read its state."""
     said: list[object] = [db.retained("#"), list(db.persistence), db.retention.settings, db.sessions.clients()]
     for client in ("one", "two"):
         session = db.sessions.open(client, expiry_interval=3600)

@@ -60,7 +60,7 @@ def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
     count(db)
     before = messages_read(db)
     db.topics()
-    assert messages_read(db) - before < 2 * RANGE  # messages of each shard after its last table
+    assert messages_read(db) - before < 2 * RANGE  # the messages of each shard after its last table
     before = messages_read(db)
     db.topics()
     assert messages_read(db) == before

@@ -33,7 +33,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that soon cuts off slow connections.
 
-    It is used only for tests of slowness, because a busy machine may be slow, too.
+    Only tests of slowness use this server, because a busy machine may be slow, too.
     """
     path = tmp_path_factory.mktemp("slow") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, request_timeout=Duration(0.3)) as one:

@@ -146,7 +146,7 @@ def test_a_bad_body_is_told_and_publishes_nothing(
 @pytest.mark.parametrize("topic", ["$SYS/broker/version", "$share/g/x", "$replay/now/x"])
 @pytest.mark.parametrize("store", [True, False])
 def test_the_servers_own_topics_are_not_published(http: httpx.Client, db: ts.Database, topic: str, store: bool) -> None:
-    """Topics of the server can't be published over HTTP, as they can't over MQTT.
+    """Topics of the server can't be published over HTTP, just as over MQTT.
 
     A subscriber would take such a message for the server's own.
     """

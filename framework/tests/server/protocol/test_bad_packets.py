@@ -138,7 +138,7 @@ def test_any_bytes_are_cut_into_frames_or_refused(version: int) -> None:
                 assert error.reason in (ReasonCode.MALFORMED_PACKET, ReasonCode.PACKET_TOO_LARGE)
                 break
         at = 0
-        for frame in found:  # the frames follow each other in the stream
+        for frame in found:  # these frames follow each other in one stream
             first, begin, end = wire.split(stream[at:]) or (0, 0, 0)
             assert frame == (first, stream[at + begin : at + end])
             at += end
