@@ -74,7 +74,7 @@ def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_nothing_is_done_for_little(db: ts.Database) -> None:
-    """A few messages are merged only if the compaction is ``whole``, and the next one finds nothing to do."""
+    """A few messages are merged only if the compaction is ``whole``, and the next compaction finds nothing to do."""
     assert 0 == db.storage.shards[0].rewriter.compact(whole=False) == db.compact().messages
     db.store(numbered(0, 24, ["a"]))
     assert 0 == db.storage.shards[0].rewriter.compact(whole=False)

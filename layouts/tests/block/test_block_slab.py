@@ -146,7 +146,7 @@ def test_every_codec(stored: Stored, compression: str) -> None:
 
 
 def test_a_reader_with_a_small_limit_decodes_a_block_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that small limits cut is decoded once, and cached for all readers."""
+    """A block that is read in several calls with small limits is decoded once, and cached for all readers."""
     stored.put(numbered(["a", "b"], 600))
     opened = []
 
@@ -196,7 +196,7 @@ def test_a_reader_of_a_stream_passes_over_the_others(stored: Stored) -> None:
 
 
 def test_mixed_blocks_are_skipped_by_their_topics(stored: Stored) -> None:
-    """A mixed block without a topic that matches is counted as skipped."""
+    """A block of several streams without a matching topic is counted as skipped."""
     stored.put(numbered(["a", "b"], 10))
     stored.put(numbered(["a", "c"], 10))
     counters = stored.slab.counters

@@ -80,7 +80,7 @@ class Model:
         return "/".join(path[1:])
 
     def grow(self, children: list[str], level: str, depth: int) -> None:
-        """Add the child that a level needs, and also `+` once the threshold is reached."""
+        """Add the child that a level needs, and a child `+` once the threshold is reached."""
         limit = self.limits[min(depth, len(self.limits) - 1)]
         token = "+" if len(children) >= limit else level
         size = 1 + len(token.encode()) // 64
