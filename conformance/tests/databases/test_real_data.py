@@ -212,7 +212,7 @@ def replayed(
 
 
 def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int = 0, until: int | None = None) -> None:
-    """Compare the messages of a replay with rows."""
+    """Compare the messages of a replay with the expected rows."""
     messages = list(data.db.replay(topic_filter, start, until, order="time"))
     assert rows.column("topic").to_pylist() == [message.topic for message in messages]
     assert rows.column("payload").to_pylist() == [message.payload for message in messages]

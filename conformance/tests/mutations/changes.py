@@ -104,7 +104,7 @@ def disguise(error: type[Exception], other: type[Exception]) -> Change:
 
 
 def also(more: Callable[[Any, dict[str, Any]], object], *, before: bool = False) -> Change:
-    """Call another function, too, after the method or before it."""
+    """Also call another function, before or after the method."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         if before:
