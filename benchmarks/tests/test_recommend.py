@@ -61,7 +61,7 @@ def test_representative_filters() -> None:
 
 
 def test_a_comparison(tmp_path: Path) -> None:
-    """Every layout is measured with all filters, before and after compaction if it has one.
+    """Every layout is measured with all filters, and again after compaction if the layout compacts.
 
     Totals equal the weighted sums of the replays' times.
     """
