@@ -17,7 +17,9 @@ ON_TOP = ("cli", "client", "files", "server", "spark", "__init__.py")
 
 def imported(file: Path) -> Iterator[str]:
     """Yield the modules that a file imports anywhere, also within functions."""
-    gc.disable()  # a destructor within `ast.parse` can break it: https://github.com/python/cpython/issues/106905
+    # a destructor that runs within `ast.parse` can make the parser fail:
+    # https://github.com/python/cpython/issues/106905
+    gc.disable()
     try:
         tree = ast.parse(file.read_text())
     finally:

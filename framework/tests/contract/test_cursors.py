@@ -39,7 +39,7 @@ def test_an_cursor_comes_back_from_its_bytes(
 
 
 def test_the_stored_form_is_frozen() -> None:
-    """The bytes of version 1 don't change."""
+    """The encoding of cursors in version 1 doesn't change."""
     expected = bytes.fromhex("0139d9ea36087716e696c404646174610302cc80a3612f2bc40200ff")
     one = Cursor(b"data", 3, 2, 128, "a/+", b"\x00\xff")
     assert expected == one.to_bytes()

@@ -82,7 +82,7 @@ class Row:
 
 
 class RetentionHistories(RuleBasedStateMachine):
-    """Random histories; every message that must be there is read once, and no other."""
+    """Random histories; reads return every message that must be there exactly once, and no other message."""
 
     backend, layouts = "memory", ["block", "skipstream", "reference"]
     options: ClassVar[dict[str, Any]] = {}

@@ -158,5 +158,5 @@ def test_only_what_lies_below_the_cut_goes_and_no_fence(kind: Kind, index: int, 
 
 
 def test_progress_is_stored_as_an_array() -> None:
-    """Progress is stored in bases and with every local write as an array."""
+    """Progress is encoded as an array, both in bases and with every local write."""
     assert AT == msgspec.msgpack.decode(msgspec.msgpack.encode(AT), type=Progress)

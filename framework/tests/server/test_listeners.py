@@ -629,7 +629,7 @@ async def replaced(echoes: Echoes, **addresses: str) -> None:
 
 
 async def named(port: int, host: str = "127.0.0.1", data: bytes = b"hello") -> None:
-    """Connect, send data, and check that it comes back."""
+    """Connect, send data, and check that the same data come back."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(data)
     assert data == await reader.readexactly(len(data))

@@ -87,7 +87,7 @@ def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publi
 
 
 def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sessions, publish: Publishing) -> None:
-    """A `notify` callback runs after messages, and after acknowledgements that make room for a delivery."""
+    """A `notify` callback runs after messages arrive, and after acknowledgements that make room for a delivery."""
     session = sessions.open("narrow", receive_maximum=2)
     session.subscribe("a/#", 1)
     sessions.deliver()

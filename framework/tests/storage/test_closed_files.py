@@ -229,7 +229,7 @@ def listing(path: Path) -> ClosedFiles:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Path:
-    """Return a directory with a list of one file."""
+    """Return a directory that has a single file and a list of files."""
     (tmp_path / "shard-0000").mkdir()
     (tmp_path / "shard-0000" / "file").write_bytes(b"12345")
     listing(tmp_path).write()

@@ -276,7 +276,7 @@ def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> No
 
 @pytest.mark.slow
 def test_200000_names() -> None:
-    """Of 200,000 names the first 65,536 get numbers, and the memory doesn't grow further, also after loading."""
+    """Of 200,000 names the first 65,536 get numbers; after that the dictionary takes no more memory, even reloaded."""
     engine = MemoryEngine(KEYSPACES)
     learn = [f"fleet/bus-{number}" for number in range(200_000)]
     names = table(engine)

@@ -176,7 +176,7 @@ def status(server: Server, **headers: str) -> int:
 def test_the_first_token_ends_what_this_machine_may_without_one(tmp_path: Path) -> None:
     """Access without a token from this machine ends with the first token, and returns when the last one is revoked.
 
-    A token file that can't be read may have tokens.
+    A token file that can't be read counts as one with tokens.
     """
     with ts.open(tmp_path / "db") as db, serving_http(db) as server:
         assert server.http is not None
