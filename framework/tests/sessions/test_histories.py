@@ -756,7 +756,7 @@ class Histories(SessionsMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close and reopen the database; the memory backend would lose its contents, so it only crashes."""
+        """Close and reopen the database; the memory backend would lose its contents, so there only simulate a crash."""
         if self.backend == "memory":
             self.crash()
             return
